@@ -9,6 +9,7 @@ from temporalio.workflow import _Definition
 
 from tests.architecture.source import FOLDERS, ROOT
 from workers.hosting.crew import WORKFLOWS
+from workers.reference.page import page
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
 _BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
@@ -37,6 +38,11 @@ def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
     boxes = dict(_BOX.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
     shown = {wing: {name for name in re.split(r"<br/>|·| ", box) if name} for wing, box in boxes.items()}
     assert shown == {wing: _inside(ROOT / wing) for wing in FOLDERS}
+
+
+def test_page_of_the_reference_is_what_the_code_says() -> None:
+    """`make reference` was run after the last edit."""
+    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == page()
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,24 +1,17 @@
-"""The contracts of workflows are read from the code, and the page says what the code does."""
+"""The contracts of workflows are read from the code."""
 
 import re
 from dataclasses import MISSING
 
 import pytest
 
-from tests.architecture.source import ROOT
 from tests.workflows.test_malformed import GOOD
 from workers.reference.contracts import Contract, contracts, fields_of, jobs
-from workers.reference.page import page
 from workflows.delayed.values import BuildDelayedIndexInput
 from workflows.deletion.values import DeletionPolicy, TrimTopicInput
 
 _FOUND = {one.name: one for one in contracts()}
 _PLACEHOLDER = re.compile(r"{(\w+)}")
-
-
-def test_page_of_the_reference_is_what_the_code_says() -> None:
-    """`make reference` was run after the last edit."""
-    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == page()
 
 
 @pytest.mark.parametrize("contract", _FOUND.values(), ids=lambda one: one.name)
