@@ -10,7 +10,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import built, in_part, one_or_all, run_job
 from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, Wait
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_us, topic_shown
+from workers.pages.texts import shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket

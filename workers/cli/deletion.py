@@ -23,7 +23,7 @@ from workers.cli.options import (
     say_why_nothing,
 )
 from workers.cli.output import Answer, note
-from workers.cli.texts import fields, topic_shown
+from workers.pages.texts import fields, topic_shown
 
 if TYPE_CHECKING:
     from workers.client import Sexton

@@ -14,7 +14,7 @@ from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.cli.texts import topic_shown
+from workers.pages.texts import topic_shown
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle

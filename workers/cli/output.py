@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
-from workers.cli.texts import harmless
+from workers.pages.texts import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

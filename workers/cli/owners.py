@@ -16,7 +16,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.options import DryRun, Reason, known_worker
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.cli.texts import fields
+from workers.pages.texts import fields
 
 if TYPE_CHECKING:
     from infra.coordination.directory import Directory

@@ -12,7 +12,7 @@ from workers.cli.options import Master
 from workers.cli.output import Answer, note
 from workers.cli.progress import ProgressBar, watching
 from workers.cli.records import records
-from workers.cli.texts import shown_us
+from workers.pages.texts import shown_us
 
 if TYPE_CHECKING:
     from workflows.records.rebuild_values import RebuildCatalogProgress, RebuildCatalogResult

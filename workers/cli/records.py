@@ -10,7 +10,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import counted, ended, in_part, one_or_all, run_job
 from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, Wait, known_function
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_us
+from workers.pages.texts import shown_us
 
 if TYPE_CHECKING:
     from logstore.records.services.replicating import Replica

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from workers.cli.texts import harmless, plain
+from workers.pages.texts import harmless, plain
 
 _GAP = 2
 _NARROWEST = 8  # a name is not cut further while anything else can be

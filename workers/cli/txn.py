@@ -12,7 +12,7 @@ from workers.cli.jobs import built, one_or_all, run_job
 from workers.cli.options import AllTopics, Master, OneTopic, Reason, Wait, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.cli.texts import plain, shown_us, topic_shown
+from workers.pages.texts import plain, shown_us, topic_shown
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:

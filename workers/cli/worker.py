@@ -8,7 +8,7 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import known_queues, known_worker
 from workers.cli.output import Answer
-from workers.cli.texts import fields, shown_us
+from workers.pages.texts import fields, shown_us
 
 worker = group("worker", "Worker processes, and the builds of them.")
 

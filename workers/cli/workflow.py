@@ -12,7 +12,7 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import OfTopic, encoded_topic
 from workers.cli.output import Answer, note
-from workers.cli.texts import topic_shown
+from workers.pages.texts import topic_shown
 
 workflow = group("workflow", "Jobs in Temporal.")
 

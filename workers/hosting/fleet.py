@@ -44,6 +44,8 @@ from workers.hosting.readiness import Phase, Readiness, checks_of
 from workers.hosting.readiness_gauges import ReadinessGauges
 from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
 from workers.hosting.snapshot_upkeep import write_snapshots
+from workers.hosting.status_page import StatusDocument, add_status
+from workers.hosting.store_status import StoreStatus, WebUi
 from workers.hosting.trace_upkeep import alongside, prune_traces
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
@@ -125,6 +127,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             lambda: in_hand.activities / settings.activity_threads,
             events=OwnershipTelemetry(shown.metrics.runtime.metric_meter if shown.metrics else MetricMeter.noop),
         )
+        _show_status(shown, log, client, settings, name)
         crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
         workers = [crew.shared(queue, threads) for queue in queues]
         workers += [crew.uploader(queue, upload_threads) for queue in queues]
@@ -188,6 +191,13 @@ async def _until(
     yield
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     await asyncio.gather(*running)
+
+
+def _show_status(shown: Shown, log: LogStore, client: Client, settings: Settings, name: str) -> None:
+    """Add the pages that tell how the store is."""
+    ui = WebUi(settings.ui_address, settings.temporal_namespace)
+    store = StoreStatus(log.catalog, log.records.replication.standings, ui)
+    add_status(shown.pages, StatusDocument(name, store, client, shown.readiness, ui))
 
 
 @asynccontextmanager

@@ -184,13 +184,14 @@ class SqlDeletions(FencedWrites):
         limit: int,
     ) -> list[DeletionIntent]:
         """See `Deletions.list`."""
-        query = select(*INTENT).order_by(_P.row_id.desc()).limit(limit)
+        dead = state is DeletionState.DEAD_LETTERED  # few: found by their state, and not by walking over what went
+        query = select(*INTENT).order_by((_P.row_id + 0 if dead else _P.row_id).desc()).limit(limit)
         if topic is not None:
             query = query.where(_P.topic == topic)
         if ledger_id is not None:
             query = query.where(_P.ledger_id == ledger_id)
         if state:
-            query = query.where(is_dead_letter() if state is DeletionState.DEAD_LETTERED else _P.state == state.value)
+            query = query.where(is_dead_letter() if dead else _P.state == state.value)
         return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))
 
     def failures(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.cli.texts import shown_us
 from workers.cli.topic.json_lines import MAX_LINE, DeliveryLimit, delivery_ms, parse_lines, rereadable
+from workers.pages.texts import shown_us
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:

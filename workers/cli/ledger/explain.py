@@ -19,7 +19,7 @@ from workers.cli.ledger.sections import in_sections
 from workers.cli.ledger.verdicts import ExaminedCopy, verdict
 from workers.cli.options import OfLedger, OfTopic, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer
-from workers.cli.texts import fields, shown_us, topic_shown
+from workers.pages.texts import fields, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.storage import Storages

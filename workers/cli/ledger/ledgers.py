@@ -19,7 +19,7 @@ from workers.cli.options import (
     known_number,
 )
 from workers.cli.output import Answer, note
-from workers.cli.texts import fields
+from workers.pages.texts import fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import Certificate

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from workers.cli.texts import harmless, plain
+from workers.pages.texts import harmless, plain
 
 _WIDTH = 80
 _LABEL = 16

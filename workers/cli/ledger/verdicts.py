@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from logstore.deletion.intents import DeletionState, Finding, Outcome
 from logstore.log.ledgers import CopyState, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
-from workers.cli.texts import shown_us
+from workers.pages.texts import shown_us
 
 _MOST_NAMES = 3
 _MOST_ERROR = 160

@@ -15,7 +15,7 @@ from workers.cli.jobs import counted, finished, in_part
 from workers.cli.options import DryRun, Reason, Wait
 from workers.cli.orphans.runs import PLAN, RunId, begun, by_kind, orphans
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_s
+from workers.pages.texts import shown_s
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation, ReconciliationRun

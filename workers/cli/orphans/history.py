@@ -10,7 +10,7 @@ from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.orphans.runs import orphans
 from workers.cli.output import Answer
-from workers.cli.texts import shown_s
+from workers.pages.texts import shown_s
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun

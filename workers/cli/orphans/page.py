@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
 from logstore.whole_files import replacing
-from workers.cli.texts import harmless, topic_shown
+from workers.pages.texts import harmless, topic_shown
 
 if TYPE_CHECKING:
     from logstore.reconciliation.findings import Finding

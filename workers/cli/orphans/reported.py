@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.texts import shown_s, topic_shown
+from workers.pages.texts import shown_s, topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun

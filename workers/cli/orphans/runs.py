@@ -15,7 +15,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import finished, started
 from workers.cli.options import Master, Wait
 from workers.cli.output import Answer, note
-from workers.cli.texts import shown_s
+from workers.pages.texts import shown_s
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:

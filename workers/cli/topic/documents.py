@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from workers.cli.texts import fields, plain, shown_us, topic_shown
+from workers.pages.texts import fields, plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription

@@ -12,8 +12,8 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import TopicArgument, known_number
 from workers.cli.output import Answer, note
-from workers.cli.texts import fields, shown_us
 from workers.cli.topic.topics import topic
+from workers.pages.texts import fields, shown_us
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import SchemaVersion

@@ -18,8 +18,8 @@ from workers.cli.options import (
     known_number,
 )
 from workers.cli.output import Answer, note
-from workers.cli.texts import topic_shown
 from workers.cli.topic.documents import delayed_document, subscription_documents, topic_document, topic_shown_in_list
+from workers.pages.texts import topic_shown
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from infra.telemetry.span_tree import Node, errors, folded, remark
-from workers.cli.texts import harmless, plain, shown_us
+from workers.pages.texts import harmless, plain, shown_us
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace

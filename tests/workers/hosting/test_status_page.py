@@ -1,0 +1,224 @@
+"""The status page: what it shows, what it asks for, and that nothing of a name becomes markup."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.errors import StoreUnavailable
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Inflight
+from logstore.positions import LedgerId, TopicId
+from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
+from tests.activities.world import World
+from tests.infra.catalog.test_plans import _plans
+from workers.hosting import status_page
+from workers.hosting.http import Pages, serving
+from workers.hosting.readiness import Readiness
+from workers.hosting.status_page import Kept, StatusDocument, add_status
+from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
+from workers.pages.rendering import rendered
+
+_UI = WebUi("http://ui:8233/", "name space")
+_EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"
+
+
+def _intent(number: int, **more: Any) -> DeletionIntent:
+    facts: dict[str, Any] = {"outcome": Outcome.RETRYING, "last_error": "<img src=x onerror=alert(2)>", **more}
+    return DeletionIntent(
+        row_id=number,
+        batch_id="b/1",
+        ledger_id=LedgerId(number),
+        copy=CopyKind.LEDGER,
+        generation=1,
+        application="sexton",
+        component="MANAGED_LEDGER",
+        topic_id=TopicId(7),
+        topic=_EVIL,
+        keys={},
+        **facts,
+    )
+
+
+def _read(world: World) -> dict[str, Any]:  # noqa: F811
+    return StoreStatus(world.catalog, list, _UI).read()
+
+
+def _shown(store: dict[str, Any], **more: Any) -> str:
+    worker = {"worker_id": "w<1>", "ready": False, "phase": "starting", "checks": []}
+    document = {"at": "2026-11-22T00:00:00Z", "worker": worker, "jobs": {"running": []}, **store, **more}
+    return rendered("status.html", status=json.loads(json.dumps(document)), most=MOST_ROWS)
+
+
+class _Tags(HTMLParser):
+    """Names of tags, and the addresses of links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value or "" for name, value in attrs if name in {"href", "src"}]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+
+def test_page_of_an_empty_store_is_whole(world: World) -> None:  # noqa: F811
+    """Every section, and no error."""
+    store = _read(world)
+    assert [name for name, section in store.items() if "error" in section] == []
+    text = _shown(store)
+    for heading in ("Store", "Deletions", "Transactions", "Delayed messages", "Owners", "Plans", "Jobs that run"):
+        assert f"<h2>{heading}</h2>" in text
+
+
+def test_page_walks_over_no_table_that_grows_with_the_store(world: World) -> None:  # noqa: F811
+    """Ten million ledgers, and a month of deletions that are done, cost it nothing."""
+    plans = _plans(world.catalog.database, StoreStatus(world.catalog, list, _UI).read)
+    walked = {line.removeprefix("SCAN ").partition(" ")[0] for line in plans if line.startswith("SCAN")}
+    assert walked & {"ledger", "ledger_copy", "ledger_list", "segment", "topic", "cursor", "pending_deletion"} == set()
+    assert len(plans) > 10
+
+
+def test_rows_name_their_jobs_and_lead_to_the_web_ui(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row of a batch to the batch, one that goes on alone to its own; dead letters stand out."""
+    rows = {
+        DeletionState.PENDING: [_intent(1), _intent(2, handed_to="delete-ledger/2/LEDGER/1")],
+        DeletionState.DEAD_LETTERED: [_intent(3, outcome=Outcome.METADATA_MISMATCH)],
+    }
+    asked: list[int] = []
+
+    def listed(state: DeletionState, *, limit: int) -> list[DeletionIntent]:
+        asked.append(limit)
+        return rows[state]
+
+    monkeypatch.setattr(world.catalog.deletions, "list", listed)
+    counted = Inflight(estimated_inflight=2, dead_lettered=1, oldest_us=1)
+    monkeypatch.setattr(world.catalog.deletions, "inflight", lambda: counted)
+    found = _read(world)["deletions"]
+    assert [one["workflow_id"] for one in found["inflight"]] == ["delete-ledgers/b/1", "delete-ledger/2/LEDGER/1"]
+    jobs = "http://ui:8233/namespaces/name%20space/workflows/"
+    assert found["inflight"][0]["url"] == f"{jobs}delete-ledgers%2Fb%2F1"
+    assert asked == [MOST_ROWS] * 2, "never more than are shown"
+    text = _shown(_read(world))
+    assert f'href="{jobs}delete-ledgers%2Fb%2F1"' in text
+    assert text.count('<td class="w">LEDGER</td>') == 3
+    assert 'class="tile alarm"><b>1</b><span>dead letters' in text
+
+
+def test_names_and_errors_are_text_and_nothing_else(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A topic may be called anything, and an error may quote it; the page runs no script and loads nothing."""
+    monkeypatch.setattr(world.catalog.deletions, "list", lambda state, limit: [_intent(1)])
+    text = _shown(_read(world), jobs={"error": "<iframe src=//evil>"})
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    page = _Tags(text)
+    assert page.tags & {"script", "img", "iframe", "form", "button", "input", "link", "object"} == set()
+    assert all(link.startswith(("http://ui:8233/", "/status.json", "/metrics")) for link in page.links)
+    assert "default-src &#39;none&#39;" in text
+
+
+def test_address_of_a_web_ui_that_is_none_makes_no_link() -> None:
+    """Neither where none is known nor where it would run something."""
+    for address in ("", "javascript:alert(1)//"):
+        assert WebUi(address, "default").job("w")["url"] == ""
+
+
+def test_section_that_cannot_be_read_says_so_and_the_others_stand(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The database is away for one question."""
+
+    def away() -> Inflight:
+        raise StoreUnavailable("the <database> is away")
+
+    monkeypatch.setattr(world.catalog.deletions, "inflight", away)
+    store = _read(world)
+    assert store["deletions"] == {"error": "the <database> is away"}
+    text = _shown(store)
+    assert "cannot be read: the &lt;database&gt; is away" in text
+    assert "<h2>Owners</h2>" in text
+    _shown({name: {"error": "away"} for name in store})
+
+
+def test_many_who_look_at_once_ask_the_store_once_in_some_seconds() -> None:
+    """However often the page is loaded."""
+    reads, now = [0], [0.0]
+
+    async def read() -> dict[str, Any]:
+        reads[0] += 1
+        await asyncio.sleep(0)
+        return {"read": reads[0]}
+
+    async def look() -> None:
+        kept = Kept(read, kept_s=10, clock=lambda: now[0])
+        assert {one["read"] for one in await asyncio.gather(*(kept.get() for _ in range(20)))} == {1}
+        now[0] = 9.9
+        assert await kept.get() == {"read": 1}
+        now[0] = 10.0
+        assert await kept.get() == {"read": 2}
+
+    asyncio.run(look())
+
+
+def _document(world: World) -> StatusDocument:  # noqa: F811
+    store = StoreStatus(world.catalog, list, _UI)
+    return StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI)  # type: ignore[arg-type]
+
+
+def test_page_and_document_are_served_read_only(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    serves: Callable[..., None],
+) -> None:
+    """The same as HTML and as JSON; no other method than GET has an answer."""
+
+    async def nothing(*_: object, **__: object) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(status_page, "visible_workflows", nothing)
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with session.get(f"{url}/status.json") as answer:
+            told = await answer.json()
+        assert (told["worker"]["worker_id"], told["jobs"]) == ("w1", {"running": []})
+        async with session.get(f"{url}/status") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert told["totals"]["catalog_id"] in await answer.text()
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            async with session.request(method, f"{url}/status") as answer:
+                assert answer.status == 405
+
+    serves(ask, _document(world))
+
+
+@pytest.fixture
+def serves() -> Callable[..., None]:
+    """Asks of the pages while they are served on loopback."""
+
+    def run(ask: Callable[[ClientSession, str], Any], document: StatusDocument) -> None:
+        async def asked() -> None:
+            pages = Pages()
+            add_status(pages, document)
+            async with serving("127.0.0.1:0", pages) as url, ClientSession() as session:
+                await ask(session, url)
+
+        asyncio.run(asked())
+
+    return run

@@ -1,0 +1,94 @@
+"""`/status` and `/status.json`: the state of the store, for people and for programs. Nothing there changes anything.
+
+What is shown is some seconds old: however many look, the store is asked once in that time, and by one thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from workers.client.visibility import visible_workflows
+from workers.hosting.http import Pages
+from workers.hosting.readiness import Readiness
+from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
+from workers.pages.rendering import POLICY, rendered
+from workers.pages.texts import shown_s
+
+KEPT_S: Final = 10.0
+_ANSWER_S: Final = 5.0  # of Temporal: a page that hangs says nothing
+_POLICY: Final = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Referrer-Policy": "no-referrer"}
+
+Read = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Kept:
+    """An answer that is good for some seconds; those who ask while it is being made wait for the same one."""
+
+    def __init__(self, read: Read, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read nothing yet. It belongs to one event loop."""
+        self._read, self._kept_s, self._clock = read, kept_s, clock
+        self._one_at_a_time = asyncio.Lock()
+        self._found: tuple[float, dict[str, Any]] | None = None
+
+    async def get(self) -> dict[str, Any]:
+        """The answer."""
+        async with self._one_at_a_time:
+            if self._found is None or self._clock() - self._found[0] >= self._kept_s:
+                self._found = self._clock(), await self._read()
+            return self._found[1]
+
+
+class StatusDocument:
+    """What the page shows, read anew."""
+
+    def __init__(self, worker_id: str, store: StoreStatus, client: Client, readiness: Readiness, ui: WebUi) -> None:
+        """Take who shows it, and whom it asks."""
+        self._worker_id, self._store, self._client = worker_id, store, client
+        self._readiness, self._ui = readiness, ui
+
+    async def read(self) -> dict[str, Any]:
+        """All of it."""
+        status, jobs = await asyncio.gather(asyncio.to_thread(self._store.read), self._jobs())
+        return {"at": shown_s(time.time_ns() // 1000), "worker": self._worker(), **status, "jobs": jobs}
+
+    def _worker(self) -> dict[str, Any]:
+        checks = [{"name": seen.name, "ok": seen.ok, "detail": seen.detail} for seen in self._readiness.seen()]
+        return {
+            "worker_id": self._worker_id,
+            "ready": self._readiness.ready,
+            "phase": self._readiness.phase.value,
+            "checks": checks,
+        }
+
+    async def _jobs(self) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                rows = await visible_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
+        except (RPCError, TimeoutError) as error:
+            return {"error": f"Temporal does not answer: {error}"}
+        running = [
+            {"type": one.type, "began": shown_s(int(one.started.timestamp() * 1e6))}
+            | self._ui.job(one.workflow_id, one.run_id)
+            for one in rows
+        ]
+        return {"running": running}
+
+
+def add_status(pages: Pages, document: StatusDocument) -> None:
+    """Show both from now on."""
+    kept = Kept(document.read)
+
+    async def as_json(_: web.Request) -> web.StreamResponse:
+        return web.json_response(await kept.get())
+
+    async def as_page(_: web.Request) -> web.StreamResponse:
+        text = rendered("status.html", status=await kept.get(), most=MOST_ROWS)
+        return web.Response(text=text, content_type="text/html", headers=_POLICY)
+
+    pages.add("/status", as_page)
+    pages.add("/status.json", as_json)
