@@ -1,10 +1,12 @@
-"""Pictures of the Web UI from a real run, for the docs: `python -m tests.screenshots`; needs `chromium`.
+"""Pictures of the Web UI and of our own pages from a real run, for the docs: `python -m tests.screenshots`.
 
-Runs the demo, whose refused ledger leaves a failed `delete-ledger`, and takes one picture of each page.
+Needs `chromium`. Runs the demo, whose refused ledger leaves a failed `delete-ledger`, and takes a picture of each page:
+three of the Web UI, the status page of a worker, and the waterfall of a trim whose worker was killed.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,8 +38,28 @@ def main() -> None:
             page = f"{quote(found['workflow_id'], safe='')}/{found['run_id']}/{tab}"
             _picture(f"{demo['ui']}/namespaces/default/workflows/{page}", name)
         _picture(f"{demo['ui']}/namespaces/default/workflows", "workflows")
+        _picture(f"{_pages_of(demo['home'])}/status", "status-page")
+        _waterfall(demo["home"], listed)
     finally:
         remove(Path(demo["home"]))
+
+
+def _pages_of(home: str) -> str:
+    """Where a worker of the home shows its pages."""
+    rows = _sexton("--home", home, "status")["services"]
+    found = re.search(r"\((http://[0-9.:]+),", " ".join(row["detail"] for row in rows if row["name"] == "worker"))
+    if found is None:
+        sys.exit(f"no worker of {home} shows pages: {rows}")
+    return found[1]
+
+
+def _waterfall(home: str, listed: Any) -> None:
+    """Of the oldest trim: the demo's first worker died in its batch."""
+    trim = [one["workflow_id"] for one in listed if one["type"] == "trim-topic"][-1]
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "trace.html"
+        _sexton("--home", home, "trace", trim, "--html", str(page))
+        _picture(page.as_uri(), "trace-waterfall")
 
 
 def _sexton(*words: str) -> Any:
