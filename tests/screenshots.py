@@ -54,11 +54,13 @@ def _pages_of(home: str) -> str:
 
 
 def _waterfall(home: str, listed: Any) -> None:
-    """Of the oldest trim: the demo's first worker died in its batch."""
-    trim = [one["workflow_id"] for one in listed if one["type"] == "trim-topic"][-1]
+    """Of the batch with the most errors: the one in which the demo's first worker died, or one that was refused."""
+    batches = [one["workflow_id"] for one in listed if one["type"] == "delete-ledgers"]
+    traces = {batch: _sexton("--home", home, "trace", batch) for batch in batches}
+    batch = max(traces, key=lambda one: (traces[one]["errors"], traces[one]["spans"]))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "trace.html"
-        _sexton("--home", home, "trace", trim, "--html", str(page))
+        _sexton("--home", home, "trace", batch, "--html", str(page))
         _picture(page.as_uri(), "trace-waterfall")
 
 

@@ -1,8 +1,8 @@
 """The state of one store, as its status page shows it: sums that gauges count as well, and a few rows of each list.
 
 Nothing here walks over a table: a store of ten million ledgers is asked the same bounded questions as an empty one. How
-many ledgers and topics there were ever is known from the ids that were given out; how many there are is what the newest
-plan has counted.
+many ledgers and topics there can be is known from the next ids; how many ledgers there are is what the newest plan has
+counted.
 """
 
 import time
@@ -20,7 +20,7 @@ from logstore.records.services.replicating import Replica
 from logstore.transactions.transactions import TransactionState
 from workers.pages.texts import shown_s, topic_shown
 from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
-from workflows.deletion.values import DELETE_LEDGERS
+from workflows.deletion.values import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.reconciliation.values import RECONCILE_ORPHANS
 from workflows.records.values import FLUSH_RECORDS, RAID_TOMBSTONES
 from workflows.transactions.values import TRANSACTION_COORDINATOR
@@ -81,8 +81,8 @@ class StoreStatus:
             "catalog_id": state.catalog_id,
             "epoch": state.epoch,
             "adopting": state.adopting,
-            "topics_created": max(0, state.next_ids.topic - 1),  # ids of topics begin with 1, those of ledgers with 0
-            "ledgers_created": state.next_ids.ledger,
+            "next_topic_id": state.next_ids.topic,  # there were never more; a rebuilt catalog leaves some out
+            "next_ledger_id": state.next_ids.ledger,
         }
         finished = next((one for one in self._newest_plans() if one.finished_us is not None), None)
         if finished is not None:
@@ -110,8 +110,14 @@ class StoreStatus:
             "last_error": (one.damage or one.last_error or "")[:_MOST_TEXT] or None,
             "paused": one.paused,
             "trace_id": one.trace_id,
-            **self._ui.job(one.handed_to or DELETE_LEDGERS.id(one.batch_id)),
+            **self._job_of(one),
         }
+
+    def _job_of(self, one: DeletionIntent) -> Section:
+        """Its own, else its batch; what is in none yet is found by the next trim of its topic, or by a sweep."""
+        if one.handed_to or one.batch_id:
+            return self._ui.job(one.handed_to or DELETE_LEDGERS.id(one.batch_id))
+        return {"workflow_id": None, **self._ui.of_type(SWEEP_DELETIONS.name)}
 
     def _transactions(self) -> Section:
         counts = self._catalog.transactions.counts()

@@ -30,10 +30,14 @@ _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"
 
 
 def _intent(number: int, **more: Any) -> DeletionIntent:
-    facts: dict[str, Any] = {"outcome": Outcome.RETRYING, "last_error": "<img src=x onerror=alert(2)>", **more}
+    facts: dict[str, Any] = {
+        "batch_id": "b/1",
+        "outcome": Outcome.RETRYING,
+        "last_error": "<img src=x onerror=alert(2)>",
+        **more,
+    }
     return DeletionIntent(
         row_id=number,
-        batch_id="b/1",
         ledger_id=LedgerId(number),
         copy=CopyKind.LEDGER,
         generation=1,
@@ -94,7 +98,7 @@ def test_rows_name_their_jobs_and_lead_to_the_web_ui(
 ) -> None:
     """A row of a batch to the batch, one that goes on alone to its own; dead letters stand out."""
     rows = {
-        DeletionState.PENDING: [_intent(1), _intent(2, handed_to="delete-ledger/2/LEDGER/1")],
+        DeletionState.PENDING: [_intent(1), _intent(2, handed_to="delete-ledger/2/LEDGER/1"), _intent(4, batch_id="")],
         DeletionState.DEAD_LETTERED: [_intent(3, outcome=Outcome.METADATA_MISMATCH)],
     }
     asked: list[int] = []
@@ -107,13 +111,14 @@ def test_rows_name_their_jobs_and_lead_to_the_web_ui(
     counted = Inflight(estimated_inflight=2, dead_lettered=1, oldest_us=1)
     monkeypatch.setattr(world.catalog.deletions, "inflight", lambda: counted)
     found = _read(world)["deletions"]
-    assert [one["workflow_id"] for one in found["inflight"]] == ["delete-ledgers/b/1", "delete-ledger/2/LEDGER/1"]
+    assert [one["workflow_id"] for one in found["inflight"]] == ["delete-ledgers/b/1", "delete-ledger/2/LEDGER/1", None]
+    assert found["inflight"][2]["workflow_type"] == "sweep-deletions", "what no batch has is found by the sweep"
     jobs = "http://ui:8233/namespaces/name%20space/workflows/"
     assert found["inflight"][0]["url"] == f"{jobs}delete-ledgers%2Fb%2F1"
     assert asked == [MOST_ROWS] * 2, "never more than are shown"
     text = _shown(_read(world))
     assert f'href="{jobs}delete-ledgers%2Fb%2F1"' in text
-    assert text.count('<td class="w">LEDGER</td>') == 3
+    assert text.count('<td class="w">LEDGER</td>') == 4
     assert 'class="tile alarm"><b>1</b><span>dead letters' in text
 
 
