@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from temporalio.client import Client
+from temporalio.common import WorkerDeploymentVersion
 
 from infra.catalog import Database, SqlCatalog, shown_url, upgrade, version
 from infra.stack import stack
@@ -49,10 +50,11 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     try:
         on_progress("bringing the catalog to this build's version")
         prepare(settings)
-        extra = _any_ports(settings) if free_ports else None
+        build = own_build(settings)
+        extra = (_any_ports(settings) if free_ports else {}) | ({"SEXTON_BUILD_ID": build.build_id} if build else {})
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
-            with_client(settings, lambda client: _ready_for_runs(client, settings, deploys=earlier is None))
+            with_client(settings, lambda client: _ready_for_runs(client, settings, build if earlier is None else None))
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -70,10 +72,9 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     }
 
 
-async def _ready_for_runs(client: Client, settings: Settings, *, deploys: bool) -> None:
-    """Apply the schedules; in Worker Versioning the worker that was just started is current, or no run would begin."""
-    build = own_build(settings)
-    if build and deploys:
+async def _ready_for_runs(client: Client, settings: Settings, build: WorkerDeploymentVersion | None) -> None:
+    """Apply the schedules; the build of a worker that was just started becomes current, or no run would begin."""
+    if build:
         await deploy_new(client, build.deployment_name, build.build_id)
     await Sexton(client, settings).apply_schedules()
 
