@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from logstore.errors import InvalidInput, UnknownObject
-from logstore.names import TopicName, check_reason
+from logstore.names import TopicName, check_name, check_reason
 from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
 from workers.cli.output import note
@@ -37,6 +37,13 @@ def known_number(param: typer.CallbackParam, value: int | list[int] | None) -> i
         if one is not None and not 0 <= one <= _MOST_INT:
             raise InvalidInput(field_of(param), expected=whole_number(0, _MOST_INT), found=one)
     return value
+
+
+def known_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
+    """Names that the catalog may keep; whether it has them is for the workers to say."""
+    for one in names or ():
+        check_name(field_of(param), one)
+    return names
 
 
 def known_worker(worker_id: str | None) -> str | None:

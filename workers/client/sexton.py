@@ -22,6 +22,7 @@ from logstore.deletion.intents import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
+from logstore.records.compound import Compound
 from logstore.records.tombstones import DeletePolicy
 from workers.client import schedules
 from workers.client.batches import Batches, released
@@ -167,7 +168,34 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
         policy = DeletePolicy.of(durable_delete)
-        detach = self.checked(ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force, durable_delete=policy))
+        detach = ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force, durable_delete=policy)
+        return await self._detached(topic, detach, reason, actor)
+
+    async def operate(
+        self,
+        topic: Topic,
+        operation: Compound,
+        reason: str = "",
+        actor: str = "",
+        *,
+        durable_delete: bool | None = None,
+    ) -> Handle[Certificate]:
+        """Take copies of one ledger away in one transaction, which ends it once none is left; then delete them.
+
+        If it ends it leaves a tombstone, unless `durable_delete`, or if that is None the topic, says otherwise. What a
+        guard refuses is in the result's `refused`; `result_of` raises it.
+        """
+        detach = ExplicitDetach(
+            ledger_ids=[int(operation.ledger_id)],
+            durable_delete=DeletePolicy.of(durable_delete),
+            remove=sorted(operation.remove),
+            pass_over=sorted(operation.pass_over),
+            generation=operation.generation,
+        )
+        return await self._detached(topic, detach, reason, actor)
+
+    async def _detached(self, topic: Topic, detach: ExplicitDetach, reason: str, actor: str) -> Handle[Certificate]:
+        self.checked(detach)
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,

@@ -160,7 +160,7 @@ class DeleteLedgers:
         try:
             await self._detach(asked)
         except ActivityError as error:
-            refusal = refused(self._request.batch_id, error)
+            refusal = refused(self._request.batch_id, error, compound=bool(asked.remove))
             if refusal is None or not workflow.patched(_REFUSED):
                 raise
             self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch

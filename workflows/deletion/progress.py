@@ -7,7 +7,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.deletion.values import ChunkResult, Range
 from logstore.deletion.intents import Certificate, Outcome
-from logstore.errors import LedgerStillNeeded, UnknownObject
+from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
 from workflows import refusals
 from workflows.deletion.values import MOST_OBJECTS_PER_S, DeleteLedgersProgress, SetRate
 
@@ -67,9 +67,12 @@ def require_rate(wanted: SetRate) -> None:
         raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
 
-def refused(batch_id: str, error: ActivityError) -> Certificate | None:
-    """The result of a batch whose phase one a guard refused; None where it failed for another reason."""
-    why = refusals.refusal_of(error, GUARDS)
+def refused(batch_id: str, error: ActivityError, *, compound: bool = False) -> Certificate | None:
+    """The result of a batch whose phase one a guard refused; None where it failed for another reason.
+
+    A compound operation says what it expects of its ledger: that it is otherwise is a refusal, too.
+    """
+    why = refusals.refusal_of(error, {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS)
     return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why) if why else None
 
 

@@ -36,6 +36,7 @@ from logstore.ports.catalog import (
     Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.records.compound import Compound
 from logstore.records.kinds import RecordKind
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
@@ -393,6 +394,13 @@ class FakeClient:
         self.durable.append(durable_delete)
         self.asked.append((topic.name, list(ledger_ids), force, reason))
         return FakeHandle(self.result, id="delete-ledgers/1")
+
+    async def operate(
+        self, topic: Topic, operation: Compound, reason: str, actor: str, *, durable_delete: bool | None
+    ) -> FakeHandle:
+        self.durable.append(durable_delete)
+        self.asked.append((topic.name, operation, reason))
+        return FakeHandle(self.result, id="delete-ledgers/2")
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str, actor: str) -> SimpleNamespace:
         """Remember the call; nothing is started where nothing is dead."""

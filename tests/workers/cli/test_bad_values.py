@@ -34,6 +34,7 @@ _VALID: Final = {
     "--build-id": "b",
     "--records": "9",
     "--function": "expired",
+    "--remove-copy": "LEDGER",
 }
 _ANY_PRINTABLE: Final = {"--reason", "--home"}  # where `..` is as good as anything
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.deletion.intents import Certificate, Refusal
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
@@ -15,7 +16,7 @@ from logstore.records.services.flushing import Flushed
 from logstore.records.services.replicating import Replica
 from logstore.records.tombstones import ReplicaState
 from tests.workers.cli.conftest import Run, document
-from tests.workers.cli.fakes import FakeHandle, FakeServices
+from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
 from workflows.records.values import (
     DefragmentRecordsResult,
     EndRecordsResult,
@@ -337,3 +338,16 @@ def test_sizing_estimates_bytes_beside_those_of_aerospike(run: Run) -> None:
     assert told["index_bytes"] > told["disk_bytes"] > 1_000_000
     for number in ("-1", str(2**60), "many"):
         assert document(run("tombstones", "sizing", "--records", number, "--json"), 2)["error"]["field"] == "records"
+
+
+def test_operate_says_what_becomes_of_one_ledger(run: Run, services: FakeServices) -> None:
+    """Copies, subscriptions that are passed over, the generation, and the policy."""
+    run("topic", "create", ORDERS)
+    words = ("--remove-copy", "ledger", "--remove-copy", "OFFLOADED_LEDGER", "--pass-over", "slow", "--generation", "2")
+    told = document(run("ledger", "operate", ORDERS, "4", *words, "--no-durable-delete", "--json"))
+    assert told["workflow_id"] == "delete-ledgers/2"
+    asked: Any = services.client.asked[-1][1]
+    assert (asked.ledger_id, asked.remove) == (4, {CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER})
+    assert (asked.pass_over, asked.generation) == ({"slow"}, 2)
+    assert services.client.durable == [False]
+    assert document(run("ledger", "operate", ORDERS, "4", "--json"), 2)["error"]["field"] == "remove_copy"

@@ -1,12 +1,13 @@
-"""`ledger list` and `ledger delete`."""
+"""`ledger list`, `ledger delete` and `ledger operate`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.log.ledgers import Component
+from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
+from logstore.records.compound import Compound
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import ended, run_job
@@ -16,6 +17,7 @@ from workers.cli.options import (
     Reason,
     TopicArgument,
     Wait,
+    known_names,
     known_number,
 )
 from workers.cli.output import Answer, note
@@ -32,6 +34,24 @@ OfComponent = Annotated[
 ]
 Tombstones = Annotated[bool, typer.Option("--tombstones", help="Those too that left a tombstone.")]
 Ids = Annotated[list[int], typer.Argument(metavar="ID...", callback=known_number, help="Ledger ids.")]
+OneId = Annotated[int, typer.Argument(metavar="ID", callback=known_number, help="The ledger's id.")]
+RemoveCopy = Annotated[
+    list[CopyKind],
+    typer.Option("--remove-copy", case_sensitive=False, help="A copy to take away; several times for several."),
+]
+PassOver = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pass-over",
+        metavar="SUB",
+        callback=known_names,
+        help="A subscription that need not have acknowledged it, if it ends.",
+    ),
+]
+Generation = Annotated[
+    int | None,
+    typer.Option("--generation", metavar="N", callback=known_number, help="Refuse it of another generation."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
 
 
@@ -109,6 +129,51 @@ def delete(
             topic, wanted, force, reason, context.actor, durable_delete=durable_delete
         ),
         "deleting ledgers",
+        answer,
+        wait=wait,
+    )
+
+
+@command(
+    ledger,
+    "operate",
+    examples=[
+        "sexton ledger operate persistent://public/default/orders 4 --remove-copy OFFLOADED_LEDGER",
+        "sexton ledger operate persistent://public/default/orders 4 --remove-copy LEDGER --pass-over audit --json",
+    ],
+)
+def operate(
+    context: CommandContext,
+    name: TopicArgument,
+    ledger_id: OneId,
+    *,
+    remove_copy: RemoveCopy,
+    pass_over: PassOver = None,
+    generation: Generation = None,
+    durable_delete: DurableDelete = None,
+    reason: Reason = "",
+    wait: Wait = True,
+) -> Answer:
+    """Take copies of one ledger away in one transaction; once none is left the ledger ends.
+
+    All of it happens, or it is refused and nothing does.
+    """
+    topic = context.topic(name)
+    operation = Compound(
+        ledger_id=LedgerId(ledger_id),
+        remove=frozenset(remove_copy),
+        pass_over=frozenset(pass_over or ()),
+        generation=generation,
+    )
+
+    def answer(workflow_id: str, result: "Certificate") -> Answer:
+        document = {"workflow_id": workflow_id}
+        return ended(context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id])
+
+    return run_job(
+        context,
+        lambda client: client.operate(topic, operation, reason, context.actor, durable_delete=durable_delete),
+        "taking copies away",
         answer,
         wait=wait,
     )
