@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from temporalio import activity
+
 from activities.heartbeats import beating, defined
 from activities.records import metrics
 from activities.records.values import RaidInput
@@ -25,7 +27,8 @@ class TombRaider:
     def raid(self, request: RaidInput) -> RaidedTombstones:
         """Mark tombstones that are old enough, scan every block for what they cover, and remove those that are left.
 
-        Idempotency: keyed by run_id; a second attempt begins the scan anew and finds fewer candidates.
+        Idempotency: keyed by run_id and attempt; a second attempt begins the scan anew, takes the marks of the first
+        away, and finds fewer candidates.
         Heartbeat: candidates, blocks read and tombstones removed, every two seconds.
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -37,7 +40,9 @@ class TombRaider:
             far = so_far
 
         with beating(lambda: (far.candidates, far.blocks, far.removed)):
-            done = self._raider(request.eligible_age_s).raid(request.run_id, progress=told)
+            done = self._raider(request.eligible_age_s).raid(
+                request.run_id, attempt=activity.info().attempt, progress=told
+            )
         total = RaidedTombstones(
             candidates=done.candidates,
             kept=done.kept,

@@ -15,6 +15,7 @@ from workflows.deletion import values as deletion
 from workflows.jobs import Job
 from workflows.offload import values as offload
 from workflows.reconciliation import values as reconciliation
+from workflows.records import follow_values as following
 from workflows.records import rebuild_values as rebuilding
 from workflows.records import values as records
 from workflows.transactions import values as transactions
@@ -127,6 +128,7 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
             *vars(reconciliation).values(),
             *vars(records).values(),
             *vars(rebuilding).values(),
+            *vars(following).values(),
             *vars(transactions).values(),
         ]
         if isinstance(one, Job)

@@ -34,7 +34,7 @@ from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.replay import delayed, rebuilding, reconciled, recorded, routed, transacted
+from tests.replay import delayed, followed, rebuilding, reconciled, recorded, routed, transacted
 from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
@@ -554,6 +554,12 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         rebuilding.rebuild_refused,
         rebuilding.rebuild_failed,
         rebuilding.rebuild_running,
+    ),
+    "follow-records": (
+        followed.follow_complete,
+        followed.follow_refused,
+        followed.follow_failed,
+        followed.follow_running,
     ),
     "flush-records": (
         recorded.flush_complete,

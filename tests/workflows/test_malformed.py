@@ -53,6 +53,7 @@ GOOD: dict[str, dict[str, Any]] = {
     **dict.fromkeys(OF_RECORDS, _WHY),
     "end-records": _WHY | {"function": "expired", "batch_id": "expired-1"},
     "rebuild-catalog": {"rebuild": "00000000-0000-4000-8000-00000000c0de-7-0123abcd"},
+    "follow-records": {"replica": "copy/0123abcd"},
 }
 _ENDLESS = "x" * 2_100
 

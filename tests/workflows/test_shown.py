@@ -306,6 +306,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "raid-tombstones": "Raid **raid-",
         "end-records": "function expired",
         "rebuild-catalog": type_,
+        "follow-records": "Replica **copy/0123abcd**",
     }
     assert about.get(type_, _TOPIC) in told
 

@@ -54,7 +54,7 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
                 primary=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
                 tiered=partial(own, Role.TIERED),
                 records=own(Role.RECORDS, CopyLocation(settings.records_bucket)),
-                now_us=_store_clock(settings),
+                now_us=store_clock(settings),
                 replicas={name: own(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
             ),
             policies=_policies(settings),
@@ -64,7 +64,7 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
         yield log
 
 
-def _store_clock(settings: Settings) -> Callable[[], int]:
+def store_clock(settings: Settings) -> Callable[[], int]:
     """The store's own clock in microseconds, by one client; it is made when the time is first asked for."""
     primary = cache(lambda: primary_bucket(settings))
 

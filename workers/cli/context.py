@@ -124,6 +124,7 @@ class Services:
     demo = _late("workers.demo", "run_demo")
     rebuild = _late("workers.hosting.rebuilding", "rebuild_catalog")
     replay = _late("workers.hosting.replaying", "replay")
+    follow = _late("workers.hosting.following", "follow_records")
     run_worker = _late("workers.hosting.fleet", "run_worker")
 
 

@@ -196,13 +196,16 @@ def replicas(context: CommandContext) -> Answer:
     to it yet.
     """
     rows = [_replica(one) for one in context.log.records.replication.standings()]
-    shown = [{name: row[name] for name in ("id", "state", "manifest", "newest", "lag_s")} for row in rows]
-    return Answer(document=rows, shown=shown, empty="no replica: the setting replica_buckets names none")
+    shown = [{name: row[name] for name in ("id", "what", "state", "manifest", "newest", "lag_s")} for row in rows]
+    return Answer(
+        document=rows, shown=shown, empty="no replica: the setting replica_buckets names none, and no database follows"
+    )
 
 
 def _replica(one: "Replica") -> dict[str, object]:
     return {
         "id": one.replica,
+        "what": "database" if "/" in one.replica else "bucket",
         "state": one.state.value if one.state else "NEW",
         "manifest": one.manifest,
         "newest": one.newest,

@@ -55,6 +55,7 @@ class Kind(StrEnum):
     RAID_TOMBSTONES = "raid-tombstones"
     REPLICATE_RECORDS = "replicate-records"
     REBUILD_CATALOG = "rebuild-catalog"
+    FOLLOW_RECORDS = "follow-records"
     SWEEP_RECORDS = "sweep-records"
 
 

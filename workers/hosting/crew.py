@@ -34,6 +34,7 @@ from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 from workflows.records.defragment_records import DefragmentRecords
 from workflows.records.end_records import EndRecords
 from workflows.records.flush_records import FlushRecords
+from workflows.records.follow_records import FollowRecords
 from workflows.records.raid_tombstones import RaidTombstones
 from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.replicate_records import ReplicateRecords
@@ -68,6 +69,7 @@ WORKFLOWS = [
     ReplicateRecords,
     EndRecords,
     RebuildCatalog,
+    FollowRecords,
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)

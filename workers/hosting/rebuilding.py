@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
@@ -86,6 +87,7 @@ async def _hosted(
     client = await connect_client(settings)
     await namespace.require(client, parts.catalog_id)
     rebuild = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
+    await _end_abandoned(client, settings, parts, rebuild, say)
     request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
     queue = f"{settings.task_queue}-{rebuild}"
     with ThreadPoolExecutor(_THREADS, "rebuild") as threads:
@@ -146,6 +148,28 @@ async def _which(client: Client, settings: Settings, parts: RebuildParts, *, ski
     newest = await asyncio.to_thread(parts.start.newest)
     url = settings.database_url
     return str(RebuildId.of(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable))
+
+
+async def _end_abandoned(
+    client: Client, settings: Settings, parts: RebuildParts, rebuild: str, say: Callable[[str], None]
+) -> None:
+    """End rebuilds into the same database from older manifests: no command goes on with them any more.
+
+    They were killed before their load, and a newer manifest has appeared since. Each still holds its manifest, for
+    which raids wait, and its workflow waits for a worker that nobody starts. One that got as far as its load is never
+    among them: the database says that it is to go on.
+    """
+    mine = RebuildId.parse(rebuild)
+    into = partial(RebuildId.of, mine.catalog_id, mine.manifest, database_url=settings.database_url)
+    targets = {into(skip_unreadable=skip).target for skip in (False, True)}
+    for held in await asyncio.to_thread(parts.start.held):
+        if held == mine or held.catalog_id != mine.catalog_id or held.target not in targets:
+            continue
+        handle = client.get_workflow_handle(REBUILD_CATALOG.id(held))
+        with suppress(RPCError):  # it has ended, or Temporal has forgotten it
+            await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
+        await asyncio.to_thread(parts.start.unpin, str(held))
+        say(f"rebuild {held} was abandoned, and has ended: {rebuild} has taken its place")
 
 
 async def _runs(client: Client, workflow_id: str) -> bool:

@@ -68,7 +68,7 @@ class SqlReplica:
 
     def apply(self, manifest: Manifest, versions: Versions, *, seen: Applied | None, seed: bool) -> AppliedRecords:
         """See `ReplicaDatabase.apply`."""
-        if seen is None:
+        if self._db.is_absent or version(self._db) is None:
             self._db.make_folder()
             upgrade(self._db, bundles=manifest.bundles)
 

@@ -12,6 +12,7 @@ from logstore.errors import AlreadyExists, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.records import RecordLogState, Records
 from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
+from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import RecordLog
 
 _PINNED_US: Final = 7 * 86_400 * 1_000_000
@@ -44,6 +45,10 @@ class ColdStart:
         """Keep the blocks of a manifest for a week from now on; repeating it is harmless."""
         self._log.pin(rebuild, manifest, now_us + _PINNED_US, _WHAT)
         return self.manifest(manifest)
+
+    def held(self) -> list[RebuildId]:
+        """Rebuilds that hold a manifest."""
+        return [RebuildId.parse(one.pin_id) for one in self._log.pins() if one.what == _WHAT]
 
     def manifest(self, number: int) -> Manifest:
         """The manifest of a number.

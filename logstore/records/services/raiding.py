@@ -100,7 +100,12 @@ class _Scan:
 
 
 class Raider:
-    """Raids the tombstones of one catalog. One raid at a time: a later one takes an earlier one's marks away."""
+    """Raids the tombstones of one catalog. One raid removes at a time, whichever workflows run it.
+
+    The marks are the claim: a later raid takes an earlier one's away, and what has no mark of a raid it does not
+    remove. So each attempt marks under a name of its own: one that was thought dead would else remove what the next
+    attempt has marked, and has not scanned yet.
+    """
 
     def __init__(
         self,
@@ -130,11 +135,12 @@ class Raider:
         self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
         self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
 
-    def raid(self, run_id: str, *, progress: Callable[[Raided], None] = lambda _: None) -> Raided:
+    def raid(self, run_id: str, *, attempt: int = 1, progress: Callable[[Raided], None] = lambda _: None) -> Raided:
         """Mark, scan, remove.
 
         Args:
-            run_id: Of this raid; repeated with the same one it begins anew.
+            run_id: Of this raid; repeated it begins anew.
+            attempt: Which one of this raid it is, from 1.
             progress: Told how far it is, after each block and each page.
 
         Raises:
@@ -151,15 +157,15 @@ class Raider:
         if manifest is None:
             return Raided()
         try:
-            before_us = eligible_before(state.now_us, self._age_s)
-            marked = self._mark(run_id, before_us, progress)
-            scan = _Scan(graves=self._graves(run_id), done=Raided(candidates=marked))
+            before_us, marks = eligible_before(state.now_us, self._age_s), marks_of(run_id, attempt)
+            marked = self._mark(marks, before_us, progress)
+            scan = _Scan(graves=self._graves(marks), done=Raided(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
             self._look_in_storage(scan, progress)
             while self._scan(scan, standing(self._records, self._log).blocks, progress):
                 pass  # what came meanwhile is scanned as well
             self._spare_what_replicas_lack(scan)
-            return self._remove(run_id, scan, before_us, progress)
+            return self._remove(marks, scan, before_us, progress)
         finally:
             self._log.unpin(run_id)
 
@@ -271,6 +277,11 @@ class Raider:
                 raise PreconditionFailed(
                     f"tombstones: expected no rebuild at work, found {pin.pin_id} that reads manifest {pin.manifest}"
                 )
+
+
+def marks_of(run_id: str, attempt: int) -> str:
+    """The name under which an attempt of a raid marks its candidates."""
+    return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
 def _pages(graves: dict[RecordKind, _Graves]) -> Iterator[list[RecordId]]:

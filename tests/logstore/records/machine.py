@@ -2,7 +2,8 @@
 
 The catalog is a real one on SQLite; buckets are in memory. A cold start is what `winners` finds in the newest manifest,
 and then what adoption would take in: ledgers with objects in storage of which the record log says nothing. A replica
-applies the winners of blocks that it has not seen, and says so; one that was silent for the eligible age begins anew.
+has a real database on SQLite, too. It follows the record log or a bucket that is shipped to, now and then; refused, it
+is seeded again.
 
 Promise 5; part G of the field cases: tombstones that were purged before a replica had seen them (scylladb#3560, #8970),
 restores that outlive tombstones (scylla-manager#4258), clocks that differ by 300 s (Jepsen, Aerospike 3.99.0.3).
@@ -14,18 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logstore.errors import RetryableError
+from logstore.errors import PreconditionFailed, RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
 from logstore.records import defragmentation
-from logstore.records.kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import winners
 from logstore.units import ended_by
 from tests.contracts.catalog.world import CAUSE, claim
+from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, RecordsWorld
 
 EFFECTS: Final = (
@@ -41,6 +42,10 @@ EFFECTS: Final = (
     "records.sweep_manifests",
     "records.sweep_blocks",
     "records.acknowledge",
+    "records.register",
+    "records.revoke",
+    "records.ship_block",
+    "records.apply",
 )
 _DEATHS: Final = tuple(
     (f"{name}.{when}", action)
@@ -48,27 +53,14 @@ _DEATHS: Final = tuple(
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
 _SMALL_BYTES: Final = defragmentation.SMALL_BYTES
-_JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "apply")
-
-
-class Replica:
-    """Another catalog that follows the record log: the newest version of each ledger that it was shown."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, tuple[int, bool]] = {}  # ledger -> version, tombstone
-        self.seen: set[str] = set()  # blocks
-
-    @property
-    def ledgers(self) -> set[int]:
-        """Those that it has."""
-        return {id_ for id_, (_, tombstone) in self.rows.items() if not tombstone}
+_JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply")
 
 
 class Durability(RuleBasedStateMachine):
     """One topic whose ledgers come and go."""
 
-    @initialize(replicated=st.booleans(), joined=st.booleans())
-    def begin(self, replicated: bool, joined: bool) -> None:
+    @initialize(replicated=st.sampled_from([None, "records", FAR]), joined=st.booleans())
+    def begin(self, replicated: str | None, joined: bool) -> None:
         """An empty catalog, with a replica or without one; small blocks are joined, or only sparse ones rewritten."""
         defragmentation.SMALL_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
@@ -77,10 +69,9 @@ class Durability(RuleBasedStateMachine):
         self.dead: set[int] = set()  # of these, those whose tombstone is in a block: they never return
         self.plain: set[LedgerId] = set()
         self.batches = 0
-        self.replica = Replica()
-        self.applied_us: int | None = None  # when the replica last said something; none: there is no replica
-        if replicated:
-            self.seed_replica()
+        self.buried: dict[int, int] = {}  # of `dead`, the newest manifest when its tombstone was first in a block
+        self.best: dict[int, int] = {}  # the highest version of each ledger that was ever the one that counts
+        self.mirror = Mirror(self.world, Path(self._folder.name), copied=replicated == FAR) if replicated else None
 
     def teardown(self) -> None:
         """Disarm what never came up."""
@@ -88,6 +79,8 @@ class Durability(RuleBasedStateMachine):
         defragmentation.SMALL_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
+            if self.mirror:
+                self.mirror.close()
             self._folder.cleanup()
 
     @property
@@ -152,6 +145,47 @@ class Durability(RuleBasedStateMachine):
         for job in then:
             self.do(job)
 
+    @rule(count=st.integers(2, 4), seconds=st.sampled_from([60, AGE_S + 60]), durable=st.booleans())
+    def scatter(self, count: int, seconds: float, durable: bool) -> None:
+        """Versions of one ledger in two blocks, of which the newer one alone is worth rewriting; then the ledger ends.
+
+        What keeps its newest version there is that the older one stays in a block that is not rewritten.
+        """
+        first, *others = [self.world.create() for _ in range(count)]
+        for _ in range(count + 2):
+            self.world.create()
+        self.do("flush")
+        for changed in ([first, *others], others):
+            for one in changed:
+                self.world.touch(one)
+            self.do("flush")
+        self.world.end(first, durable=durable)
+        (self.durable if durable else self.plain).add(first)
+        self.do("flush")
+        self.world.clear(first)
+        self.world.advance(seconds=seconds)
+        self.do("raid")
+        self.no_ledger_goes_back_to_an_older_version()  # as it is before: the newest version is seen
+        self.do("defragment")
+
+    @precondition(lambda self: self.mirror)
+    @rule(seconds=st.sampled_from([AGE_S / 2, AGE_S + 60]))
+    def stay_away(self, seconds: float) -> None:
+        """The replica has a ledger, and is away while that ends durably, and while its tombstone goes if it may."""
+        ledger_id = self.world.create()
+        for job in ("flush", "ship", "apply"):
+            self.do(job)
+        self.world.end(ledger_id, durable=True)
+        self.durable.add(ledger_id)
+        self.do("flush")
+        self.world.clear(ledger_id)
+        self.world.advance(seconds=seconds)
+        for job in ("defragment", "raid"):
+            self.do(job)
+        self.world.create()
+        for job in ("flush", "defragment", "ship", "apply"):
+            self.do(job)
+
     @rule(data=st.data())
     def clear(self, data: st.DataObject) -> None:
         """Phase two of some: objects of a durable delete wait until its tombstone is in a block."""
@@ -194,16 +228,9 @@ class Durability(RuleBasedStateMachine):
 
     @rule(job=st.sampled_from(_JOBS), other=st.sampled_from([*_JOBS, "delete", "update"]), step=st.integers(0, 25))
     def interleave(self, job: str, other: str, step: int) -> None:
-        """A job, and another one between two of its steps."""
-        with self._at(step, lambda: self.do(other)):
+        """A job, and another one between two of its steps; but none waits for its own database within a step of it."""
+        with self._at(step, lambda: self.do("ship" if other == job == "apply" else other)):
             self.do(job)
-
-    @precondition(lambda self: self.applied_us is None)
-    @rule()
-    def seed_replica(self) -> None:
-        """A replica appears: it is registered before it reads."""
-        self.world.acknowledge("mirror", 0)
-        self.replica, self.applied_us = Replica(), self.world.objects.now_us
 
     def do(self, job: str) -> None:
         """One job by its name."""
@@ -211,8 +238,10 @@ class Durability(RuleBasedStateMachine):
         match job:
             case "flush_some":
                 world.flusher.flush()
-            case "apply":
-                self._apply()
+            case "ship" if self.mirror and self.mirror.copied:
+                self.mirror.ship()
+            case "apply" if self.mirror:
+                self._apply(self.mirror)
             case "delete" if standing:
                 world.end(standing[0], durable=True)
                 self.durable.add(standing[0])
@@ -221,25 +250,14 @@ class Durability(RuleBasedStateMachine):
             case "flush" | "defragment" | "sweep" | "raid":
                 getattr(world, job)()
 
-    def _apply(self) -> None:
-        """What the replica has not seen of the newest manifest."""
-        if self.applied_us is None:
-            return
-        log, now_us = RecordLog(self.world.objects), self.world.objects.now_us
-        if now_us - self.applied_us > AGE_S * 1_000_000:
-            self.replica = Replica()  # STALE: whatever it has may be of ledgers that nobody knows any more
-        manifest = log.newest()
-        if manifest is None:
-            return
-        new = [
-            one for one in manifest.blocks if one.kind is RecordKind.LEDGER and one.block_id not in self.replica.seen
-        ]
-        for row in winners([log.read_block(one) for one in new]).to_pylist() if new else ():
-            if row["version"] >= self.replica.rows.get(row["id"], (0, False))[0]:
-                self.replica.rows[row["id"]] = row["version"], row["tombstone"]
-        self.replica.seen |= {one.block_id for one in manifest.blocks}
-        self.applied_us = now_us
-        log.acknowledge("mirror", manifest.number, manifest.epoch, now_us)
+    def _apply(self, mirror: Mirror) -> None:
+        """A step of the replica; one that is refused is seeded, from a bucket that was shipped to if need be."""
+        try:
+            mirror.step()
+        except PreconditionFailed:
+            if mirror.copied:
+                mirror.ship()
+            mirror.step(seed=True)
 
     @contextmanager
     def _at(self, step: int, act: Callable[[], None]) -> Iterator[None]:
@@ -261,16 +279,39 @@ class Durability(RuleBasedStateMachine):
             return
         world = self.world
         self.dead |= self.durable - world.catalog.records.unflushed(sorted(self.durable))
+        newest = RecordLog(world.objects).newest()
+        for ledger_id in self.dead - self.buried.keys():
+            self.buried[ledger_id] = newest.number if newest else 0
         found = world.winners()
         known, returning = set(found.column("id").to_pylist()), world.returning()
         unknown = {int(key.split("/")[2], 16) for key in world.primary.keys} - known
         assert not self.dead & returning, "the record log brings it back"
         assert not self.dead & unknown, "adoption would take it in"
-        if self.applied_us is not None and self.applied_us == world.objects.now_us:
-            applied = max((one.manifest for one in world.log.replicas()), default=0)
-            newest = world.log.newest()
-            if newest and applied == newest.number:
-                assert not self.dead & self.replica.ledgers, "the replica keeps it"
+        forgotten = self.dead - world.buried()
+        assert not {one for one, ended in world.on_disk(forgotten).items() if not all(ended)}, "it covers a version yet"
+
+    @invariant()
+    def no_durably_deleted_ledger_stays_at_a_replica(self) -> None:
+        """That has applied a manifest with its tombstone, whatever raids and defragmentations removed before."""
+        if not hasattr(self, "world") or self.mirror is None:
+            return
+        applied = self.mirror.database.applied()
+        ended = {one for one, number in self.buried.items() if applied and number <= applied.manifest}
+        assert not ended & self.mirror.ledgers, "the replica keeps it"
+
+    @invariant()
+    def no_ledger_goes_back_to_an_older_version(self) -> None:
+        """What is gone without a tombstone may return, as it was last, and never as it was before."""
+        if not hasattr(self, "world"):
+            return
+        found = self.world.winners()
+        for id_, version in zip(found.column("id").to_pylist(), self._versions(found), strict=True):
+            assert version >= self.best.get(id_, 0), f"ledger {id_} went back to version {version}"
+            self.best[id_] = version
+
+    @staticmethod
+    def _versions(found: pa.Table) -> list[int]:
+        return found.column("version").to_pylist() if found.num_rows else []
 
     @invariant()
     def no_live_record_is_lost(self) -> None:

@@ -1,78 +1,18 @@
 """A database that follows the record log: away for less and for more than the eligible age, refused until seeded."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
-from infra.catalog import Database
-from infra.catalog.records.following import open_replica
 from logstore.errors import CatalogMismatch, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
-from logstore.records.jobs import FollowedRecords
-from logstore.records.services.following import Follow, Follower
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
-from tests.fakes.objects import FakeObjectStore
+from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
-
-FAR = "far"
-
-
-class Mirror:
-    """A replica with a database of its own, which follows the source's bucket, or one that is shipped to."""
-
-    def __init__(self, world: RecordsWorld, folder: Path, *, copied: bool = False) -> None:
-        self.world, self.copied = world, copied
-        self.url = f"sqlite:///{folder / 'mirror.db'}"
-        self.name = f"{FAR if copied else 'records'}/mirror"
-        self.far = FakeObjectStore()
-        self.open = ExitStack()
-        self.database = self.open.enter_context(open_replica(self.url))
-
-    @property
-    def replication(self) -> Replication:
-        return Replication(
-            self.world.objects,
-            {FAR: self.far} if self.copied else {},
-            store_now_us=lambda: self.world.objects.now_us,
-            eligible_age_s=self.world.eligible_age_s,
-        )
-
-    def ship(self) -> None:
-        self.far.now_us = self.world.objects.now_us
-        self.replication.ship(FAR)
-
-    def step(self, *, seed: bool = False, eligible_age_s: float | None = None) -> FollowedRecords:
-        age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
-        follow = Follow(replica=self.name, bucket=self.name.split("/")[0], copied=self.copied, eligible_age_s=age_s)
-        follower = Follower(
-            follow,
-            source=RecordLog(self.world.objects),
-            followed=RecordLog(self.far if self.copied else self.world.objects),
-            database=self.database,
-            store_now_us=lambda: self.world.objects.now_us,
-        )
-        return follower.step(seed=seed)
-
-    def sql(self, statement: str) -> list[int]:
-        database = Database(self.url)
-        try:
-            return list(database.read(lambda connection: connection.execute(text(statement)).scalars().all()))
-        finally:
-            database.close()
-
-    @property
-    def ledgers(self) -> set[int]:
-        return set(self.sql("SELECT ledger_id FROM ledger"))
-
-    def state(self) -> ReplicaState | None:
-        return {one.replica: one.state for one in self.replication.standings()}.get(self.name)
 
 
 @pytest.fixture
@@ -80,7 +20,7 @@ def mirror(world: RecordsWorld, tmp_path: Path) -> Iterator[Mirror]:
     """That follows the source's bucket."""
     found = Mirror(world, tmp_path)
     yield found
-    found.open.close()
+    found.close()
 
 
 @pytest.fixture
@@ -88,7 +28,7 @@ def far(world: RecordsWorld, tmp_path: Path) -> Iterator[Mirror]:
     """That follows a bucket that is shipped to."""
     found = Mirror(world, tmp_path, copied=True)
     yield found
-    found.open.close()
+    found.close()
 
 
 def _two(world: RecordsWorld) -> tuple[LedgerId, LedgerId]:

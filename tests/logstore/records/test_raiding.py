@@ -1,16 +1,20 @@
 """Raids: which tombstones go, which stay and why, and what a raid is interrupted by."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
+from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import segment_key
+from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCKS, Block
 from logstore.records.services.publishing import publish, standing
+from logstore.records.services.raiding import marks_of
 from logstore.records.services.record_log import RecordLog
 from logstore.units import ended_by
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -288,3 +292,26 @@ def test_flush_and_defragmentation_at_every_step_of_a_raid_bring_nothing_back(wo
     assert world.returning() == set()
     assert set(more) <= world.buried()
     assert not world.buried() & set(buried[:2])
+
+
+def test_attempt_that_was_thought_dead_removes_nothing_that_the_next_one_has_marked(world: RecordsWorld) -> None:
+    """It wakes up behind the marks of the next attempt, which has not scanned anything yet."""
+    one = world.create()
+    world.flush()
+    world.end(one, durable=True)
+    world.flush()
+    world.clear(one)
+    world.advance(seconds=AGE_S + 60)
+    tombstones = world.catalog.tombstones
+    keep = type(tombstones).keep
+
+    def paused(port: SqlTombstones, run_id: str, kept: Collection[RecordId]) -> None:
+        keep(port, run_id, kept)
+        before_us = world.catalog.records.state().now_us
+        tombstones.mark(marks_of("raid", 2), before_us=before_us, after=None, limit=10)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(tombstones), "keep", paused)
+        assert world.raid("raid").removed == 0
+    assert world.buried() == {one}
+    assert world.raider.raid("raid", attempt=2).kept == 1

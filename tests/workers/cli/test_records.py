@@ -247,18 +247,37 @@ def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) 
     """A replica to which nothing was shipped is NEW."""
     far = Replica(replica="far", state=ReplicaState.BEHIND, manifest=6, newest=9, lag_s=12.5, at_us=_NOW_US)
     new = Replica(replica="new", state=None, manifest=0, newest=9, lag_s=None, at_us=None)
-    _known(services, manifest=None, replicas=(far, new))
+    database = Replica(replica="far/01ab", state=ReplicaState.STALE, manifest=1, newest=9, lag_s=None, at_us=_NOW_US)
+    _known(services, manifest=None, replicas=(far, database, new))
     told = document(run("records", "replicas", "--json"))
     assert told == [
         {
             "id": "far",
+            "what": "bucket",
             "state": "BEHIND",
             "manifest": 6,
             "newest": 9,
             "lag_s": 12.5,
             "acknowledged": "2027-01-15T08:00:00Z",
         },
-        {"id": "new", "state": "NEW", "manifest": 0, "newest": 9, "lag_s": None, "acknowledged": None},
+        {
+            "id": "far/01ab",
+            "what": "database",
+            "state": "STALE",
+            "manifest": 1,
+            "newest": 9,
+            "lag_s": None,
+            "acknowledged": "2027-01-15T08:00:00Z",
+        },
+        {
+            "id": "new",
+            "what": "bucket",
+            "state": "NEW",
+            "manifest": 0,
+            "newest": 9,
+            "lag_s": None,
+            "acknowledged": None,
+        },
     ]
     assert max(map(len, run("records", "replicas").stdout.splitlines())) <= 80
     _known(services, manifest=None)

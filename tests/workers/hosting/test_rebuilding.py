@@ -122,6 +122,33 @@ def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
 
 
 @pytest.mark.all_faults
+@pytest.mark.sigkill
+def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings) -> None:
+    """It was killed before its load; the next command begins with the newer one, and lets its hold go."""
+    write(settings)
+    newest = manifests(settings)[-1]
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    kept = path.read_bytes()
+    lose(settings)
+    died = command(settings, dies_at="records.pin.after")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    path.write_bytes(kept)
+    with open_log(settings) as log:
+        log.records.flusher.flush(cursors=True)
+        RecordLog(log.record_objects).require()
+    assert manifests(settings)[-1].number == newest.number + 1
+    lose(settings)
+    said: list[str] = []
+    target = settings.model_copy(update={"spark_master": "local[2]"})
+    done = rebuild_catalog(target, say=said.append, on_progress=lambda _: None)
+    assert done.refused is None
+    assert done.manifest == newest.number + 2
+    assert any("was abandoned, and has ended" in one for one in said)
+    with open_log(settings) as log:
+        assert RecordLog(log.record_objects).pins() == []
+
+
+@pytest.mark.all_faults
 def test_of_two_rebuilds_into_two_databases_one_wins(settings: Settings, postgres: Postgres, tmp_path: Path) -> None:
     """The other one was as far as its load; it is refused, by name, and never is the catalog."""
     topic = write(settings)

@@ -1,0 +1,77 @@
+"""A replica with a database of its own beside a world of records."""
+
+import sqlite3
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from infra.catalog.records.following import open_replica
+from logstore.records.jobs import FollowedRecords
+from logstore.records.services.following import Follow, Follower
+from logstore.records.services.record_log import RecordLog
+from logstore.records.services.replicating import Replication
+from logstore.records.tombstones import ReplicaState
+from tests.fakes.objects import FakeObjectStore
+from tests.logstore.records.world import RecordsWorld
+from tests.migrated import migrated
+
+FAR: Final = "far"
+
+
+class Mirror:
+    """A replica with a database of its own, which follows the source's bucket, or one that is shipped to."""
+
+    def __init__(self, world: RecordsWorld, folder: Path, *, copied: bool = False) -> None:
+        self.world, self.copied = world, copied
+        self.url = f"sqlite:///{folder / 'mirror.db'}"
+        self.name = f"{FAR if copied else 'records'}/mirror"
+        self.far = FakeObjectStore()
+        self._open = ExitStack()
+        migrated(folder / "mirror.db")
+        self.database = self._open.enter_context(open_replica(self.url))
+
+    def close(self) -> None:
+        """Close its database."""
+        self._open.close()
+
+    @property
+    def replication(self) -> Replication:
+        """As the workers of the source have it."""
+        return Replication(
+            self.world.objects,
+            {FAR: self.far} if self.copied else {},
+            store_now_us=lambda: self.world.objects.now_us,
+            eligible_age_s=self.world.eligible_age_s,
+        )
+
+    def ship(self) -> None:
+        """Bring the bucket that it follows to the newest manifest."""
+        self.far.now_us = self.world.objects.now_us
+        self.replication.ship(FAR)
+
+    def step(self, *, seed: bool = False, eligible_age_s: float | None = None) -> FollowedRecords:
+        """One step, as its command takes it."""
+        age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
+        follow = Follow(replica=self.name, bucket=self.name.split("/")[0], copied=self.copied, eligible_age_s=age_s)
+        follower = Follower(
+            follow,
+            source=RecordLog(self.world.objects),
+            followed=RecordLog(self.far if self.copied else self.world.objects),
+            database=self.database,
+            store_now_us=lambda: self.world.objects.now_us,
+        )
+        return follower.step(seed=seed)
+
+    def sql(self, statement: str) -> list[int]:
+        """One column of its database."""
+        with sqlite3.connect(self.url.removeprefix("sqlite:///")) as connection:
+            return [value for (value,) in connection.execute(statement)]
+
+    @property
+    def ledgers(self) -> set[int]:
+        """Those that it would serve."""
+        return set(self.sql("SELECT ledger_id FROM ledger"))
+
+    def state(self) -> ReplicaState | None:
+        """As `records replicas` shows it."""
+        return {one.replica: one.state for one in self.replication.standings()}.get(self.name)

@@ -1,0 +1,70 @@
+"""The command of a replica's database on real servers: killed half way, it goes on; and reads what its source has."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from logstore.errors import CatalogAdopting
+from logstore.failpoints import VARIABLE
+from logstore.records.services.record_log import RecordLog
+from tests.spark.records.lost import dump
+from tests.workers.hosting.test_rebuilding import read, write
+from workers.assembly.adapters import open_log
+from workers.settings import Settings
+
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
+
+_SOME: Final = ("records.apply.after",)
+_ALL: Final = (
+    "records.register.before",
+    "records.register.after",
+    "records.pin.after",
+    "records.apply.before",
+    "records.apply.after",
+    "records.acknowledge.after",
+    "records.unpin.before",
+)
+
+
+def _command(settings: Settings, url: str, *flags: str, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    armed = {VARIABLE: f"{dies_at}=kill"} if dies_at else {}
+    argv = [sys.executable, "-m", "workers", "--json", "records", "follow", "--into", url, *flags]
+    return subprocess.run(
+        argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "deaths", [pytest.param(_SOME, id="some"), pytest.param(_ALL, id="all", marks=pytest.mark.all_faults)]
+)
+@pytest.mark.sigkill
+def test_command_that_is_killed_goes_on_when_it_is_run_again(
+    settings: Settings, tmp_path: Path, deaths: tuple[str, ...]
+) -> None:
+    """The replica has every row of its source, serves its reads, refuses its writes, and is known to raids."""
+    topic = write(settings)
+    with open_log(settings) as log:
+        log.records.flusher.flush(cursors=True)
+    url = f"sqlite:///{tmp_path / 'replica.db'}"
+    for death in deaths:
+        died = _command(settings, url, dies_at=death)
+        assert died.returncode == -signal.SIGKILL, (death, died.stdout, died.stderr)
+    done = _command(settings, url)
+    assert done.returncode == 0, done.stderr
+    assert dump(url) == dump(settings.database_url)
+    replica = settings.model_copy(update={"database_url": url})
+    assert read(replica, topic) == read(settings, topic)
+    with open_log(replica) as log, pytest.raises(CatalogAdopting, match="REPLICA"):
+        log.managed.roll(topic)
+    with open_log(settings) as log:
+        (word,) = RecordLog(log.record_objects).replicas()
+        newest = RecordLog(log.record_objects).newest()
+        assert newest
+        assert (word.replica_id, word.manifest) == (json.loads(done.stdout)["replica"], newest.number)
