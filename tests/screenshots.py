@@ -18,15 +18,15 @@ from urllib.parse import quote
 from workers.demo.throw_away import remove
 
 _IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-_BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
-_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
+BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
 _LOOKS = ("--window-size=1500,1100", "--virtual-time-budget=8000")
 
 
 def main() -> None:
     """Take every picture, and stop what was started."""
-    if shutil.which(_BROWSER[0]) is None:
-        sys.exit(f"{_BROWSER[0]} is needed on the PATH")
+    if shutil.which(BROWSER[0]) is None:
+        sys.exit(f"{BROWSER[0]} is needed on the PATH")
     demo = _sexton("demo", "--keep")
     try:
         listed = _sexton("--home", demo["home"], "workflow", "list")
@@ -73,7 +73,7 @@ def _picture(url: str, name: str) -> None:
     target = _IMAGES / f"{name}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        argv = [*_BROWSER, *_QUIET, *_LOOKS, f"--user-data-dir={profile}", f"--screenshot={target}", url]
+        argv = [*BROWSER, *QUIET, *_LOOKS, f"--user-data-dir={profile}", f"--screenshot={target}", url]
         subprocess.run(argv, check=True, stderr=subprocess.DEVNULL, timeout=120)
 
 

@@ -70,7 +70,7 @@ class StatusDocument:
             async with asyncio.timeout(_ANSWER_S):
                 rows = await visible_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
         except (RPCError, TimeoutError) as error:
-            return {"error": f"Temporal does not answer: {error}"}
+            return {"error": f"Temporal does not answer: {str(error) or f'nothing within {_ANSWER_S:g} s'}"}
         running = [
             {"type": one.type, "began": shown_s(int(one.started.timestamp() * 1e6))}
             | self._ui.job(one.workflow_id, one.run_id)

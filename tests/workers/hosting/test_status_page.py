@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ from logstore.positions import LedgerId, TopicId
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
+from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page
 from workers.hosting.http import Pages, serving
 from workers.hosting.readiness import Readiness
@@ -209,6 +213,38 @@ def test_page_and_document_are_served_read_only(
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             async with session.request(method, f"{url}/status") as answer:
                 assert answer.status == 405
+
+    serves(ask, _document(world))
+
+
+@pytest.mark.where_allowed  # a browser is no package of Python: a machine has it or not
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on the PATH")
+def test_page_in_a_real_browser_shows_names_and_runs_nothing(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    serves: Callable[..., None],
+) -> None:
+    """What the browser has made of it: every section, the evil name as text, and its own title."""
+    owns = _intent(
+        1, last_error="<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    )
+    monkeypatch.setattr(world.catalog.deletions, "list", lambda state, limit: [owns])
+
+    async def away(*_: object, **__: object) -> list[Any]:
+        raise TimeoutError
+
+    monkeypatch.setattr(status_page, "visible_workflows", away)
+
+    async def ask(_: ClientSession, url: str) -> None:
+        argv = [*BROWSER, *QUIET, f"--user-data-dir={tmp_path}", "--dump-dom", f"{url}/status"]
+        done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=90, check=True)
+        assert "<title>Sexton: status of the store</title>" in done.stdout
+        assert "persistent://public/default/&lt;script&gt;alert(1)&lt;/script&gt;" in done.stdout
+        page = _Tags(done.stdout)
+        assert page.tags & {"script", "img"} == set()
+        assert {"table", "caption", "time", "ul"} <= page.tags
+        assert "Temporal does not answer" in done.stdout
 
     serves(ask, _document(world))
 
