@@ -65,7 +65,7 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed

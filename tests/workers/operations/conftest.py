@@ -1,0 +1,5 @@
+"""The run's PostgreSQL."""
+
+from tests.postgres import postgres
+
+__all__ = ["postgres"]

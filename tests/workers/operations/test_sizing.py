@@ -1,0 +1,170 @@
+"""The arithmetic of sizes stands on figures that hold: rows, blocks, manifests, requests and events as they are."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from activities.deletion.values import ChunkInput, Range
+from infra.catalog import Database
+from logstore.errors import InvalidInput
+from logstore.ports.objects import DeleteReport, ObjectInfo
+from logstore.records.blocks import encode
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block, Ceilings, Manifest
+from tests.activities.world import BATCH, World, done, open_world
+from tests.architecture.source import ROOT
+from tests.logstore.records.versions import table as versions
+from tests.logstore.records.versions import version
+from tests.migrated import migrate
+from tests.workers.operations.filled import bytes_a_row
+from workers.operations import sizing
+
+_NEAR = 0.2
+_ROWS = 100_000
+_HISTORIES = ROOT / "tests" / "replay" / "histories"
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.external_service, pytest.mark.all_faults])]
+)
+def test_rows_take_what_the_calculator_says(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Of each large table, indexes included; a new column or index moves the figure."""
+    with _database(kind, tmp_path, request) as database:
+        measured = bytes_a_row(database, rows=_ROWS)
+    assert measured == {table: pytest.approx(said, rel=_NEAR) for table, said in sizing.ROW_BYTES[kind].items()}
+
+
+@contextmanager
+def _database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
+    if kind == "sqlite":
+        database = Database(f"sqlite:///{folder}/catalog.db")
+        migrate(database)
+        yield database
+        database.close()
+        return
+    server = request.getfixturevalue("postgres")
+    with server.database() as name:
+        database = Database(server.url(name))
+        migrate(database)
+        yield database
+        database.close()
+
+
+def test_segments_and_manifests_of_the_record_log_take_what_the_calculator_says() -> None:
+    """A block of segments with digests at random, and a manifest of a thousand full blocks."""
+    chance, count = Random(1), 20_000
+    rows = [
+        version(1 + at // 10, 1, sub=str(at % 10))
+        | {
+            "at_us": 1_763_000_000_000_000 + 37_000 * at + chance.randrange(30_000),
+            "first_entry": 5_000 * (at % 10),
+            "entries": 5_000,
+            "size_bytes": 6_400_000 + chance.randrange(10_000),
+            "sha256": chance.randbytes(32).hex(),
+            "delayed": 0,
+        }
+        for at in range(count)
+    ]
+    size = len(encode(RecordKind.SEGMENT, versions(RecordKind.SEGMENT, rows)))
+    assert size / count == pytest.approx(sizing.SEGMENT_RECORD_BYTES, rel=_NEAR)
+    blocks = tuple(_block(chance, at) for at in range(1_000))
+    assert (len(_manifest(blocks).to_json()) - len(_manifest(()).to_json())) / len(blocks) == pytest.approx(
+        sizing.MANIFEST_BLOCK_BYTES, rel=_NEAR
+    )
+
+
+def _block(chance: Random, at: int) -> Block:
+    return Block(
+        block_id=chance.randbytes(16).hex(),
+        kind=RecordKind.SEGMENT,
+        records=100_000,
+        tombstones=0,
+        size_bytes=4_000_000 + at,
+        sha256=chance.randbytes(32).hex(),
+        first_id=10**9 + at,
+        last_id=10**9 + at + 9_999,
+    )
+
+
+def _manifest(blocks: tuple[Block, ...]) -> Manifest:
+    return Manifest(
+        number=1, catalog_id="c", epoch=1, bundles=64, stamp="s", flushed_us=1, ceilings=Ceilings(), blocks=blocks
+    )
+
+
+@pytest.mark.parametrize(("ledgers", "segments"), [(7, 150), (3, 2), (1, 1_000)])
+def test_deletion_makes_as_many_requests_as_the_calculator_says(
+    ledgers: int, segments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk of phase two, on a store in memory whose listings and deletions are counted in pages."""
+    world = open_world(tmp_path)
+    with world.opened:
+        world.fill(ledgers, segments=segments, acknowledged=False)
+        world.detach()
+        asked = _count_pages(world, monkeypatch)
+        chunk = ChunkInput(batch_id=BATCH, chunk=Range(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
+        assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
+    assert world.outcomes() == {"DELETED": ledgers}
+    said = sizing.deletion_requests(ledgers, segments=segments)
+    assert (asked["list"], asked["delete"]) == (said.lists, said.deletes)
+
+
+def _count_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Requests of the kinds from now on, in pages of a thousand keys."""
+    asked, lists, deletes = {"list": 0, "delete": 0}, world.objects.list, world.objects.delete
+
+    def pages(count: int) -> int:
+        return max(1, -(-count // sizing.PAGE))
+
+    def listing(prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        found = list(lists(prefix, start_after=start_after))
+        asked["list"] += pages(len(found))
+        return iter(found)
+
+    def delete(keys: Any) -> DeleteReport:
+        asked["delete"] += pages(len(keys))
+        return deletes(keys)
+
+    monkeypatch.setattr(world.objects, "list", listing)
+    monkeypatch.setattr(world.objects, "delete", delete)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["delete-ledgers/v1/delete_continued", "trim-topics/v1/trims_continued"])
+def test_histories_have_as_many_events_as_the_calculator_says(name: str) -> None:
+    """Of the two jobs that do most of the work, at runs of forty activities and more."""
+    events = json.loads((_HISTORIES / f"{name}.json").read_text(encoding="utf-8"))["events"]
+    activities = sum("activityTaskScheduledEventAttributes" in one for one in events)
+    assert len(events) == pytest.approx(sizing.EVENTS * activities, rel=_NEAR)
+
+
+def test_guide_shows_what_the_calculator_says() -> None:
+    """Its table is that of the calculator for the same stores."""
+    whole = sizing.StorePlan(topics=10_000_000, ledgers=1_000_000_000)
+    sizes = {
+        "10,000 topics, 1 million ledgers": sizing.size_of(sizing.StorePlan(topics=10_000, ledgers=1_000_000)),
+        "10 million topics, 1 billion ledgers": sizing.size_of(whole),
+        "one of 16 clusters of these": sizing.size_of(whole.of(16)),
+    }
+    assert sizing.table(sizes) in (ROOT / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
+
+
+def test_clusters_share_a_store_evenly() -> None:
+    """Together they hold no less than the whole."""
+    whole = sizing.StorePlan(topics=1_001, ledgers=100_001)
+    part = whole.of(4)
+    assert (part.topics, part.ledgers) == (251, 25_001)
+    assert 4 * sizing.size_of(part).catalog_bytes >= sizing.size_of(whole).catalog_bytes
+
+
+@pytest.mark.parametrize("wrong", [{"topics": 0}, {"segments": -1}, {"life_days": 0.5}, {"database": "mysql"}])
+def test_numbers_out_of_bounds_are_refused(wrong: dict[str, Any]) -> None:
+    """By name."""
+    (name,) = wrong
+    with pytest.raises(InvalidInput, match=name):
+        sizing.StorePlan(**{"topics": 1, "ledgers": 1} | wrong)
