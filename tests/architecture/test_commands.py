@@ -7,8 +7,8 @@ import typer
 from typer.main import get_command
 
 from logstore.errors import InvalidInput
+from tests.architecture.documented import Shown, commands_of
 from tests.architecture.source import ROOT
-from tests.workers.cli.documented import Shown, commands_of
 from workers.cli import app
 from workers.cli.usage import NOTHING, refusal
 

@@ -11,10 +11,11 @@ _FENCE: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILIN
 _INLINE: Final = re.compile(r"`(sexton [^`]+)`")
 _PROMPT: Final = re.compile(r"^\s*\$ (.*)$")
 _ENDS: Final = set("|;&<>()")
-_PLACEHOLDERS: Final = re.compile(
-    r"\b(NAME|IDS?|RUN_ID|WORKFLOW_ID|FILE|HOME|PERCENT|DATABASE_URL|MANIFEST|URL|POS|POSITION|SUB|P|F|N|BUNDLE)\b"
-)
-_TRANSACTION: Final = re.compile(r"\b(TC:SEQ|T)\b")
+_FILLED: Final = {  # what stands for a reader's own value: something of the same form
+    r"DATABASE_URL": "sqlite:///catalog.db",
+    r"TC:SEQ|T": "3:17",
+    r"NAME|IDS?|RUN_ID|WORKFLOW_ID|FILE|HOME|PERCENT|MANIFEST|URL|POS|POSITION|SUB|P|F|N|BUNDLE": "1",
+}
 _SHELLS: Final = {"console", "bash", "sh"}
 
 
@@ -53,7 +54,9 @@ def _typed(block: str) -> Iterator[str]:
 
 def _filled(line: str) -> str:
     """With something in the place of what a reader fills in, and without what he may leave out."""
-    return _TRANSACTION.sub("3:17", _PLACEHOLDERS.sub("1", line)).replace("…", "1").replace("[", "").replace("]", "")
+    for names, value in _FILLED.items():
+        line = re.sub(rf"\b({names})\b", value, line)
+    return line.replace("…", "1").replace("[", "").replace("]", "")
 
 
 def _split(line: str) -> Iterator[tuple[str, ...]]:
