@@ -41,7 +41,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At mo
 def inflight(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
     found = context.catalog.deletions.inflight()
-    return Answer(document=asdict(found))
+    return Answer(document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered})
 
 
 @command(

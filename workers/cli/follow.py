@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from logstore.errors import InvalidInput
 from logstore.records.jobs import FollowedRecords, counts
 from workers.cli.command import command
 from workers.cli.context import CommandContext
@@ -21,11 +22,24 @@ Into = Annotated[
         help="The replica's database, or an empty one: sqlite:///PATH or postgresql+psycopg://…",
     ),
 ]
+
+
+def _known_bucket(name: str | None) -> str | None:
+    """A name that a bucket can have."""
+    from workers.settings.kinds import bucket_name  # noqa: PLC0415 - start-up time
+
+    try:
+        return None if name is None else bucket_name(name)
+    except ValueError as error:
+        raise InvalidInput("from", expected=str(error), found=name) from None
+
+
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="BUCKET",
+        callback=_known_bucket,
         help="A bucket of replica_buckets; by default the record log's own.",
         show_default=False,
     ),

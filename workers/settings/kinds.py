@@ -92,14 +92,15 @@ def _web_address(value: str) -> str:
     return value
 
 
-def _bucket(value: str) -> str:
+def bucket_name(value: str) -> str:
+    """The name, if a bucket can have it; else `ValueError` says what it must be."""
     if not _BUCKET.fullmatch(value):
         raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
     return value
 
 
 def _buckets(value: str) -> str:
-    return ",".join(map(_bucket, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
+    return ",".join(map(bucket_name, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
 
 
 def _functions(value: str) -> str:
@@ -160,7 +161,7 @@ Ensemble = Annotated[str, AfterValidator(_ensemble)]
 Identity = Annotated[SecretStr, AfterValidator(_identity)]
 Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one
 WebAddress = Annotated[str, AfterValidator(_web_address)]
-Bucket = Annotated[str, AfterValidator(_bucket)]
+Bucket = Annotated[str, AfterValidator(bucket_name)]
 BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
 FunctionList = Annotated[str, AfterValidator(_functions)]  # separated by commas
 Word = Annotated[str, AfterValidator(_word)]
