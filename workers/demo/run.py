@@ -108,6 +108,7 @@ def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
         "deletion_parallelism": 2,
         "delayed_buckets": MOST_BUCKETS,
         "delayed_tolerance": 0,
+        "deployment_name": "",  # no build is made current there
     }
     return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url", "bulk_dir"}) | own)
 

@@ -12,6 +12,7 @@ from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
 from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
+from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import Claim, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Ceilings
@@ -82,7 +83,10 @@ class SqlRecords(OnDatabase):
             buried = select(_S.id).where(
                 _S.kind == _LEDGER, among(connection, _S.id, ledger_ids), _changed(_LEDGER, _S.id)
             )
-            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids))
+            unfinished = (
+                _P.state != DeletionState.DELETED.value
+            )  # its end is a change of the intent that matters no more
+            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids), unfinished)
             waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
             # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
             left = select(_L.ledger_id).where(

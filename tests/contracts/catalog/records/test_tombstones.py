@@ -119,6 +119,9 @@ def test_deletion_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
     assert records.unflushed([first, second]) == {first, second}
     flush(sql_world)
     assert records.unflushed([first, second]) == frozenset()
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED' WHERE ledger_id = :id", id=first)
+    sql_world.sql("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
+    assert records.unflushed([first, second]) == {second}, "what has ended for good waits for nothing"
 
 
 def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql_world: SqlWorld) -> None:
