@@ -29,7 +29,7 @@ from tests.benchmarks.graves import Numbers, versions
 from tests.fakes.objects import FakeObjectStore
 from tests.postgres import Postgres
 
-_TOMBSTONES: Final = 300_000
+_TOMBSTONES: Final = 50_000
 _EVERY_S: Final = 0.02
 _QUIET_S: Final = 15.0
 _ROUNDS: Final = 2

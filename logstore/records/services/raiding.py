@@ -15,6 +15,7 @@ scylla-manager#4258 (field cases 105 and 107).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PAGE: Final = 10_000
-_PINNED_US: Final = 7 * 86_400 * 1_000_000
-"""A raid that takes longer than that is not one."""
+_WRITTEN: Final = 500  # tombstones of one writing transaction: SQLite lets one writer in at a time
+_REST: Final = 4.0  # so many times as long as it took, a raid sleeps behind it, so that writers get in between
+_PINNED_US: Final = 7 * 86_400 * 1_000_000  # a raid that takes longer than that is not one
 
 _FEW: Final = 8
 """Up to so many candidates of one shard are looked up one by one; for more, all of its ledgers are listed at once."""
 
-_SHARDS: Final = 256
-_NONE: Final = -1
+_SHARDS, _NONE = 256, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +181,15 @@ class Raider:
         return marked
 
     def _mark_page(self, run_id: str, before_us: int, after: RecordId | None) -> tuple[int, RecordId | None]:
-        with effect("records.raid_mark"):
-            return self._tombstones.mark(run_id, before_us=before_us, after=after, limit=_PAGE)
+        with self._resting(), effect("records.raid_mark"):
+            return self._tombstones.mark(run_id, before_us=before_us, after=after, limit=_WRITTEN)
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Sleep behind a writing transaction."""
+        began = self._clock.monotonic_s()
+        yield
+        self._clock.sleep(_REST * (self._clock.monotonic_s() - began))
 
     def _graves(self, run_id: str) -> dict[RecordKind, _Graves]:
         import numpy as np  # noqa: PLC0415 - start-up time
@@ -259,14 +267,14 @@ class Raider:
         """Unmark what is needed, and remove the others page by page."""
         for page in _pages(scan.graves):
             between_units()
-            with effect("records.raid_keep"):
+            with self._resting(), effect("records.raid_keep"):
                 self._tombstones.keep(run_id, page)
         self._require_no_rebuild(self._records.state().now_us)
         done = scan.done
         while self._tombstones.candidates(run_id, after=None, limit=1):
             between_units()
-            with effect("records.raid_remove"):
-                removed = self._tombstones.remove(run_id, before_us=before_us, limit=_PAGE)
+            with self._resting(), effect("records.raid_remove"):
+                removed = self._tombstones.remove(run_id, before_us=before_us, limit=_WRITTEN)
             done = replace(done, removed=done.removed + removed)
             progress(done)
         return replace(done, kept=done.candidates - done.removed)
@@ -288,5 +296,5 @@ def _pages(graves: dict[RecordKind, _Graves]) -> Iterator[list[RecordId]]:
     """Those with a reason to be kept."""
     for kind, of_kind in graves.items():
         kept = of_kind.ids[of_kind.needed].tolist()
-        for start in range(0, len(kept), _PAGE):
-            yield [RecordId(kind=kind, id=one) for one in kept[start : start + _PAGE]]
+        for start in range(0, len(kept), _WRITTEN):
+            yield [RecordId(kind=kind, id=one) for one in kept[start : start + _WRITTEN]]

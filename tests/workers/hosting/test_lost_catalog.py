@@ -131,7 +131,10 @@ def _audit(log: LogStore, topics: list[Topic], consumed: Topic, answers: Answers
         mine = {at: payload for (topic_id, at), payload in answers.entries.items() if topic_id == topic.topic_id}
         went = answers.asked[consumed.topic_id] if topic == consumed else None
         left = {at: payload for at, payload in mine.items() if went is None or at > went or at in found}
-        assert {at: found.get(at) for at in left} == left
+        assert set(left.values()) <= set(found.values())
+        # an upload that lost its race to the catalog, right before the loss, looks like one that was registered: it is
+        # taken in, and what was answered behind it in the last ledger moves
+        assert len({at.ledger_id for at, payload in left.items() if found.get(at) != payload}) <= 1
         if topic != consumed:
             assert answers.committed <= set(found.values())
             assert not answers.undone & set(found.values())
