@@ -8,7 +8,7 @@ It must answer alike for the same record: after a crash it is asked again. For w
 when its selection began. No lock is held meanwhile: a record that has changed since the function saw it stays.
 
 Source: Aerospike's record functions (a function that removes the record ends it, under the policy of its call), here
-without changes of bins; DESIGN section 5.
+without changes of bins.
 """
 
 from collections.abc import Callable

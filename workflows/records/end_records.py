@@ -9,7 +9,7 @@ To stop it, cancel or terminate it: pages that are through stay detached, and th
    A function that fails ends nothing more, and is named with its record. In a dry run nothing is detached.
 3. Run `delete-ledgers` on the batch (phase two), and wait for it.
 
-Source: Aerospike's scans and queries with record functions; DESIGN section 5.
+Source: Aerospike's scans and queries with record functions; ADR 15.
 """
 
 from dataclasses import replace
