@@ -30,7 +30,6 @@ _SERVER = [
         "limit.historyCount.suggestContinueAsNew=100",
     )
 ]
-_runner = pytest.StashKey[asyncio.Runner]()
 _numbers = itertools.count()
 
 
@@ -40,15 +39,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
     arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
-    pyfuncitem.config.stash[_runner].run(pyfuncitem.obj(**arguments))
+    loop = pyfuncitem.funcargs["loop"]
+    assert isinstance(loop, asyncio.Runner)
+    loop.run(pyfuncitem.obj(**arguments))
     return True
 
 
-@pytest.fixture(scope="session")
-def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    """The one event loop: a Temporal client stays with the loop it was made on."""
+@pytest.fixture(scope="session", autouse=True)
+def loop() -> Iterator[asyncio.Runner]:
+    """The one event loop, for tests without fixtures too: a Temporal client stays with the loop it was made on."""
     with asyncio.Runner() as runner:
-        request.config.stash[_runner] = runner
         yield runner
 
 
