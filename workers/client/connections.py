@@ -14,7 +14,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import Runtime
 
 from infra.catalog import SqlCatalog, open_catalog
-from logstore.errors import ServiceFailed
+from workers.client.temporal_access import temporal_access, unreached
 from workers.client.tracing import TracedCalls
 from workers.identity import namespace
 from workers.identity.stores import refuse_foreign_bucket
@@ -43,30 +43,35 @@ async def connect_client(
         plugins: A worker's, which trace its calls too: then nothing else does.
 
     Raises:
-        ServiceFailed: No address is known, or no Temporal server answers there.
+        InvalidInput: Files of keys or certificates cannot be used.
+        ServiceFailed: No address is known, no Temporal server answers there, or it and we do not trust each other.
     """
     address = settings.required("temporal_address")
+    access = temporal_access(settings)
     try:
         async with asyncio.timeout(_CONNECT_S):  # where nobody refuses, the SDK would wait without end
-            return await Client.connect(
+            client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,
                 identity=identity,
                 runtime=runtime,
+                tls=access.tls or False,
+                api_key=access.api_key or None,
                 data_converter=pydantic_data_converter,
                 interceptors=[] if plugins else [TracedCalls()],
                 plugins=plugins,
             )
     except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens, and the time-out
-        advice = "run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
-        raise ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice) from error
+        raise unreached(address, access, error) from error
+    access.follow(client)
+    return client
 
 
 def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V:
     """The result of some work with a client of its own; for a caller without an event loop.
 
     Raises:
-        ServiceFailed: As `connect_client`.
+        InvalidInput, ServiceFailed: As `connect_client`.
     """
 
     async def connected() -> V:

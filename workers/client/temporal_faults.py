@@ -1,11 +1,14 @@
 """Errors of Temporal's client, told to an operator: the service, what is wrong, what to try."""
 
+from typing import Final
+
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import ServiceFailed
 from workflows import search_attributes
 
+REFUSED_KEY: Final = "check temporal_api_key or temporal_api_key_file, and the namespace that the key is for"
 _LOOK = "run `sexton up`, or read its log"
 _OUTSIDE = {
     RPCStatusCode.UNAVAILABLE: ("it does not answer", _LOOK),
@@ -13,7 +16,7 @@ _OUTSIDE = {
     RPCStatusCode.CANCELLED: ("it does not answer in time", _LOOK),
     RPCStatusCode.RESOURCE_EXHAUSTED: ("it takes no more requests for now", "try again later"),
     RPCStatusCode.PERMISSION_DENIED: ("it refuses us", "ask its operator for access to the namespace"),
-    RPCStatusCode.UNAUTHENTICATED: ("it refuses us", "ask its operator for access to the namespace"),
+    RPCStatusCode.UNAUTHENTICATED: ("it does not know us", REFUSED_KEY),
     RPCStatusCode.UNIMPLEMENTED: ("it lacks a call that is needed", "is a Temporal server at that address, and new?"),
     RPCStatusCode.INTERNAL: ("it failed", "read its log"),
     RPCStatusCode.UNKNOWN: ("it failed", "is a Temporal server at that address? Read its log"),

@@ -4,7 +4,7 @@ from workers.settings.durations import format_duration, parse_duration
 from workers.settings.kinds import OFF, checked_master
 from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
-from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings
+from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings, read_secret
 
 __all__ = [
     "DEFAULT_HOME",
@@ -18,4 +18,5 @@ __all__ = [
     "load_settings",
     "parse_duration",
     "read_recorded",
+    "read_secret",
 ]

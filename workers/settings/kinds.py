@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Se
 from logstore.errors import InvalidInput
 from workers.settings.durations import LONGEST_S, format_duration, parse_duration
 
+_MOST_PATH: Final = 4_096
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
@@ -17,6 +18,7 @@ _WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9_/-]{1,128}")  # a dot would end it in Temporal's own texts
 _BUILD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as the worker controller's
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:(?P<name>[A-Za-z_]\w{0,63})", re.ASCII)
+_SERVER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -117,6 +119,12 @@ def _word(value: str) -> str:
     return value
 
 
+def _server(value: str) -> str:
+    if not _SERVER.fullmatch(value):
+        raise ValueError("the name or the address of a server, without a port")
+    return value
+
+
 def _deployment(value: str) -> str:
     if value and not _DEPLOYMENT.fullmatch(value):
         raise ValueError("1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash")
@@ -129,8 +137,8 @@ def _build(value: str) -> str:
     return value
 
 
-def _folder(value: str) -> str:
-    if not value.startswith("/") or not value.isprintable():
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or not value.isprintable() or len(value) > _MOST_PATH:
         raise ValueError("an absolute path")
     return value
 
@@ -165,7 +173,9 @@ Bucket = Annotated[str, AfterValidator(bucket_name)]
 BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
 FunctionList = Annotated[str, AfterValidator(_functions)]  # separated by commas
 Word = Annotated[str, AfterValidator(_word)]
+ServerName = Annotated[str, AfterValidator(_server)]
 DeploymentName = Annotated[str, AfterValidator(_deployment)]
 BuildId = Annotated[str, AfterValidator(_build)]
-Folder = Annotated[str, AfterValidator(_folder)]
+Folder = Annotated[str, AfterValidator(_absolute)]
+File = Annotated[str, AfterValidator(_absolute)]
 Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster

@@ -18,6 +18,7 @@ from workers.settings.kinds import (
     Count,
     DeploymentName,
     Ensemble,
+    File,
     Folder,
     FunctionList,
     Identity,
@@ -26,6 +27,7 @@ from workers.settings.kinds import (
     Master,
     Port,
     Seconds,
+    ServerName,
     WebAddress,
     Word,
     no_truth_value,
@@ -35,6 +37,13 @@ from workers.settings.kinds import (
 SERVICES = frozenset({
     "temporal_address",
     "temporal_namespace",
+    "temporal_tls",
+    "temporal_ca_file",
+    "temporal_server_name",
+    "temporal_cert_file",
+    "temporal_key_file",
+    "temporal_api_key",
+    "temporal_api_key_file",
     "ui_address",
     "database_url",
     "s3_endpoint",
@@ -65,6 +74,13 @@ class Settings(BaseModel):
     home: Path
     temporal_address: Addresses = ""
     temporal_namespace: Word = "default"
+    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on where one of the next six is given
+    temporal_ca_file: File = ""  # the authorities that may sign the server's certificate; empty: those of this machine
+    temporal_server_name: ServerName = ""  # the name in the server's certificate, where the address is another one
+    temporal_cert_file: File = ""  # our certificate, with its chain
+    temporal_key_file: File = ""  # and its key
+    temporal_api_key: SecretStr = SecretStr("")
+    temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
     ui_address: WebAddress = ""
     task_queue: Word = "sexton"
     deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it

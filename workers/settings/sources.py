@@ -19,7 +19,10 @@ from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
-_SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth"})
+_SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
+_IN_FILES = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
+"""Names by which a file is given that holds the secret; those that are settings of their own are read again later."""
+
 _PREFIX = "SEXTON_"
 _OF_OTHERS = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
 """Variables that are no settings: where the file is, what tests arm, and the mark that `up` gives its processes."""
@@ -60,14 +63,54 @@ def load_settings(
     """
     file, asked = _file(environ, cwd), {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(asked, "flag")
-    given = {name: (value, "flag") for name, value in asked.items()}
-    chosen = {**file, **_own(_from_environ(environ), given, cwd), **given}
+    given = _read_in({name: (value, "flag") for name, value in asked.items()}, cwd)
+    chosen = {**file, **_own(_read_in(_from_environ(environ), cwd), given, cwd), **given}
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
     chosen["home"] = (_path(home, origin, cwd), origin)
     left = recorded(Path(str(chosen["home"][0]))).items()
     found = {**{name: (value, f"stack in {chosen['home'][0]}") for name, value in left}, **chosen}
     origins = {name: found[name][1] if name in found else "default" for name in Settings.model_fields}
     return LoadedSettings(_validated(found), origins)
+
+
+def _read_in(found: _Source, cwd: Path) -> _Source:
+    """The source with the secrets of the files that it names in their place.
+
+    Raises:
+        InvalidInput: It gives a secret twice, or a file that cannot be read, or is empty.
+    """
+    read = {name: one for name, one in found.items() if name not in _IN_FILES}
+    for file, name in _IN_FILES.items():
+        if file in found:
+            path, origin = found[file]
+            if name in found:
+                raise InvalidInput(file, expected=f"it or {name}, not both (from {origin})", found=path)
+            read[name] = (_secret_in(file, path, cwd, origin), origin)
+    return read
+
+
+def _secret_in(file: str, path: object, cwd: Path, origin: str) -> str:
+    try:
+        return read_secret(file, str(cwd / Path(str(path)).expanduser()))
+    except InvalidInput as error:
+        raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
+
+
+def read_secret(field: str, path: str) -> str:
+    """The text of a file that holds one secret, without the space around it.
+
+    Raises:
+        InvalidInput: It cannot be read, or is empty.
+    """
+    rule = "a file with a secret in it"
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:  # of the second kind: a path or a content that is no text
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidInput(field, expected=f"{rule} ({why})", found=path) from None
+    if not text:
+        raise InvalidInput(field, expected=f"{rule} (it is empty)", found=path)
+    return text
 
 
 def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:
@@ -94,7 +137,7 @@ def _checked_home(home: object, origin: str) -> str:
 
 
 def _from_environ(environ: Mapping[str, str]) -> _Source:
-    names = {name: f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    names = {name: f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_IN_FILES)}
     known = _OF_OTHERS | set(names.values())
     for key in environ:
         if key.startswith(_PREFIX) and key not in known and environ[key]:
@@ -117,12 +160,12 @@ def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
     _refuse_unknown(content, path.name)
     if "home" in content:
         content["home"] = path.parent / Path(_checked_home(content["home"], path.name)).expanduser()
-    return {name: (value, path.name) for name, value in content.items()}
+    return _read_in({name: (value, path.name) for name, value in content.items()}, path.parent)
 
 
 def _refuse_unknown(given: Mapping[str, object], source: str) -> None:
     for name in given:
-        if name not in Settings.model_fields:
+        if name not in Settings.model_fields and name not in _IN_FILES:
             nearest = get_close_matches(name, Settings.model_fields, n=1, cutoff=0.0)[0]
             raise InvalidInput(source, expected=f"a known key (nearest: {nearest})", found=name)
 

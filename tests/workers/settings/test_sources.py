@@ -157,7 +157,7 @@ def test_load_settings_variables_of_others_are_left_alone(tmp_path: Path) -> Non
     assert set(_load(tmp_path, environ=environ).origins.values()) == {"default"}
 
 
-_FREE = {"database_url", "s3_access_key", "s3_secret_key"}  # any text, as far as settings go
+_FREE = {"database_url", "s3_access_key", "s3_secret_key", "temporal_api_key"}  # any text, as far as settings go
 _TEXTS = ["\x1b[2J", "a\u202eb", "x" * 5_000]
 _OF_TOML = ["true", "1.5", "[1]", "{a = 1}", "2026-11-20", "-1", str(2**63 - 1) + "0"]
 
@@ -348,3 +348,40 @@ def test_limits_of_buckets_are_any_positive_number_and_none_below(tmp_path: Path
     assert getattr(_load(tmp_path, environ={f"SEXTON_{name.upper()}": f"1{unit}"}).settings, name) == 1
     with pytest.raises(InvalidInput, match=rf"{name}: expected .*1.* found '0{unit}'"):
         _load(tmp_path, environ={f"SEXTON_{name.upper()}": f"0{unit}"})
+
+
+def test_load_settings_secret_in_a_file_counts_as_its_source(tmp_path: Path) -> None:
+    """Every secret has a name with `_file`; the stronger source wins, whether it names the secret or the file."""
+    (tmp_path / "secret").write_text(" of-file \n")
+    (tmp_path / "sexton.toml").write_text('s3_secret_key_file = "secret"\ndatabase_url_file = "secret"\n')
+    (tmp_path / "auth").write_text("digest:a:b")
+    found = _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH_FILE": "auth"})
+    assert found.settings.s3_secret_key.get_secret_value() == found.settings.database_url == "of-file"
+    assert found.settings.zookeeper_auth.get_secret_value() == "digest:a:b"
+    assert found.origins["s3_secret_key"] == "sexton.toml"
+    assert found.origins["zookeeper_auth"] == "environment SEXTON_ZOOKEEPER_AUTH_FILE"
+    stronger = _load(tmp_path, environ={"SEXTON_S3_SECRET_KEY": "direct"}).settings
+    assert stronger.s3_secret_key.get_secret_value() == "direct"
+    recorded = _load(tmp_path, recorded={"s3_secret_key": "of-stack"}).settings
+    assert recorded.s3_secret_key.get_secret_value() == "of-file"
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [(None, "No such file"), (b" \n", "it is empty"), (b"\xff\xfe", "it is no text"), (b"sasl:", "scheme:credential")],
+)
+def test_load_settings_file_without_a_secret_is_refused(tmp_path: Path, content: bytes | None, rule: str) -> None:
+    """What is not there, says nothing, is no text, or holds what the setting does not take."""
+    if content is not None:
+        (tmp_path / "auth").write_bytes(content)
+    with pytest.raises(InvalidInput, match=rule) as refused:
+        _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH_FILE": str(tmp_path / "auth")})
+    assert refused.value.field in {"zookeeper_auth_file", "zookeeper_auth"}
+
+
+def test_load_settings_secret_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    """By one source, directly and in a file: nobody could tell which was meant."""
+    (tmp_path / "secret").write_text("x")
+    both = {"SEXTON_S3_SECRET_KEY": "y", "SEXTON_S3_SECRET_KEY_FILE": str(tmp_path / "secret")}
+    with pytest.raises(InvalidInput, match="s3_secret_key_file: expected it or s3_secret_key, not both"):
+        _load(tmp_path, environ=both)

@@ -1,0 +1,168 @@
+"""Servers behind TLS for tests: certificates of a CA of the test's own, and what ends TLS before a real server."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import trustme
+
+HOST: Final = "127.0.0.1"
+NAME: Final = "sexton.test"
+"""What the servers' certificates name beside the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Files of a certificate with its chain, and of its key."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """A CA, and certificates of it as files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the CA."""
+        self._folder = folder
+        self._ca = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(self.ca)
+
+    def pair(self, name: str, *identities: str, expired: bool = False) -> Pair:
+        """A certificate for these names and addresses."""
+        ago = datetime.now(UTC) - timedelta(days=1)
+        made = self._ca.issue_cert(*identities, not_before=ago - timedelta(days=1), not_after=ago if expired else None)
+        pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
+        pair.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(pair.key)
+        return pair
+
+    def server(self) -> Pair:
+        """The certificate of a server at `HOST`, which is called `NAME`, too."""
+        return self.pair("server", HOST, "localhost", NAME)
+
+
+class TlsFront:
+    """Passes what comes by TLS on to a server that speaks without; ask for a client's certificate with `clients`."""
+
+    def __init__(self, target: str, pair: Pair, *, clients: Path | None = None) -> None:
+        """Listen on a free port; `target` is the server's `host:port`."""
+        host, _, port = target.partition(":")
+        self._target = (host, int(port))
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(pair.cert, pair.key)
+        if clients is not None:
+            self._context.load_verify_locations(clients)
+            self._context.verify_mode = ssl.CERT_REQUIRED
+        self._loop = _Loop()
+        self._server = self._loop.run(asyncio.start_server(self._join, HOST, 0, ssl=self._context))
+        self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            inner_reader, inner_writer = await asyncio.open_connection(*self._target)
+            await asyncio.gather(_pass(reader, inner_writer), _pass(inner_reader, writer))
+
+
+async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while said := await source.read(65_536):
+            sink.write(said)
+            await sink.drain()
+    sink.close()
+
+
+class TemporalFront:
+    """A Temporal server behind TLS: passes calls on that bear the API key, and refuses all others."""
+
+    def __init__(self, target: str, pair: Pair, *, clients: Path | None = None, api_key: str = "") -> None:
+        """Listen on a free port; `target` is the server's `host:port`, an empty key lets every call pass."""
+        self.keys = {api_key} if api_key else set()
+        self.refused = 0
+        self._target, self._loop = target, _Loop()
+        trusted = clients.read_bytes() if clients else None
+        credentials = grpc.ssl_server_credentials(
+            [(pair.key.read_bytes(), pair.cert.read_bytes())], trusted, require_client_auth=clients is not None
+        )
+        self.address = self._loop.run(self._started(credentials))
+
+    def close(self) -> None:
+        """End it, and what waits in it."""
+        self._loop.run(self._stopped())
+        self._loop.close()
+
+    async def _started(self, credentials: Any) -> str:
+        self._channel = grpc.aio.insecure_channel(self._target)
+        self._server = grpc.aio.server(handlers=[_Calls(self._answer)])
+        port = self._server.add_secure_port(f"{HOST}:0", credentials)
+        await self._server.start()
+        return f"{HOST}:{port}"
+
+    async def _stopped(self) -> None:
+        await self._server.stop(None)
+        await self._channel.close()
+
+    async def _answer(self, method: str, request: bytes, context: Any) -> bytes:
+        told = {key: value for key, value in context.invocation_metadata() if not key.startswith(("grpc-", ":"))}
+        if self.keys and told.get("authorization", "").removeprefix("Bearer ") not in self.keys:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "Request unauthorized.")
+        passed = [(key, value) for key, value in told.items() if key not in {"user-agent", "content-type", "te"}]
+        try:
+            answer: bytes = await self._channel.unary_unary(method)(
+                request, metadata=passed, timeout=context.time_remaining()
+            )
+        except grpc.aio.AioRpcError as error:
+            context.set_trailing_metadata(error.trailing_metadata())
+            await context.abort(error.code(), error.details() or "")
+        return answer
+
+
+class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    def __init__(self, answer: Callable[[str, bytes, Any], Awaitable[bytes]]) -> None:
+        self._answer = answer
+
+    def service(self, details: Any) -> Any:
+        async def answer(request: bytes, context: Any) -> bytes:
+            return await self._answer(details.method, request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class _Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def close(self) -> None:
+        """Cancel what is left, and end."""
+
+        async def cancelled() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancelled())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,170 @@
+"""A real Temporal server behind TLS: who is let in, what is told where somebody is not, and a key that changes."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from infra.stack.stack import StackAddresses
+from logstore.errors import InvalidInput, ServiceFailed
+from tests.tls import HOST, NAME, Authority, TemporalFront
+from tests.workflows.house import assert_eventually
+from workers.client import temporal_access
+from workers.client.connections import connect_client, with_client
+from workers.operations.status import checked
+from workers.settings import Settings
+
+pytestmark = pytest.mark.external_service
+_KEY = "key-one"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One CA for all tests of this file."""
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture
+def front(servers: StackAddresses, authority: Authority) -> Iterator[TemporalFront]:
+    """The process's server behind mutual TLS, for calls with the key alone."""
+    made = TemporalFront(servers.temporal, authority.server(), clients=authority.ca, api_key=_KEY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def secured(front: TemporalFront, authority: Authority, tmp_path: Path) -> Settings:
+    """Settings by which it lets us in."""
+    pair = authority.pair("client", "worker@sexton.test")
+    key = tmp_path / "api-key"
+    key.write_text(f"{_KEY}\n")
+    return Settings(
+        home=tmp_path,
+        temporal_address=front.address,
+        temporal_ca_file=str(authority.ca),
+        temporal_cert_file=str(pair.cert),
+        temporal_key_file=str(pair.key),
+        temporal_api_key_file=str(key),
+    )
+
+
+async def _ask(client: Client) -> int:
+    return (await client.count_workflows()).count
+
+
+def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
+    """By our files, and by a name that the certificate bears in the place of the address's."""
+    assert with_client(secured, _ask) >= 0
+    assert with_client(secured.model_copy(update={"temporal_server_name": NAME}), _ask) >= 0
+
+
+def _refusal(settings: Settings, **changes: object) -> str:
+    given = Settings.model_validate({name: one for name, one in {**dict(settings), **changes}.items() if one != ""})
+    with pytest.raises((ServiceFailed, InvalidInput)) as refused:
+        with_client(given, _ask)
+    row = checked("temporal", lambda asked: str(with_client(asked, _ask)), given)  # as `doctor` asks
+    assert row == {"name": "temporal", "ok": False, "detail": str(refused.value)}
+    assert _KEY not in str(refused.value)
+    return str(refused.value)
+
+
+def test_server_that_is_not_trusted_or_does_not_trust_us_is_told_with_the_setting(
+    secured: Settings, authority: Authority, servers: StackAddresses, tmp_path: Path
+) -> None:
+    """Each fault of TLS and of the key by itself: the sentence names the setting that mends it."""
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    stranger = other.pair("client", "worker@sexton.test")
+    foreign = {"temporal_cert_file": str(stranger.cert), "temporal_key_file": str(stranger.key)}
+    (tmp_path / "wrong-key").write_text("key-two")
+    plain = {name: "" for name in Settings.model_fields if name.startswith("temporal_") and name.endswith("_file")}
+    old = TemporalFront(servers.temporal, authority.pair("expired", HOST, expired=True))
+    try:
+        told = {
+            "signed by none of our authorities; check temporal_ca_file": {"temporal_ca_file": str(other.ca)},
+            "for another name: 127.0.0.1, localhost, sexton.test; check temporal_server_name": {
+                "temporal_server_name": "wrong.test"
+            },
+            "its certificate has expired": {"temporal_address": old.address},
+            "it does not know us; check temporal_api_key": {"temporal_api_key_file": str(tmp_path / "wrong-key")},
+            "it may want our certificate: temporal_cert_file": {"temporal_cert_file": "", "temporal_key_file": ""},
+            "it ended the connection": foreign,
+            "it speaks no TLS": {"temporal_address": servers.temporal},
+            "set temporal_tls=on if it wants TLS": plain,
+        }
+        for sentence, changes in told.items():
+            assert sentence in _refusal(secured, **changes), sentence
+    finally:
+        old.close()
+
+
+def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
+    secured: Settings, authority: Authority, front: TemporalFront, tmp_path: Path
+) -> None:
+    """The setting, the rule and the file; a key without its certificate, and a certificate without its key."""
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    expired, another = authority.pair("old", "old", expired=True), authority.pair("another", "another")
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    gone = str(tmp_path / "gone")
+    told = {
+        "temporal_ca_file: expected a file that can be read (No such file": {"temporal_ca_file": gone},
+        "temporal_ca_file: expected certificates of authorities in PEM": {"temporal_ca_file": str(text)},
+        "temporal_cert_file: expected a file that can be read": {"temporal_cert_file": gone},
+        "temporal_cert_file: expected a certificate in PEM": {"temporal_cert_file": str(text)},
+        "temporal_cert_file: expected a certificate that is valid now": {
+            "temporal_cert_file": str(expired.cert),
+            "temporal_key_file": str(expired.key),
+        },
+        "temporal_cert_file: expected a file, for there is temporal_key_file": {"temporal_cert_file": ""},
+        "temporal_key_file: expected a file that can be read": {"temporal_key_file": gone},
+        "temporal_key_file: expected a file, for there is temporal_cert_file": {"temporal_key_file": ""},
+        "temporal_key_file: expected the key of the certificate in temporal_cert_file": {
+            "temporal_key_file": str(another.key)
+        },
+        "temporal_api_key_file: expected a file with a secret in it (No such file": {"temporal_api_key_file": gone},
+        "temporal_api_key_file: expected a file with a secret in it (it is empty)": {
+            "temporal_api_key_file": str(empty)
+        },
+        "temporal_api_key_file: expected it or temporal_api_key, not both": {"temporal_api_key": _KEY},
+        "temporal_tls: expected on, for other settings need TLS": {"temporal_tls": "off"},
+    }
+    for sentence, changes in told.items():
+        assert sentence in _refusal(secured, **changes), sentence
+    assert front.refused == 0
+
+
+@workflow.defn
+class _Nothing:
+    @workflow.run
+    async def run(self) -> str:
+        """End."""
+        return "done"
+
+
+def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
+    secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both keys are good for a while, then the new one alone; a file that is away for a moment changes nothing."""
+    monkeypatch.setattr(temporal_access, "_LOOK_S", 0.02)
+    file = Path(secured.temporal_api_key_file)
+
+    async def work() -> None:
+        client = await connect_client(secured)
+        worker = Worker(client, task_queue="keys", workflows=[_Nothing], workflow_runner=UnsandboxedWorkflowRunner())
+        async with worker:
+            shutil.move(file, file.with_suffix(".old"))
+            front.keys = {_KEY, "key-two"}
+            await asyncio.to_thread(file.write_text, "key-two\n")
+            await assert_eventually(lambda: client.api_key == "key-two")
+            front.keys = {"key-two"}
+            assert await client.execute_workflow(_Nothing.run, id="after-the-old-key", task_queue="keys") == "done"
+        assert front.refused == 0
+
+    asyncio.run(work())
