@@ -1,7 +1,8 @@
 """Pictures of the Web UI and of our own pages from a real run, for the docs: `python -m tests.screenshots`.
 
 Needs `chromium`. Runs the demo, whose refused ledger leaves a failed `delete-ledger`, and takes a picture of each page:
-three of the Web UI, the status page of a worker, and the waterfall of a trim whose worker was killed.
+three of the Web UI, the status page of a worker, and the waterfall of a trim whose worker was killed. The picture
+`trace-waterfall` is of the run that the guide tells of, in which the store was killed.
 """
 
 import json
@@ -20,7 +21,7 @@ from workers.demo.throw_away import remove
 _IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
-_LOOKS = ("--window-size=1500,1100", "--virtual-time-budget=8000")
+_BUDGET = "--virtual-time-budget=8000"
 
 
 def main() -> None:
@@ -38,7 +39,9 @@ def main() -> None:
             page = f"{quote(found['workflow_id'], safe='')}/{found['run_id']}/{tab}"
             _picture(f"{demo['ui']}/namespaces/default/workflows/{page}", name)
         _picture(f"{demo['ui']}/namespaces/default/workflows", "workflows")
-        _picture(f"{_pages_of(demo['home'])}/status", "status-page")
+        _sexton("--home", demo["home"], "txn", "begin")
+        _sexton("--home", demo["home"], "orphans", "plan")
+        _picture(f"{_pages_of(demo['home'])}/status", "status-page", height=1950)
         _waterfall(demo["home"], listed)
     finally:
         remove(Path(demo["home"]))
@@ -61,7 +64,7 @@ def _waterfall(home: str, listed: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "trace.html"
         _sexton("--home", home, "trace", batch, "--html", str(page))
-        _picture(page.as_uri(), "trace-waterfall")
+        _picture(page.as_uri(), "trace-killed-worker")
 
 
 def _sexton(*words: str) -> Any:
@@ -69,11 +72,12 @@ def _sexton(*words: str) -> Any:
     return json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=dict(os.environ)).stdout)
 
 
-def _picture(url: str, name: str) -> None:
+def _picture(url: str, name: str, *, height: int = 1100) -> None:
     target = _IMAGES / f"{name}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        argv = [*BROWSER, *QUIET, *_LOOKS, f"--user-data-dir={profile}", f"--screenshot={target}", url]
+        looks = (f"--window-size=1500,{height}", _BUDGET, f"--user-data-dir={profile}", f"--screenshot={target}")
+        argv = [*BROWSER, *QUIET, *looks, url]
         subprocess.run(argv, check=True, stderr=subprocess.DEVNULL, timeout=120)
 
 

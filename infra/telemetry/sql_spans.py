@@ -1,6 +1,7 @@
 """One span per SQL statement, made from SQLAlchemy's own events."""
 
 import re
+import sqlite3
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,11 @@ def _fail(context: "ExceptionContext") -> None:
     span: Span | None = getattr(context.execution_context, _SPAN, None)
     if span is None or not span.is_recording():  # ended before: the error came while rows were read
         return
-    span.set_status(StatusCode.ERROR, type(context.original_exception).__name__)
+    error = context.original_exception
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # another writer is at work: tried again
+        span.set_attribute("db.response.status_code", "SQLITE_BUSY")
+    else:
+        span.set_status(StatusCode.ERROR, type(error).__name__)
     span.end()
 
 

@@ -294,6 +294,18 @@ def test_sql_span_of_a_failed_statement_is_an_error_without_its_text(
     assert "s3cr3t" not in span.to_json()
 
 
+def test_sql_span_of_a_writer_that_waits_for_another_is_no_error(spans: InMemorySpanExporter, tmp_path: Path) -> None:
+    """The transaction is tried again; a job that gives up says so in its own span."""
+    observed = create_engine(f"sqlite:///{tmp_path}/store.db", connect_args={"timeout": 0, "isolation_level": None})
+    with observed.connect() as holder, observed.connect() as waiter:
+        holder.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(SQLAlchemyError, match="locked"):
+            waiter.exec_driver_sql("BEGIN IMMEDIATE")
+    seen = [(span.status.status_code.name, dict(span.attributes or {})) for span in spans.get_finished_spans()]
+    assert [status for status, _ in seen] == ["UNSET", "UNSET"]
+    assert [facts.get("db.response.status_code") for _, facts in seen] == [None, "SQLITE_BUSY"]
+
+
 def test_span_file_exporter_names_another_file_after_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes never share a file."""
     exporter = SpanFileExporter(tmp_path, "sexton")

@@ -38,7 +38,7 @@ def test_trace_of_a_workflow_draws_the_whole_tree(run: Run) -> None:
     """The command above it, what it was about, when, how long, and the error."""
     shown = run("trace", "trim-topic/7").stdout.splitlines()
     assert shown[0] == f"trace {TRACE}"
-    assert shown[1] == "2025-06-15T15:06:40Z, 90 ms, 44 spans, 1 errors"
+    assert shown[1] == "2025-06-15T15:06:40Z, 90 ms, 44 spans, 1 error"
     assert shown[2] == "sexton topic trim  90 ms +0 ms [sexton] topic=t<1> exit code=1"
     assert shown[3] == "└── RunWorkflow:trim-topic  70 ms +10 ms [sexton-worker] workflow=trim-topic/7"
     assert shown[4] == "    └── RunActivity:deletion.delete_chunk  50 ms +20 ms outcome=DELETED 40"

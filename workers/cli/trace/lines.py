@@ -34,6 +34,7 @@ FACTS: Mapping[str, str] = {  # attribute -> how a line calls it, in the order o
     "sexton.keys": "keys",
     "sexton.found": "found",
     "aws.error_code": "answer",
+    "db.response.status_code": "answer",
     "temporalWorkflowID": "workflow",
 }
 
@@ -82,7 +83,8 @@ class FoundTrace:
 def drawn(found: FoundTrace, every: bool) -> Group:
     """The whole answer: a line about the trace, its trees, and where else the workflow was spoken of."""
     facts = found.facts()
-    failed = Text(f"{facts['errors']:,} errors", style="bold red" if facts["errors"] else "")
+    many = "error" if facts["errors"] == 1 else "errors"
+    failed = Text(f"{facts['errors']:,} {many}", style="bold red" if facts["errors"] else "")
     head = Text(f"trace {found.trace_id}\n", style="bold")
     about = f"{facts['started']}, {length(found.end_ns - found.start_ns)}, {facts['spans']:,} spans, "
     parts = [head.append(about, style="not bold").append_text(failed)]
