@@ -150,6 +150,14 @@ class OwnedStore(ObjectStore, Protocol):
             CatalogMismatch: It does not carry this catalog's marker.
         """
 
+    def removing(self) -> ObjectStore:
+        """The bucket for one removal that begins now, in however many requests: before each, nothing is asked again.
+
+        Raises:
+            CatalogMismatch: It is not the catalog's.
+            CatalogOutdated: The catalog is not the one any more, where that is asked with this bucket.
+        """
+
 
 Buckets = Callable[[CopyLocation], OwnedStore]
 """A bucket by its location: an offload context says in which one its copy stands, and of which store."""

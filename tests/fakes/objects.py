@@ -86,6 +86,10 @@ class FakeObjectStore:
         """As `confirm`."""
         self.confirm()
 
+    def removing(self) -> "FakeObjectStore":
+        """See `OwnedStore.removing`."""
+        return self
+
     def confirm(self) -> None:
         """See `OwnedStore`; it is the catalog's unless a test says otherwise."""
         if self.refusal:

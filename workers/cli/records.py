@@ -41,7 +41,7 @@ def status(context: CommandContext) -> Answer:
 
     state = context.catalog.records.state()
     newest = context.log.records.log.newest(state.manifest)
-    require_known(context.catalog.records.state(), newest)  # read behind it: a flush may have gone by
+    require_known(context.catalog.records.known(), newest)  # read behind it: a flush may have gone by
     age_s = None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
     facts: dict[str, object] = {
         "manifest": newest.number if newest else 0,

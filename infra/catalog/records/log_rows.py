@@ -7,18 +7,34 @@ manifest before that: so all that are pending then are for this number or an ear
 
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, case, func, or_, select, text, update
+from sqlalchemy import Connection, Row, case, func, literal, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
 from infra.catalog.records.readiness import READY, REPLICA, require_no_replica
-from logstore.ports.catalog import Claim, RecordLogState
+from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
 
 _L, _O = t.record_log.c, t.record_outbox.c
 
 ADOPTING: Final = "ADOPTING"
+_KNOWN: Final = select(_L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch).join(
+    t.catalog, literal(True)
+)
+
+
+def known_of(connection: Connection) -> KnownManifest:
+    """What the catalog knows of the newest manifest, by one statement."""
+    row = connection.execute(_KNOWN).one()
+    return KnownManifest(
+        catalog_id=row.catalog_id,
+        epoch=row.epoch,
+        manifest=row.manifest,
+        stamp=row.stamp,
+        pending=frozenset(row.pending),
+        replica=row.state == REPLICA,
+    )
 
 
 def state_of(connection: Connection, *, now_us: int) -> RecordLogState:

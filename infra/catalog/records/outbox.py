@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, Connection, cast, exists, or_, select
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
-from infra.catalog.records.log_rows import begin_stamp, let_claim_go, settle_manifest, state_of, take_claim
+from infra.catalog.records.log_rows import begin_stamp, known_of, let_claim_go, settle_manifest, state_of, take_claim
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
 from logstore.deletion.intents import DeletionState
-from logstore.ports.catalog import Claim, RecordLogState
+from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Ceilings
 
@@ -28,6 +28,10 @@ _CHUNK = 50_000
 
 class SqlRecords(OnDatabase):
     """The `Records` port."""
+
+    def known(self) -> KnownManifest:
+        """See `Records.known`."""
+        return self._db.read(known_of)
 
     def state(self) -> RecordLogState:
         """See `Records.state`."""

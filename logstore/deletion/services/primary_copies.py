@@ -165,16 +165,17 @@ class PrimaryCopies:
 
     def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
         """Free what died in mid-upload, delete every copy's segments, then the `meta.json` of those that lost them."""
+        objects = self._objects.removing()
         for key in {key for copy in copies.values() for key in copy.uploads}:
             between_units()
             with effect("storage.abort_uploads"):
-                self._objects.abort_uploads(key)
+                objects.abort_uploads(key)
         with effect("storage.delete_data"):
-            data = delete(self._objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+            data = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
         left = {row: self._left(copies[row], data) for row in copies}
         whole = [copies[row] for row in copies if not left[row]]
         with effect("storage.delete_meta"):
-            meta = delete(self._objects, whole, lambda copy: copy.meta_keys, on_progress)
+            meta = delete(objects, whole, lambda copy: copy.meta_keys, on_progress)
         return {row: removal(copies[row], left[row] or kept(copies[row].meta_keys, meta)) for row in copies}
 
     def _left(self, copy: StoredCopy, report: DeleteReport) -> UnconfirmedKeys | None:

@@ -93,7 +93,7 @@ class TieredCopies:
         done: dict[int, Removal] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
             here = {row: copy for row, copy in copies.items() if copy.location == location}
-            done |= _remove(self._buckets(location), here, on_progress)
+            done |= _remove(self._buckets(location).removing(), here, on_progress)
         return done
 
 

@@ -162,12 +162,18 @@ class OwnStore:
             CatalogMismatch, StoreUnavailable, ServiceRefused: See `OwnStores.require`.
             CatalogOutdated: The database is older than its record log, where that is asked with this bucket.
         """
+        self._compared_now()
+
+    def _compared_now(self) -> bool:
+        """See that it is ours; whether this very call compared it, and asked whether the catalog is still the one."""
         if not self._seen:
             with self._lock:
                 if not self._seen:
                     self._stores.require(self._named, self._connected())
                     self._require_current()
                     self._seen = True
+                    return True
+        return False
 
     def _require_current(self) -> None:
         if self._still_current is not None:
@@ -177,7 +183,7 @@ class OwnStore:
     def _ask_again(self) -> None:
         """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
 
-        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `_to_remove`.
+        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `removing`.
         """
         if self._still_current is None or self._now_s() < self._ask_at_s or not self._lock.acquire(blocking=False):
             return
@@ -193,10 +199,10 @@ class OwnStore:
         self._ask_again()
         return self._connected()
 
-    def _to_remove(self) -> ObjectStore:
-        """For what cannot be undone, the answer must be of this moment, and there must be one."""
-        self.require()
-        self._require_current()
+    def removing(self) -> ObjectStore:
+        """See `OwnedStore.removing`; what cannot be undone needs an answer of this moment, and there must be one."""
+        if not self._compared_now():
+            self._require_current()
         return self._connected()
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
@@ -215,7 +221,7 @@ class OwnStore:
 
     def abort_uploads(self, key: str) -> None:
         """See `ObjectStore`."""
-        self._to_remove().abort_uploads(key)
+        self.removing().abort_uploads(key)
 
     def get(self, key: str) -> StoredObject | None:
         """See `ObjectStore`."""
@@ -239,7 +245,7 @@ class OwnStore:
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """See `ObjectStore`."""
-        return self._to_remove().delete(keys)
+        return self.removing().delete(keys)
 
 
 def _marker(store: ObjectStore) -> str | None:

@@ -54,6 +54,7 @@ from logstore.ports.catalog.reconciliation import (
 )
 from logstore.ports.catalog.records import (
     Changes,
+    KnownManifest,
     RecordId,
     RecordLogState,
     Records,
@@ -128,6 +129,7 @@ __all__ = [
     "Inspection",
     "KnownCopy",
     "KnownLedger",
+    "KnownManifest",
     "Ledger",
     "LedgerHistory",
     "Ledgers",

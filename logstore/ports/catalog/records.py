@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLogState:
-    """How the catalog stands to its record log, at one moment."""
+class KnownManifest:
+    """What the catalog knows of the newest manifest of its record log, at one moment."""
 
     catalog_id: str
     epoch: int
-    bundles: int
     manifest: int  # number of the newest one that the catalog knows to be put; 0: none
     stamp: str  # of that one
     pending: frozenset[str]  # stamps of manifests that were begun since, put or not
+    replica: bool = False  # it follows the record log, and puts no manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLogState(KnownManifest):
+    """How the catalog stands to its record log, at one moment."""
+
+    bundles: int
     adopting: bool  # rebuilt, and not yet complete, or a replica: what destroys is refused
     ceilings: Ceilings
     next_ids: Ceilings  # the next ones to be given out
@@ -30,7 +37,6 @@ class RecordLogState:
     oldest_us: int | None  # of them
     oldest_cursor_us: int | None  # of those of cursors
     now_us: int
-    replica: bool = False  # it follows the record log, and puts no manifest
 
 
 class Changes(Protocol):
@@ -55,8 +61,11 @@ class Changes(Protocol):
 class Records(Protocol):
     """The outbox, and what the catalog knows of manifests."""
 
+    def known(self) -> KnownManifest:
+        """The part of `state` that costs the same however many changes wait: every removal asks for it."""
+
     def state(self) -> RecordLogState:
-        """How the catalog stands to its record log."""
+        """How the catalog stands to its record log; the changes that wait are counted."""
 
     def claim(self, claim: Claim) -> bool:
         """Take or renew the work on the record log; False where another workflow's claim is alive.

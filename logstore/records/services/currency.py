@@ -26,12 +26,12 @@ def require_current(records: Records, objects: OwnedStore) -> None:
         CorruptData, Unsupported: It cannot be read.
         StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
     """
-    state = records.state()
-    if state.replica:  # behind its source, and read alone
+    known = records.known()
+    if known.replica:  # behind its source, and read alone
         return
-    known = manifest_key(state.manifest) if state.manifest else ""
-    if next(iter(objects.list(PREFIX, start_after=known)), None) is None:
+    start = manifest_key(known.manifest) if known.manifest else ""
+    if next(iter(objects.list(PREFIX, start_after=start)), None) is None:
         return
-    newest = RecordLog(objects).newest(after=state.manifest)
+    newest = RecordLog(objects).newest(after=known.manifest)
     if newest is not None:
-        require_known(records.state(), newest)  # read behind the manifest: what a live process has begun is in it
+        require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, CatalogAdopting, CatalogBusy, CatalogMismatch, CatalogOutdated
 from logstore.failpoints import effect
-from logstore.ports.catalog import RecordLogState, Records
+from logstore.ports.catalog import KnownManifest, RecordLogState, Records
 from logstore.records.blocks import VERSIONS
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
@@ -75,11 +75,11 @@ def standing(records: Records, log: RecordLog) -> Standing:
             with effect("records.settle"):
                 records.settle(number=newest.number, stamp=newest.stamp, ceilings=newest.ceilings)
             continue
-        require_known(records.state(), newest)
+        require_known(records.known(), newest)
     raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
 
 
-def _require_same(state: RecordLogState, newest: Manifest) -> None:
+def _require_same(state: KnownManifest, newest: Manifest) -> None:
     if newest.catalog_id != state.catalog_id:
         raise CatalogMismatch(
             newest.key,
@@ -89,7 +89,7 @@ def _require_same(state: RecordLogState, newest: Manifest) -> None:
         )
 
 
-def require_known(state: RecordLogState, newest: Manifest | None) -> None:
+def require_known(state: KnownManifest, newest: Manifest | None) -> None:
     """Refuse a catalog to which the newest manifest is strange.
 
     The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now.

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from logstore import failpoints
-from logstore.deletion.intents import DeletionState
+from logstore.deletion.intents import DeletionState, Finding, StoredCopy
 from logstore.deletion.retention import RetentionPolicy
+from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
@@ -145,6 +146,19 @@ def test_nothing_is_removed_unless_the_catalog_is_the_one_at_that_moment(
     with pytest.raises(type(refuses)):
         remove(store)
     assert bucket.calls[calls:] == []
+
+
+def test_each_removal_asks_once_whether_the_catalog_is_the_one(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """The first one of a process, too, which compares the bucket; and one that takes several requests."""
+    asked = _Catalog()
+    store = asked.own(catalog, bucket)
+    store.delete(["k"])
+    assert asked.asked == 1
+    copy = StoredCopy(finding=Finding.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
+    PrimaryCopies(store).remove({1: copy}, on_progress=lambda _: None)
+    assert asked.asked == 2
+    store.removing().delete(["k"])
+    assert asked.asked == 3
 
 
 def test_catalog_is_asked_again_from_time_to_time_whether_it_is_the_one(

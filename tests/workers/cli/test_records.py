@@ -92,7 +92,7 @@ def _known(
         oldest_cursor_us=None,
         now_us=_NOW_US,
     )
-    services.log.catalog.records = SimpleNamespace(state=lambda: state)
+    services.log.catalog.records = SimpleNamespace(state=lambda: state, known=lambda: state)
     log = SimpleNamespace(newest=lambda after: manifest)
     replication = SimpleNamespace(standings=lambda: list(replicas))
     services.log.records = SimpleNamespace(log=log, replication=replication)  # type: ignore[attr-defined]
