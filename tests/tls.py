@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import grpc
 import trustme
 
 HOST: Final = "127.0.0.1"
+_SSL_REQUEST: Final = b"\0\0\0\x08\x04\xd2\x16\x2f"  # of PostgreSQL's protocol: 80877103 after its length
 NAME: Final = "sexton.test"
 """What the servers' certificates name beside the address."""
 
@@ -43,6 +43,7 @@ class Authority:
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
         made.private_key_pem.write_to_path(pair.key)
+        pair.key.chmod(0o600)  # libpq refuses one that others may read
         return pair
 
     def server(self) -> Pair:
@@ -54,34 +55,57 @@ class TlsFront:
     """Passes what comes by TLS on to a server that speaks without; ask for a client's certificate with `clients`."""
 
     def __init__(self, target: str, pair: Pair, *, clients: Path | None = None) -> None:
-        """Listen on a free port; `target` is the server's `host:port`."""
-        host, _, port = target.partition(":")
-        self._target = (host, int(port))
+        """Listen on a free port; `target` is the server's `host:port`, or the socket of a PostgreSQL."""
+        self._target, self._asked = target, target.startswith("/")
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.load_cert_chain(pair.cert, pair.key)
         if clients is not None:
             self._context.load_verify_locations(clients)
             self._context.verify_mode = ssl.CERT_REQUIRED
         self._loop = _Loop()
-        self._server = self._loop.run(asyncio.start_server(self._join, HOST, 0, ssl=self._context))
+        self._server = self._loop.run(
+            asyncio.start_server(self._join, HOST, 0, ssl=None if self._asked else self._context)
+        )
         self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
-        """End it."""
+        """End it, and all that goes through it."""
+
+        async def closed() -> None:
+            self._server.close()
+
+        self._loop.run(closed())
         self._loop.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            inner_reader, inner_writer = await asyncio.open_connection(*self._target)
+        joined = [writer]
+        try:
+            if self._asked:
+                if await reader.readexactly(8) != _SSL_REQUEST:
+                    return
+                writer.write(b"S")
+                await writer.start_tls(self._context)
+            inner_reader, inner_writer = await self._inner()
+            joined.append(inner_writer)
             await asyncio.gather(_pass(reader, inner_writer), _pass(inner_reader, writer))
+        except (OSError, EOFError):  # one of the two has gone
+            pass
+        finally:
+            for one in joined:
+                one.transport.abort()
+
+    async def _inner(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._asked:
+            return await asyncio.open_unix_connection(self._target)
+        host, _, port = self._target.partition(":")
+        return await asyncio.open_connection(host, int(port))
 
 
 async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while said := await source.read(65_536):
-            sink.write(said)
-            await sink.drain()
-    sink.close()
+    while said := await source.read(65_536):
+        sink.write(said)
+        await sink.drain()
+    raise EOFError
 
 
 class TemporalFront:
@@ -161,6 +185,8 @@ class _Loop:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(5):  # transports that were aborted close their sockets in the loop's next turns
+                await asyncio.sleep(0)
 
         self.run(cancelled())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -177,6 +177,8 @@ _WHY = (
     (BotoConnectionError, "the connection broke"),
 )
 _LOOK = "run `sexton up`, or correct SEXTON_S3_ENDPOINT"
+_TRUST = "check s3_ca_file, or correct SEXTON_S3_ENDPOINT"
+_DISTRUST = re.compile(r"certificate verify failed: (.+?) \(_ssl|(hostname .*?doesn't match [^)\"]*)")
 
 
 def code_of(error: ClientError) -> str:
@@ -225,7 +227,8 @@ def translated(what: str) -> Iterator[None]:
         problem = f"{what}: the name of the bucket cannot be one"
         raise _refused(problem, "InvalidParameter", advice="correct the bucket's name") from exc
     except _UNREACHABLE as exc:
-        raise StoreUnavailable(f"S3: {what}: {_unheard(exc)}; {_LOOK}") from exc
+        look = _TRUST if isinstance(exc, SSLError) else _LOOK
+        raise StoreUnavailable(f"S3: {what}: {_unheard(exc)}; {look}") from exc
     except CredentialRetrievalError as exc:
         problem, advice = f"{what}: no credentials were got", "look at what gives this machine its credentials"
         raise _refused(problem, "CredentialRetrievalError", advice=advice, may_pass=True) from exc
@@ -243,6 +246,8 @@ def _unheard(error: Exception) -> str:
     at = f" at {'/'.join(str(where).split('/')[:3])}" if where else ""
     if isinstance(error, ForeignAnswer):
         return f"the answer is not the store's own: {error}"
+    distrust = _DISTRUST.search(str(error))
+    at += f" ({distrust[1] or distrust[2]})" if distrust else ""
     return next((f"{why}{at}" for kind, why in _WHY if isinstance(error, kind)), f"no answer{at}")
 
 

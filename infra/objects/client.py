@@ -34,6 +34,7 @@ def make_client(
     access_key: str | None,
     secret_key: str | None,
     *,
+    ca_file: str = "",
     pool_size: int = 32,
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 60.0,
@@ -45,6 +46,8 @@ def make_client(
         region: The region that signatures name.
         access_key: With `secret_key` the credentials; None leaves them to the environment or the host's role.
         secret_key: See `access_key`.
+        ca_file: PEM: the authorities that may sign the store's certificate; empty leaves them to the environment, in
+            AWS_CA_BUNDLE, or to those that botocore brings.
         pool_size: Connections kept; give as many as threads will use the client.
         connect_timeout_s: For one attempt.
         read_timeout_s: Between two reads of one attempt.
@@ -67,6 +70,7 @@ def make_client(
         region_name=region,
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
+        verify=ca_file or None,
         config=config,
     )
     observe_client(client)

@@ -34,6 +34,7 @@ class StoreAddress:
     region: str = ""
     access_key: str = field(default="", repr=False)  # empty: of the executor's own environment or role
     secret_key: str = field(default="", repr=False)
+    ca_file: str = ""  # at the same path for every executor; empty: what its environment says
 
     def store(self) -> S3ObjectStore:
         """The bucket, with one client a process."""
@@ -43,7 +44,8 @@ class StoreAddress:
 @cache
 def _connected(address: StoreAddress) -> S3ObjectStore:
     keys = address.access_key or None, address.secret_key or None
-    return S3ObjectStore(make_client(address.endpoint or None, address.region, *keys, pool_size=64), address.bucket)
+    client = make_client(address.endpoint or None, address.region, *keys, ca_file=address.ca_file, pool_size=64)
+    return S3ObjectStore(client, address.bucket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.offload.locations import CopyLocation
 from workers.settings import Settings
 from workers.settings.recorded import read_recorded
+from workers.settings.tls_files import TlsFiles
 
 if TYPE_CHECKING:
     from infra.objects import S3Buckets, S3ObjectStore
@@ -81,7 +82,11 @@ def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore
 
 
 def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    """With `hasty`, short time-outs and one attempt: a person waits, and can try again."""
+    """With `hasty`, short time-outs and one attempt: a person waits, and can try again.
+
+    Raises:
+        InvalidInput: The file of authorities cannot be used.
+    """
     from infra.objects import Patience, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
 
     haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
@@ -90,6 +95,7 @@ def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S
         region,
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
+        ca_file=TlsFiles.of(settings, "s3").ca,
         pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
         **haste,
     )

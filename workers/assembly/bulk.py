@@ -48,7 +48,7 @@ def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress"
     from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
-    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys)
+    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
 
 
 def native_addresses(settings: Settings) -> "NativeAddresses":

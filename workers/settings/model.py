@@ -50,6 +50,7 @@ SERVICES = frozenset({
     "s3_region",
     "s3_access_key",
     "s3_secret_key",
+    "s3_ca_file",
     "primary_bucket",
     "tiered_bucket",
     "records_bucket",
@@ -90,6 +91,7 @@ class Settings(BaseModel):
     s3_region: Word = "us-east-1"
     s3_access_key: SecretStr = SecretStr("")
     s3_secret_key: SecretStr = SecretStr("")
+    s3_ca_file: File = ""  # the authorities that may sign the store's certificate; executors must see it, too
     primary_bucket: Bucket = "sexton-primary"
     tiered_bucket: Bucket = "sexton-tiered"
     records_bucket: Bucket = "sexton-records"

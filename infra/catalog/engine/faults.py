@@ -22,6 +22,9 @@ _SQLITE = {
     sqlite3.SQLITE_IOERR: "its disk fails, or a file beside it is gone; stop what uses it, then look at its folder",
 }
 _REFUSED = re.compile(r"authentication|password|role .* does not exist|pg_hba|permission denied", re.IGNORECASE)
+_DISTRUST = re.compile(
+    r"(SSL error: |server certificate |server does not support SSL|root certificate |certificate |private key ).*"
+)
 _NO_DATABASE = re.compile(r"database .* does not exist", re.IGNORECASE)
 
 
@@ -87,6 +90,9 @@ def missed(said: str, url: URL, *, lost: bool) -> str:
     """Why PostgreSQL could not be talked to, or the connection was lost; libpq tells it in words alone."""
     if _NO_DATABASE.search(said):
         return f"there is no database {url.database} at {_server(url)}; create it, or correct SEXTON_DATABASE_URL"
+    if distrust := _DISTRUST.search(said):
+        advice = "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL"
+        return f"no trusted connection to {_server(url)}: {distrust[0]}; {advice}"
     if _REFUSED.search(said):
         return f"{_server(url)} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
     if lost:
