@@ -54,7 +54,7 @@ class RecordLogRow(SQLModel, table=True):
     stamp: str  # of that one
     pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # stamps begun since, each with its time in us
     state: str  # READY or ADOPTING
-    rebuild: str | None = None  # the rebuild that loads it
+    rebuild: str | None = None  # the rebuild that loads it; of a replica, the name under which it was seeded
     ledger_ceiling: int = Field(sa_type=Big)  # ids below it may be given out
     topic_ceiling: int = Field(sa_type=Big)
     transaction_ceiling: int = Field(sa_type=Big)

@@ -31,7 +31,7 @@ _REBUILDING = {
     *(f"adoption.{step}" for step in ("stage", "settle", "conclude", "finish")),
     *(f"records.{step}" for step in ("load_rows", "name_database")),
 }
-_FOLLOWING = {"records.apply", "records.revoke"}
+_FOLLOWING = {"records.apply", "records.forget", "records.revoke"}
 _MET_ALONE = {"bulk.publish"} | _REBUILDING | _FOLLOWING
 """Met by the tests of publication, for the courses have bulk jobs that publish without Spark; by those of rebuilds, for
 no worker rebuilds or adopts a catalog that it works on; and by those of replicas that follow, whose databases are none

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from activities.records.following import RecordFollowing
+from infra.catalog.engine.database import shown_url
 from infra.catalog.records.following import open_replica
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
@@ -24,13 +25,13 @@ class FollowParts:
     """What the command of a replica works with."""
 
     catalog_id: str
-    replica: str  # its name
+    replica: str  # how its name begins
     activities: RecordFollowing
 
 
 def replica_name(bucket: str, database_url: str) -> str:
-    """The name that every run of the same command comes to; the URL cannot be read out of it."""
-    return f"{bucket}/{hashlib.sha256(database_url.encode()).hexdigest()[:8]}"
+    """How the name begins to which every run of the same command comes, whatever the password in the URL."""
+    return f"{bucket}/{hashlib.sha256(shown_url(database_url).encode()).hexdigest()[:8]}"
 
 
 @contextmanager

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import Database, shown_url
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records import replica_rows as on
-from infra.catalog.records.loading import SqlRebuild, own_rows
+from infra.catalog.records.loading import own_rows, rows_in
 from infra.catalog.records.readiness import REPLICA
 from infra.catalog.records.version_rows import (
     UNIQUE,
@@ -61,12 +61,11 @@ class SqlReplica:
         if self._db.is_absent or version(self._db) is None:
             return None
         check_version(self._db)
-        found = self._db.read(_applied)
-        if found is None and (rebuild := SqlRebuild(self._url).target().rebuild):
-            raise PreconditionFailed(f"database: expected an empty one or a replica's, found that of rebuild {rebuild}")
-        return found
+        return self._db.read(self._applied)
 
-    def apply(self, manifest: Manifest, versions: Versions, *, seen: Applied | None, seed: bool) -> AppliedRecords:
+    def apply(
+        self, manifest: Manifest, versions: Versions, *, seen: Applied | None, replica: str, seed: bool
+    ) -> AppliedRecords:
         """See `ReplicaDatabase.apply`."""
         if self._db.is_absent or version(self._db) is None:
             self._db.make_folder()
@@ -74,19 +73,30 @@ class SqlReplica:
 
         def work(connection: Connection) -> AppliedRecords:
             connection.execute(select(t.record_log.c.id).with_for_update())
-            if _applied(connection) != seen:
+            if self._applied(connection) != seen:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
             if seed:
                 for name in LOAD_ORDER:
                     on.empty(connection, t.metadata.tables[name])
             done = _Step(connection).all(versions)
-            for name, rows in own_rows(manifest, epoch=manifest.epoch, state=REPLICA):
+            for name, rows in own_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
                 on.insert_rows(connection, t.metadata.tables[name], rows)
             on.empty(connection, t.record_outbox)  # filled by triggers; a replica flushes nothing
             return done
 
         with effect("records.apply"):
             return self._db.write(work)
+
+    def _applied(self, connection: Connection) -> Applied | None:
+        row = connection.execute(select(t.record_log)).one()
+        if row.state == REPLICA:
+            catalog = connection.execute(select(t.catalog)).one()
+            told = {"epoch": catalog.epoch, "manifest": row.manifest, "stamp": row.stamp, "replica": row.rebuild or ""}
+            return Applied(catalog_id=catalog.catalog_id, **told)
+        if found := rows_in(connection):
+            shown = shown_url(self._url)
+            raise PreconditionFailed(f"database {shown}: expected an empty one or a replica's, found {found}")
+        return None
 
 
 @contextmanager
@@ -101,14 +111,6 @@ def open_replica(database_url: str) -> Iterator[SqlReplica]:
         yield SqlReplica(database, database_url)
     finally:
         database.close()
-
-
-def _applied(connection: Connection) -> Applied | None:
-    row = connection.execute(select(t.record_log)).one()
-    if row.state != REPLICA:
-        return None
-    catalog = connection.execute(select(t.catalog)).one()
-    return Applied(catalog_id=catalog.catalog_id, epoch=catalog.epoch, manifest=row.manifest, stamp=row.stamp)
 
 
 class _Step:

@@ -20,6 +20,7 @@ from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
 from infra.catalog.engine.database import Database, parsed_url, shown_url
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records.log_rows import ADOPTING, end_rebuild
+from infra.catalog.records.readiness import REPLICA
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import Load, Target
@@ -59,15 +60,10 @@ class SqlRebuild:
 
     def _seen(self, connection: Connection) -> Target:
         row = connection.execute(select(t.record_log)).one()
-        if row.rebuild:
+        if row.rebuild and row.state != REPLICA:
             return Target(rebuild=row.rebuild, state=row.state)
-        for name in LOAD_ORDER:
-            table = t.metadata.tables[name]
-            rows = connection.execute(select(func.count()).select_from(table)).scalar_one()
-            if rows:
-                raise self._not_empty(f"{rows:,} rows of {name}")
-        if row.manifest:
-            raise self._not_empty(f"a catalog with manifest {row.manifest} of a record log")
+        if found := rows_in(connection):
+            raise self._not_empty(found)
         return Target()
 
     def _not_empty(self, found: str) -> PreconditionFailed:
@@ -132,6 +128,20 @@ class SqlRebuild:
                 left.unlink(missing_ok=True)
         os.link(new, path)
         _sync(path.parent)
+
+
+def rows_in(connection: Connection) -> str:
+    """What stands in a database that would have to be empty; the empty text where nothing does."""
+    row = connection.execute(select(t.record_log)).one()
+    if row.rebuild:
+        return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"
+    if row.manifest:
+        return f"a catalog with manifest {row.manifest} of a record log"
+    for name in (*LOAD_ORDER, "bucket_marker"):
+        rows = connection.execute(select(func.count()).select_from(t.metadata.tables[name])).scalar_one()
+        if rows:
+            return f"{rows:,} rows of {name}"
+    return ""
 
 
 @contextmanager
@@ -230,7 +240,7 @@ def own_rows(
         epoch: Of the catalog.
         state: Of its record log.
         pending: Stamps of manifests that are about to be put, as JSON.
-        rebuild: That has loaded it, and has not ended.
+        rebuild: That has loaded it, and has not ended; or, of a replica, the name under which it was seeded.
     """
     ceilings = manifest.ceilings
     catalog = {

@@ -23,6 +23,7 @@ class Applied:
     epoch: int
     manifest: int  # its number
     stamp: str
+    replica: str  # the name under which it was seeded, and acknowledges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +47,20 @@ class ReplicaDatabase(Protocol):
             StoreUnavailable: It does not answer.
         """
 
-    def apply(self, manifest: Manifest, versions: Versions, *, seen: Applied | None, seed: bool) -> AppliedRecords:
+    def apply(
+        self, manifest: Manifest, versions: Versions, *, seen: Applied | None, replica: str, seed: bool
+    ) -> AppliedRecords:
         """Apply versions, and say that the database has this manifest: in one transaction.
 
         Args:
             manifest: From which they come.
             versions: All that are newer than what was applied; with `seed`, all.
             seen: What `applied` said when they were chosen.
+            replica: The name under which it acknowledges from then on.
             seed: Remove first what the database holds.
 
         Raises:
+            PreconditionFailed: It was empty then, and holds something else now.
             CatalogBusy: It has applied something else since: look again.
             OutcomeUnknown: The connection broke while committing: look again.
         """

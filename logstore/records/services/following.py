@@ -9,6 +9,9 @@ tombstones that it never saw may be gone, and what they covered would stay here 
 silent for the eligible age, when the source was rebuilt under another epoch, and when its database is older than what
 it has acknowledged. Then it is seeded: it registers, and applies a whole manifest to a database that is emptied first.
 
+Each seed registers under a name of its own, which stands in the database with what it applied. So a seed that died says
+nothing of what the database holds, nor does the word of another database, of the same URL on another machine.
+
 The order of looks is what makes this safe. The newest manifest is read first, and the replica's own standing after
 that: had a raid removed a tombstone before the manifest was read, the replica would be revoked by then. For a seed, the
 replica registers first; and a bucket that is a replica itself must be waited for as well, or its manifest may be older
@@ -20,8 +23,9 @@ Source: Aerospike's XDR; scylladb#3560 and #8970 (field case 105), and data that
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
-from logstore.errors import CatalogMismatch, PreconditionFailed
+from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
 from logstore.ports.catalog.following import Applied, ReplicaDatabase, Versions
 from logstore.records.jobs import FollowedRecords
 from logstore.records.kinds import RecordKind
@@ -46,7 +50,7 @@ _SIGN_S: Final = 60.0
 class Follow:
     """Which replica follows what."""
 
-    replica: str  # its name, which stays: of its bucket, a slash, and a word of its own
+    replica: str  # how its name begins: the bucket, a slash, and a word of its database
     bucket: str  # whose manifests it follows: the source's own, or one that is shipped to
     copied: bool  # whether it is one that is shipped to
     eligible_age_s: float  # silent for longer, it is STALE
@@ -89,39 +93,56 @@ class Follower:
         newest = self._followed.newest()
         if newest is None:
             raise self._refusal(f"manifest {seen.manifest} or a newer one in {self._follow.bucket}", "none")
-        word = self._words().get(self._follow.replica)
-        self._require_followed(seen, newest, word)
-        if seen.manifest == newest.number and word is not None:
+        word = self._own_word(seen, newest)
+        if seen.manifest == newest.number:
             return self._unchanged(seen, word)
-        return self._applied(newest, seen, seen, proceed)
+        return self._told(self._applied(newest, seen, seen.replica, proceed, after=seen), newest)
 
     def _seeded(self, seen: Applied | None, proceed: Callable[[], None]) -> FollowedRecords:
         """Apply a whole manifest, whose blocks are held meanwhile."""
-        now_us = self._now_us()
-        self._source.register(self._follow.replica, now_us)
-        pin_id = f"follow-{self._follow.replica}"
-        newest = self._followed.pin_newest(pin_id, now_us + _PIN_US, "follow")
+        now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
+        if self._followed.newest() is None:
+            return FollowedRecords(replica=name)
+        self._source.register(name, now_us)
+        self._forget_seeds(but=name)
+        newest = self._followed.pin_newest(name, now_us + _PIN_US, "follow")
         if newest is None:
-            return FollowedRecords(replica=self._follow.replica)
+            raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
             self._require_same_catalog(seen, newest)
             self._require_fresh_bucket(self._words())
-            return self._applied(newest, None, seen, proceed)
+            done = self._applied(newest, seen, name, proceed, after=None)
         finally:
-            self._followed.unpin(pin_id)
+            self._followed.unpin(name)
+        if name not in self._words():
+            raise self._refusal("no other seed of it at the same time", f"that one has taken the place of {name}")
+        if seen and seen.replica:
+            self._source.forget_replica(seen.replica)
+        return self._told(done, newest)
+
+    def _forget_seeds(self, *, but: str) -> None:
+        """Forget seeds that died, for which raids would wait, and names that count no more.
+
+        A seed that lives sees it at its end.
+        """
+        for one in self._source.replicas():
+            if self._is_mine(one.replica_id) and (one.revoked or not one.manifest) and one.replica_id != but:
+                self._source.forget_replica(one.replica_id)
+
+    def _is_mine(self, name: str) -> bool:
+        return name.rpartition("-")[0] == self._follow.replica
 
     def _applied(
-        self, newest: Manifest, after: Applied | None, seen: Applied | None, proceed: Callable[[], None]
+        self, newest: Manifest, seen: Applied | None, name: str, proceed: Callable[[], None], *, after: Applied | None
     ) -> FollowedRecords:
         """Apply the versions that are newer than `after`; all of them where that is None."""
         known = self._followed.manifest(after.manifest) if after else None
-        passed_over = set(known.blocks) if known and after and known.stamp == after.stamp else set[Block]()
+        passed_over = set(known.blocks) if known else set[Block]()
         blocks = [one for one in newest.blocks if one not in passed_over]
         versions = self._versions(blocks, after.manifest if after else 0, proceed)
-        done = self._database.apply(newest, versions, seen=seen, seed=after is None)
-        self._acknowledge(newest.number, newest.epoch)
+        done = self._database.apply(newest, versions, seen=seen, replica=name, seed=after is None)
         return FollowedRecords(
-            replica=self._follow.replica,
+            replica=name,
             manifest=newest.number,
             steps=1,
             seeded=int(after is None),
@@ -130,14 +151,16 @@ class Follower:
             removed=done.removed,
         )
 
+    def _told(self, done: FollowedRecords, newest: Manifest) -> FollowedRecords:
+        self._source.acknowledge(done.replica, newest.number, newest.epoch, self._now_us())
+        return done
+
     def _unchanged(self, seen: Applied, word: Acknowledgement) -> FollowedRecords:
         sign_s = min(_SIGN_S, self._follow.eligible_age_s / 10)
-        if word.manifest < seen.manifest or word.at_us < eligible_before(self._now_us(), sign_s):
-            self._acknowledge(seen.manifest, seen.epoch)
-        return FollowedRecords(replica=self._follow.replica, manifest=seen.manifest)
-
-    def _acknowledge(self, manifest: int, epoch: int) -> None:
-        self._source.acknowledge(self._follow.replica, manifest, epoch, self._now_us())
+        now_us = self._now_us()
+        if word.manifest < seen.manifest or word.at_us < eligible_before(now_us, sign_s):
+            self._source.acknowledge(seen.replica, seen.manifest, seen.epoch, now_us)
+        return FollowedRecords(replica=seen.replica, manifest=seen.manifest)
 
     def _versions(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> Versions:
         def read(block: Block, ids: tuple[int, int]) -> "pa.Table":
@@ -175,19 +198,12 @@ class Follower:
                 advice="follow the record log of that catalog, or use an empty database",
             )
 
-    def _require_followed(self, seen: Applied, newest: Manifest, word: Acknowledgement | None) -> None:
-        """Refuse a step after which a record that ended durably might stay."""
-        self._require_same_catalog(seen, newest)
-        if newest.epoch != seen.epoch:
-            raise self._refusal(f"catalog epoch {seen.epoch}", f"{newest.epoch}: the source was rebuilt")
-        same = newest.number != seen.manifest or newest.stamp == seen.stamp
-        if newest.number < seen.manifest or not same:
-            raise self._refusal(
-                f"manifest {seen.manifest} with the stamp {seen.stamp} or a newer one",
-                f"{newest.number} with the stamp {newest.stamp}",
-            )
-        if word is None:
-            raise self._refusal("its acknowledgement in the bucket of the source", "none")
+    def _own_word(self, seen: Applied, newest: Manifest) -> Acknowledgement:
+        """What it has acknowledged; refuses a step after which a record that ended durably might stay."""
+        self._require_follows(seen, newest)
+        word = self._words().get(seen.replica)
+        if word is None or not self._is_mine(seen.replica):
+            raise self._refusal("its acknowledgement in the bucket of the source", f"none of {seen.replica!r}")
         if word.manifest > seen.manifest:
             raise self._refusal(
                 f"a database with manifest {word.manifest}, which it has acknowledged", f"{seen.manifest}"
@@ -197,6 +213,19 @@ class Follower:
             raise self._refusal(
                 f"one that was heard of within {self._follow.eligible_age_s:g} s",
                 f"one that is STALE: {why}, and tombstones that it never saw may be gone",
+            )
+        return word
+
+    def _require_follows(self, seen: Applied, newest: Manifest) -> None:
+        """See that the newest manifest comes behind the one that was applied, or is that one."""
+        self._require_same_catalog(seen, newest)
+        if newest.epoch != seen.epoch:
+            raise self._refusal(f"catalog epoch {seen.epoch}", f"{newest.epoch}: the source was rebuilt")
+        known = newest if newest.number <= seen.manifest else self._followed.manifest(seen.manifest)
+        if known and (known.number, known.stamp) != (seen.manifest, seen.stamp):
+            raise self._refusal(
+                f"manifest {seen.manifest} with the stamp {seen.stamp} or a newer one",
+                f"{known.number} with the stamp {known.stamp}",
             )
 
     def _refusal(self, expected: str, found: str) -> PreconditionFailed:

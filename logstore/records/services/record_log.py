@@ -225,8 +225,11 @@ class RecordLog:
         return f"{REPLICAS}{_quoted(replica_id)}/{_REVOKED}"
 
     def forget_replica(self, replica_id: str) -> None:
-        """Take back what it acknowledged: it is a replica no longer."""
-        self._deleted([one.key for one in self._objects.list(f"{REPLICAS}{_quoted(replica_id)}/")])
+        """Take back what it acknowledged: it is a replica no longer. What revokes it goes last: no word outlives it."""
+        revocation = self._revocation(replica_id)
+        with effect("records.forget"):
+            self._only(f"{REPLICAS}{_quoted(replica_id)}/", revocation)
+            self._deleted([revocation])
 
     def replicas(self) -> list[Acknowledgement]:
         """What each replica acknowledged, ascending by id: of several words the lowest manifest, and the last time."""

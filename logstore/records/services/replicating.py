@@ -35,7 +35,7 @@ _PIN_S: Final = 24 * 3_600  # of the manifest that is shipped, in the record log
 class Replica:
     """How a replica stands to the record log."""
 
-    replica: str  # its bucket; or, of a database, the bucket that it follows, a slash and eight digits
+    replica: str  # its bucket; or, of a database, the bucket that it follows, a slash and words of its own
     state: ReplicaState | None  # None: nothing was ever shipped to it
     manifest: int  # that it has; 0: none
     newest: int  # of the record log

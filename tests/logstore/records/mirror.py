@@ -24,7 +24,7 @@ class Mirror:
     def __init__(self, world: RecordsWorld, folder: Path, *, copied: bool = False) -> None:
         self.world, self.copied = world, copied
         self.url = f"sqlite:///{folder / 'mirror.db'}"
-        self.name = f"{FAR if copied else 'records'}/mirror"
+        self.begins = f"{FAR if copied else 'records'}/mirror"  # its name
         self.far = FakeObjectStore()
         self._open = ExitStack()
         migrated(folder / "mirror.db")
@@ -33,6 +33,13 @@ class Mirror:
     def close(self) -> None:
         """Close its database."""
         self._open.close()
+
+    @property
+    def name(self) -> str:
+        """Under which it was seeded."""
+        seen = self.database.applied()
+        assert seen
+        return seen.replica
 
     @property
     def replication(self) -> Replication:
@@ -52,7 +59,8 @@ class Mirror:
     def step(self, *, seed: bool = False, eligible_age_s: float | None = None) -> FollowedRecords:
         """One step, as its command takes it."""
         age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
-        follow = Follow(replica=self.name, bucket=self.name.split("/")[0], copied=self.copied, eligible_age_s=age_s)
+        bucket = self.begins.partition("/")[0]
+        follow = Follow(replica=self.begins, bucket=bucket, copied=self.copied, eligible_age_s=age_s)
         follower = Follower(
             follow,
             source=RecordLog(self.world.objects),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,77 @@ def test_word_that_comes_after_the_raid_has_gone_on_counts_no_more(world: Record
         mirror.step(eligible_age_s=100 * AGE_S)
 
 
+@pytest.mark.parametrize("death", ["records.acknowledge.after", "records.register.after", "records.pin.after"])
+def test_seed_that_died_before_it_applied_anything_lifts_no_refusal(
+    world: RecordsWorld, mirror: Mirror, death: str
+) -> None:
+    """It has registered anew; what the database holds is as old as before, and tombstones that it lacks are gone."""
+    one, other = _two(world)
+    mirror.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    arm(death, "crash")
+    with pytest.raises(SimulatedCrash):
+        mirror.step(seed=True)
+    disarm()
+    with pytest.raises(PreconditionFailed, match="seed it again"):
+        mirror.step()
+    assert mirror.ledgers == {one, other}, "nothing was applied"
+    assert mirror.step(seed=True).seeded == 1
+    assert mirror.ledgers == {other}
+    assert [one.replica_id for one in world.log.replicas()] == [mirror.name], "raids wait for none of the others"
+
+
+def test_two_databases_of_one_url_on_two_machines_are_both_waited_for(
+    world: RecordsWorld, mirror: Mirror, tmp_path: Path
+) -> None:
+    """The word of one says nothing of the other, though the one was seeded anew after it had gone ahead."""
+    one, other = _two(world)
+    mirror.step()
+    (folder := tmp_path / "second").mkdir()
+    second = Mirror(world, folder)
+    second.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=60)
+    world.eligible_age_s, world.replica_age_s = 0, AGE_S
+    mirror.step(eligible_age_s=AGE_S)
+    mirror.step(seed=True, eligible_age_s=AGE_S)
+    assert _forget(world) == {one}
+    assert second.step(eligible_age_s=AGE_S).tombstones == 1
+    assert second.ledgers == mirror.ledgers == {other}
+    mirror.step(eligible_age_s=AGE_S)
+    assert _forget(world) == set()
+    second.close()
+
+
+def test_seed_that_another_one_has_forgotten_is_refused_at_its_end(world: RecordsWorld, mirror: Mirror) -> None:
+    """No raid has waited for it since: what it has applied may lack tombstones that are gone."""
+    _two(world)
+    pin = RecordLog.pin
+
+    def while_pinned(log: RecordLog, pin_id: str, *rest: Any) -> None:
+        pin(log, pin_id, *rest)
+        log.forget_replica(pin_id)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RecordLog, "pin", while_pinned)
+        with pytest.raises(PreconditionFailed, match="expected no other seed of it at the same time"):
+            mirror.step()
+    with pytest.raises(PreconditionFailed, match="expected its acknowledgement"):
+        mirror.step()
+    assert mirror.step(seed=True).seeded == 1
+    assert mirror.step().steps == 0
+
+
+def test_look_at_a_record_log_without_a_manifest_registers_nothing(world: RecordsWorld, mirror: Mirror) -> None:
+    """A command that watches would leave a name at every look."""
+    assert mirror.step().manifest == 0
+    assert world.log.replicas() == []
+
+
 def test_raid_for_younger_tombstones_waits_for_replicas_all_the_same(world: RecordsWorld, mirror: Mirror) -> None:
     """A raid is asked to leave nothing for its age: silent replicas are judged by the setting."""
     one, _ = _two(world)
@@ -251,7 +323,7 @@ def test_replica_that_nobody_registered_is_refused(world: RecordsWorld, mirror: 
     """As a copy of a database under another name: no raid waits for it."""
     _two(world)
     mirror.step()
-    mirror.name = "records/copied"
+    mirror.begins = "records/copied"
     with pytest.raises(PreconditionFailed, match="records/copied: expected its acknowledgement"):
         mirror.step()
 

@@ -148,6 +148,18 @@ def test_replicas_say_how_far_they_are(log: RecordLog, objects: FakeObjectStore)
     assert [one.replica_id for one in log.replicas()] == ["a/1"]
 
 
+def test_a_replica_that_is_half_forgotten_is_still_revoked(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Its word without what revoked it would count again."""
+    log.acknowledge("a", 4, 1, 10)
+    log.revoke("a")
+    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.endswith("10")))
+    with pytest.raises(StoreUnavailable):
+        log.forget_replica("a")
+    assert [one.revoked for one in log.replicas()] == [True]
+    log.forget_replica("a")
+    assert [key for key in objects.keys if key.startswith(REPLICAS)] == []
+
+
 def test_a_replica_that_dies_between_two_words_counts_by_the_lower_one(log: RecordLog) -> None:
     """It may have applied less than the later one says, never less than the earlier one; and there is always one."""
     log.acknowledge("a", 4, 1, 10)

@@ -9,7 +9,9 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 
 from infra.catalog import Database, SqlCatalog
 from infra.catalog import tables as t
+from infra.catalog.engine.versions import upgrade
 from infra.catalog.records.following import open_replica
+from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogBusy, PreconditionFailed
@@ -118,7 +120,7 @@ def test_replica_has_every_row_of_its_source_step_by_step(source: LostWorld, tar
     assert (stepped.manifest, stepped.steps, stepped.seeded) == (2, 1, 0)
     assert 0 < stepped.records < seeded.records
     _same(source, target)
-    assert _step(source, target) == FollowedRecords(replica=_FOLLOW.replica, manifest=2)
+    assert _step(source, target) == FollowedRecords(replica=seeded.replica, manifest=2)
     assert _step(source, target, seed=True).seeded == 1
     _same(source, target)
 
@@ -228,8 +230,49 @@ def test_a_step_that_another_process_has_done_is_begun_anew(source: LostWorld, t
         assert newest
         for seed in (True, False):
             with pytest.raises(CatalogBusy):
-                database.apply(newest, lambda _: iter(()), seen=None, seed=seed)
+                database.apply(newest, lambda _: iter(()), seen=None, replica="records/other", seed=seed)
     _same(source, target)
+
+
+def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: LostWorld, target: str) -> None:
+    """It was empty when the step began; what stands there now is nobody's to empty."""
+    _flush(source)
+    with open_replica(target) as database:
+        newest = source.log.newest()
+        assert newest
+        assert database.applied() is None
+        other = Database(target)
+        upgrade(other)
+        SqlCatalog(other).topics.create("persistent://a/b/new", RetentionPolicy())
+        before = dump(target)
+        with pytest.raises(PreconditionFailed, match="expected an empty one or a replica's, found 1 rows of topic"):
+            database.apply(newest, lambda _: iter(()), seen=None, replica=_FOLLOW.replica, seed=True)
+        other.close()
+    assert dump(target) == before
+
+
+def test_a_catalog_that_has_marked_buckets_is_not_empty(source: LostWorld, target: str) -> None:
+    """It has no topic yet, and is somebody's."""
+    _flush(source)
+    other = Database(target)
+    upgrade(other)
+    row = {"role": "primary", "bucket": "theirs", "marked_us": 1}
+    other.write(lambda connection: connection.execute(insert(t.metadata.tables["bucket_marker"]).values(**row)))
+    other.close()
+    with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
+        _step(source, target)
+    with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
+        SqlRebuild(target).target()
+
+
+def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str) -> None:
+    """It is named, whatever it holds."""
+    _flush(source)
+    seeded = _step(source, target)
+    with pytest.raises(
+        PreconditionFailed, match=f"expected an empty one to rebuild into, found a replica, {seeded.replica}"
+    ):
+        SqlRebuild(target).target()
 
 
 def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target: str) -> None:
