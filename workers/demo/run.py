@@ -102,15 +102,16 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
 
 def _own(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
     """No service of the surroundings; small chunks, so that a worker can die in the middle of any number of ledgers."""
-    own = {
-        "home": home,
-        "deletion_chunk": max(1, topics * ledgers // 24),
-        "deletion_parallelism": 2,
-        "delayed_buckets": MOST_BUCKETS,
-        "delayed_tolerance": 0,
-        "deployment_name": "",  # no build is made current there
-    }
-    return Settings.model_validate(settings.without_services().model_dump(exclude={"database_url", "bulk_dir"}) | own)
+    return settings.without_services().but(
+        home=home,
+        database_url="",
+        bulk_dir="",
+        deletion_chunk=max(1, topics * ledgers // 24),
+        deletion_parallelism=2,
+        delayed_buckets=MOST_BUCKETS,
+        delayed_tolerance=0,
+        deployment_name="",  # no build is made current there
+    )
 
 
 def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:

@@ -103,17 +103,14 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
 
 def at(settings: Settings, where: stack.StackAddresses) -> Settings:
     """The settings with the addresses of a stack that has just been started."""
-    return Settings.model_validate(
-        settings.model_dump()
-        | {
-            "temporal_address": where.temporal,
-            "ui_address": where.ui,
-            "s3_endpoint": where.s3,
-            "s3_region": where.region,
-            "s3_access_key": where.access_key,
-            "s3_secret_key": where.secret_key,
-            "zookeeper": where.zookeeper,
-        }
+    return settings.but(
+        temporal_address=where.temporal,
+        ui_address=where.ui,
+        s3_endpoint=where.s3,
+        s3_region=where.region,
+        s3_access_key=where.access_key,
+        s3_secret_key=where.secret_key,
+        zookeeper=where.zookeeper,
     )
 
 

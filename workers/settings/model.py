@@ -183,6 +183,13 @@ class Settings(BaseModel):
         """Where the home's span files are."""
         return self.home / "traces"
 
+    def but(self, **changes: object) -> "Settings":
+        """The same settings with these in the place of theirs, validated together.
+
+        What was not told is told to nobody: a setting may have a default that says just that, and refuse to be told it.
+        """
+        return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
+
     def without_services(self) -> "Settings":
         """The same settings with no service known, as of a home in which nothing was started."""
         return Settings.model_validate({name: value for name, value in self if name not in SERVICES})
