@@ -5,7 +5,8 @@ from typing import Final
 
 from logstore.records.functions import LedgerRecord
 
-REFERENCES: Final = ",".join(f"{__name__}:{name}" for name in ("every", "even", "none", "broken_at_three", "changing"))
+_NAMES: Final = ("every", "even", "none", "broken_at_three", "changing", "leaving")
+REFERENCES: Final = ",".join(f"{__name__}:{name}" for name in _NAMES)
 """What the setting `functions` says to have them."""
 
 NOT_CALLABLE: Final = 3
@@ -37,3 +38,8 @@ def broken_at_three(record: LedgerRecord) -> LedgerRecord | None:
 def changing(record: LedgerRecord) -> LedgerRecord | None:
     """Answer another record."""
     return replace(record, size_bytes=record.size_bytes + 1, entries=0)
+
+
+def leaving(record: LedgerRecord) -> LedgerRecord | None:
+    """End the process that asks, as a script does."""
+    raise SystemExit(f"planned: {record.ledger_id}")

@@ -8,8 +8,9 @@ from typing import Final
 from activities.deletion import metrics
 from activities.deletion.claims import filing
 from activities.dispatch import check_topic_name
-from activities.heartbeats import beating, defined
+from activities.heartbeats import beating, defined, renewing_many
 from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
+from logstore.clock import Clock
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
@@ -21,6 +22,8 @@ from logstore.units import between_units
 
 _TOPICS: Final = 100  # of a page: each costs two reads
 _SAMPLE: Final = 10  # reasons told of a page
+_ASKED_S: Final = 600.0
+"""For so long a function is asked in one page: a slow one gets shorter pages, and none that outlasts its timeout."""
 
 
 @dataclass(slots=True)
@@ -28,7 +31,8 @@ class _Found:
     """What one page came to, so far."""
 
     going: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # what the function ends, by topic
-    records: int = 0
+    ledgers: int = 0  # looked at
+    records: int = 0  # of them, that the function was asked of
     after: Place | None = None  # where the next page begins; None: there is none
 
 
@@ -44,11 +48,12 @@ class RecordEnding:
         deletions: Deletions,
         records: Records,
         functions: RecordFunctions,
+        clock: Clock | None = None,
     ) -> None:
-        """Take the ports, and the functions that an operator has registered."""
+        """Take the ports, the functions that an operator has registered, and by which clock they are slow."""
         self._topics, self._ledgers = topics, ledgers
         self._phase_one, self._deletions = phase_one, deletions
-        self._records, self._functions = records, functions
+        self._records, self._functions, self._clock = records, functions, clock or Clock()
 
     @defined(name="records.begin_ending")
     @beating()
@@ -72,7 +77,6 @@ class RecordEnding:
         return EndingBegun(now_us=state.now_us, catalog_epoch=state.epoch)
 
     @defined(name="records.end_page")
-    @beating()
     def end_page(self, request: EndPageInput) -> EndedPage:
         """Ask the function of each closed ledger of a page; then detach those that it ends, topic by topic.
 
@@ -82,28 +86,32 @@ class RecordEnding:
 
         Idempotency: what an earlier attempt has detached is listed no more, and is in the batch; the rest of the page
         is asked again.
-        Heartbeat: while it runs.
+        Heartbeat: while it runs; the batch is held as well, so that no sweep takes up what is in it.
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         if self._ledgers.epoch() != request.catalog_epoch:
             raise StaleCatalog(f"end records: expected catalog epoch {request.catalog_epoch}, found another one")
-        if not request.dry_run:
-            with suppress(UnknownObject):  # nothing was detached into it yet
-                held = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
-                self._deletions.renew(request.batch_id, held["claim"])
+        if request.dry_run:
+            with beating():
+                return self._end_page(request)
+        claim = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
+        with suppress(UnknownObject):  # nothing was detached into it yet
+            self._deletions.renew(request.batch_id, claim)
+        with renewing_many(lambda: self._deletions.renew(request.batch_id, claim)):
+            return self._end_page(request)
+
+    def _end_page(self, request: EndPageInput) -> EndedPage:
         found = self._ask(request, self._functions.named(request.function))
         ended, because, kept = list[LedgerId](), list[str](), 0
         for topic_id, going in found.going.items():
             between_units()
-            with suppress(UnknownObject):  # the topic is gone since, with all of its records
-                try:
-                    stays = self._end(request, topic_id, going)
-                except CorruptData as error:  # of a cursor: nobody knows what it needs
-                    stays = dict.fromkeys((one.ledger_id for one in going), str(error))
-                ended += [one.ledger_id for one in going if one.ledger_id not in stays]
-                because += [f"ledger {ledger_id}: {why}" for ledger_id, why in sorted(stays.items())]
-                kept += len(stays)
+            stays = self._stay(request, topic_id, going)
+            if stays is None:
+                continue
+            ended += [one.ledger_id for one in going if one.ledger_id not in stays]
+            because += [f"ledger {ledger_id}: {why}" for ledger_id, why in sorted(stays.items())]
+            kept += len(stays)
         return EndedPage(
             records=found.records,
             ended=len(ended),
@@ -114,18 +122,21 @@ class RecordEnding:
         )
 
     def _ask(self, request: EndPageInput, function: RecordFunction) -> _Found:
-        found, left = _Found(), request.page
+        """Ask it of ledgers until the page is full, or it has taken long; of one at least."""
+        found, until_s = _Found(), self._clock.monotonic_s() + _ASKED_S
         for topic in self._of_page(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
-            listed = self._ledgers.listed(topic.topic_id, from_ledger=LedgerId(first), limit=left)
-            closed = [one for one in listed if one.state is LedgerState.CLOSED]
-            found.records += len(closed)
-            going = [one for one in closed if _is_ended(request, function, topic, one)]
-            if going:
-                found.going[topic.topic_id] = going
-            left -= len(listed)
-            if left <= 0:
-                found.after = Place(topic_id=topic.topic_id, ledger_id=listed[-1].ledger_id + 1)
+            left = request.page - found.ledgers
+            for ledger in self._ledgers.listed(topic.topic_id, from_ledger=LedgerId(first), limit=left):
+                if found.ledgers and self._clock.monotonic_s() > until_s:
+                    return found
+                found.ledgers += 1
+                found.after = Place(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
+                if ledger.state is LedgerState.CLOSED:
+                    found.records += 1
+                    if _is_ended(request, function, topic, ledger):
+                        found.going.setdefault(topic.topic_id, []).append(ledger)
+            if found.ledgers >= request.page:
                 return found
             found.after = None if request.topic_id else Place(topic_id=topic.topic_id + 1)
         return found
@@ -139,8 +150,16 @@ class RecordEnding:
         if topic.state is TopicState.ACTIVE:
             yield topic
 
+    def _stay(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str] | None:
+        """Detach them, or only look; which stay, each with the reason. None: their topic is gone since, with them."""
+        try:
+            return self._end(request, topic_id, going)
+        except UnknownObject:
+            return None
+        except CorruptData as error:  # of a cursor: nobody knows what it needs
+            return dict.fromkeys((one.ledger_id for one in going), str(error))
+
     def _end(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        """Detach them, or only look; which stay, each with the reason."""
         if request.dry_run:
             return self._phase_one.must_stay(topic_id, going)
         done = self._phase_one.detach_chosen(

@@ -13,7 +13,7 @@ without changes of bins.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Final, Protocol
 
 from logstore.errors import FunctionFailed
 from logstore.log.ledgers import CopyKind
@@ -34,6 +34,8 @@ class LedgerRecord:
     generation: int  # how often a copy of it was taken away
     now_us: int  # when the selection began: one time for all of its records, and for every repetition
 
+
+_TOLD: Final = 1_000  # characters of what a function raised: an answer to Temporal holds 2 MB
 
 RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
@@ -60,8 +62,9 @@ def ends(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
         answer: object = function(record)
         if answer is None or answer == record:
             return answer is None
-    except Exception as error:  # whatever a function of somebody else's raises
-        raise FunctionFailed(f"{whose}: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # noqa: BLE001 - one that calls `sys.exit` would else be asked without end
+        told = f"{type(error).__name__}: {error}"
+        raise FunctionFailed(f"{whose}: {told[:_TOLD]}") from (error if len(told) <= _TOLD else None)
     if not isinstance(answer, LedgerRecord):
         found = f"a {type(answer).__name__}"
     else:

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import DetachResult
     from activities.records.ending import RecordEnding
     from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
-    from logstore.errors import FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
+    from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.jobs import Place
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
@@ -32,12 +32,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import activity_options
     from workflows.records.values import EndRecordsInput, EndRecordsResult
 
-_STOPS = {one.__name__ for one in (FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)}
+_STOPS = {one.__name__ for one in (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)}
 _REFUSALS = {*_STOPS, *activity_options.GUARDS}
 _SAMPLE = 20  # ledgers and reasons that the result names
 
 _PAGE = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=1),  # 500 calls of a function that takes seconds, and as many detaches
+    start_to_close_timeout=timedelta(hours=1),  # ten minutes of calls, the last of which may be long, and 500 detaches
     heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
@@ -121,11 +121,14 @@ class EndRecords:
         return page
 
     async def _delete(self) -> None:
-        """Phase two of what was detached, counted from rows: an attempt whose answer was lost has detached, too."""
+        """Phase two of what was detached, counted from rows: an attempt whose answer was lost has detached, too.
+
+        Of rows that a sweep has taken up, while no worker held the batch, the pages' own answers tell.
+        """
         request = self._request
         batch = BatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
-        self._result = replace(self._result, ended=detached.ledgers)
+        self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
             return
         phase_two = batches.batch_of(request, request.batch_id, detached)

@@ -35,6 +35,7 @@ def test_none_ends_the_record_and_the_record_itself_does_not() -> None:
     ("function", "told"),
     [
         (ending_functions.broken_at_three, "ValueError: planned: three"),
+        (ending_functions.leaving, "SystemExit: planned: 3"),
         (ending_functions.changing, "found another entries, size_bytes: nothing of it may be changed"),
         (lambda _: False, "expected the record as it is, or None, found a bool"),
     ],
@@ -43,3 +44,15 @@ def test_function_that_fails_is_named_with_its_record(function: Callable[[Any], 
     """So that a person finds the record that it cannot bear."""
     with pytest.raises(FunctionFailed, match=f"function mine: ledger 3 of {RECORD.topic}: .*{told}"):
         ends("mine", function, RECORD)
+
+
+def test_what_a_function_says_is_told_in_part_where_it_is_long() -> None:
+    """An answer that is too large for Temporal would be lost, and the function asked again without end."""
+
+    def talking(_: LedgerRecord) -> LedgerRecord | None:
+        raise ValueError("long " * 1_000_000)
+
+    with pytest.raises(FunctionFailed, match="ValueError: long long") as failed:
+        ends("talking", talking, RECORD)
+    assert len(str(failed.value)) < 2_000
+    assert failed.value.__cause__ is None

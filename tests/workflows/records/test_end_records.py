@@ -117,6 +117,16 @@ async def test_function_that_fails_ends_nothing_more_and_is_named_with_its_recor
     assert len(house.attempts("records.end_page")) == 2, "it is not asked again: it would answer alike"
 
 
+async def test_function_that_ends_its_process_is_asked_once(house: House) -> None:
+    """`sys.exit` is no fault that passes: the job is told of it, and the worker lives."""
+    house.world.fill(1)
+    result = await done(house, "leaving")
+    assert result.stopped
+    assert "SystemExit: planned" in result.stopped.message
+    assert len(house.attempts("records.end_page")) == 1
+    assert len(listed(house)) == 2
+
+
 async def test_function_that_changes_a_record_is_refused_by_name(house: House) -> None:
     """Nothing of a record may be changed."""
     house.world.fill(1)
@@ -129,7 +139,7 @@ async def test_function_that_changes_a_record_is_refused_by_name(house: House) -
 @pytest.mark.parametrize(
     ("function", "more", "kind", "told"),
     [
-        ("odd", {}, "InvalidInput", "expected one of broken_at_three, changing, even, every, none"),
+        ("odd", {}, "InvalidInput", "expected one of broken_at_three, changing, even, every, leaving, none"),
         ("every", {"catalog_epoch": 7}, "StaleCatalog", "expected catalog epoch 1, found 7"),
         ("every", {"topic": "persistent://tenant/namespace/another"}, "InvalidInput", "topic"),
         ("every", {"topic_id": 999}, "UnknownObject", "topic"),
@@ -200,6 +210,35 @@ async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house:
     async with house.worker(instead=[end_page]):
         result: EndRecordsResult = await (await end(house, "every")).result()
     assert (result.ended, result.outcomes, result.kept) == (2, {"DELETED": 2}, 0)
+
+
+async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: House) -> None:
+    """No worker was there for longer than the batch is held; its rows are in another batch by now."""
+    house.world.fill(4)
+    gate, real = Gate(), house.world.activities.records.ending.end_page
+
+    @activity.defn(name="records.end_page")
+    def end_page(request: EndPageInput) -> EndedPage:
+        answer = real(request)
+        if answer.after is None:
+            house.world.sql("UPDATE pending_deletion SET batch_id = 'swept'")
+            gate.open()
+        return answer
+
+    async with house.worker(instead=[end_page]):
+        result: EndRecordsResult = await (await end(house, "every")).result()
+    assert (result.ended, result.outcomes) == (4, {})
+
+
+async def test_batch_that_is_finished_stops_the_job(house: House) -> None:
+    """A batch id that was used before: what would be detached into it would be nobody's."""
+    house.world.fill(1)
+    assert (await done(house, "every")).ended == 1
+    house.world.fill(1)
+    result = await done(house, "every")
+    assert result.stopped
+    assert result.stopped.type == "ClaimHeld"
+    assert len(listed(house)) == 3, "all that there were"
 
 
 async def test_every_page_may_be_a_run_of_its_own(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
