@@ -2,6 +2,8 @@
 
 A writer that loses a race uploads the same entries again under a later number. From the object alone nobody could tell
 the upload that was registered from those that were not; so each names its append, and what its writer saw registered.
+
+A *confirmation* is an upload without entries, which is never registered: it is there for what it says was registered.
 """
 
 import re

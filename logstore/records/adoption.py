@@ -5,17 +5,27 @@ registered since, and such that never were: of writers that lost a race, gave up
 come back, with its positions; an append that was never answered may. So an upload is left out only if it cannot have
 been registered:
 
+- it has no entries: it is a confirmation, there for what it says;
 - it is not the last upload of its append;
 - it speaks of an earlier epoch than the catalog had at the flush;
 - it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
 - all of it is stored already, as its producers' sequence ids say.
 
 Where each stands follows from what uploads say of their moment (`Behind`): that segment was registered, and up to it
-so many entries were. Between two such statements the uploads must add up; usually they do so in one way alone, and what
-is not part of it was never registered. Of several ways one is taken, and what others have beyond it comes back at the
-end of the ledger.
+so many entries were. Answered is an upload only if
 
-Source: the rule of an append (registered numbers ascend), read backwards.
+- its number is the next one after the segment that it names: if it was registered, it begins where it says; or
+- another upload names it, as a confirmation does.
+
+So between two such statements at most the first and the last upload were answered. The uploads there must add up; of
+several ways the first is taken, which has both of them wherever one has, and what others have beyond it comes back at
+the end of the ledger. Behind the last statement the upload of the next number comes first, and nothing else there was
+answered.
+
+Of objects from before there were confirmations any may have been answered. Of several ways to add up one is taken, and
+behind the last statement one that was never registered may move others.
+
+Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,7 +129,11 @@ def adopted(tails: Sequence[Tail], known: TopicAtFlush) -> list[AdoptedSegment]:
         uploads = sorted(
             (one for one in tail.uploads if one.number > tail.last_segment), key=lambda upload: upload.number
         )
-        possible = [one for one in uploads if one.epoch >= known.epoch and _is_last(one, last) and log.is_open_to(one)]
+        possible = [
+            one
+            for one in uploads
+            if one.entries and one.epoch >= known.epoch and _is_last(one, last) and log.is_open_to(one)
+        ]
         found += _of_ledger(tail, possible, _statements(tail, uploads, known.epoch), log)
     return found
 

@@ -11,6 +11,7 @@ from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatal
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement, segment_key
 from logstore.log.producers import ProducerSequence
+from logstore.log.services.confirming import FARTHEST, confirm
 from logstore.log.services.registration import Registrar, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
@@ -107,13 +108,15 @@ class PlacementAttempts:
         return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
-        """Whether the ledger has a number left for whatever `next_number` draws."""
-        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE
+        """Whether the ledger has a number left for whatever `next_number` draws, and for its confirmation."""
+        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - FARTHEST
 
     def next_number(self, ledger: Ledger) -> int:
         """The number to try: the next one at first, then one at random ahead of what was lost to others."""
+        if not self.losses or ledger.ledger_id not in self.tried:
+            return self.behind(ledger) + 1
         reach = min(_STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
-        return self.behind(ledger) + (random.randint(1, reach) if self.losses else 1)  # noqa: S311 - spreads writers
+        return self.behind(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
 
 
 _LOSSES: Final = 24
@@ -153,7 +156,7 @@ class Placer:
             TransactionNotOpen: A transaction was decided; encode again without its entries.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
-            OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
+            OutcomeUnknown: Perhaps registered, and the catalog could not be asked; or registered and not confirmed.
         """
         race = PlacementAttempts(deadline_s, tried=uploads.tried)
         while race.losses <= _LOSSES:
@@ -174,6 +177,10 @@ class Placer:
                 hints.ledger, hints.shared = None, True
             else:
                 hints.ledger = _after(ledger, write, registered)
+                if write.number > ledger.last_segment + 1:
+                    said = Behind(write.number, registered.first_entry + write.entries)
+                    statement = self._statement(topic, ledger, write.epoch)
+                    confirm(self._objects, statement, said, clock=self._clock, deadline_s=race.deadline_s)
                 return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
             race.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")

@@ -1,5 +1,6 @@
 """Lost races, unknown outcomes and short outages: nothing is lost, nothing is told too early."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from logstore.log.entries import ProducedEntries
 from logstore.log.ledgers import LedgerState, segment_key, segment_number
 from logstore.log.services import ManagedLedger
 from logstore.log.services.placement import PlacementAttempts
+from logstore.log.uploads import APPEND, BEHIND
 from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment
@@ -126,6 +128,69 @@ def test_race_slow_writer_among_quick_ones_gets_through(world: World) -> None:
     assert world.payloads().count(b"slow") == 1
 
 
+def _confirmed(world: World) -> list[str]:
+    """What uploads say that are of no append."""
+    seen = [world.objects.head(key) for key in world.objects.keys if segment_number(key) is not None]
+    return [metadata[BEHIND] for _, metadata in filter(None, seen) if APPEND not in metadata]
+
+
+def _losing(world: World) -> ManagedLedger:
+    """A process whose next append meets the upload of another one."""
+    one, two = _warm(world), _warm(world)
+    one.append(world.topic, plain(b"one"))
+    return two
+
+
+def test_race_lost_is_confirmed_in_storage_before_it_is_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loser that leaves numbers free: storage would not tell where it stands. Others put one object."""
+    process = _losing(world)
+    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
+    before = len(world.objects.keys)
+    process.append(world.topic, plain(b"two", b"2"))
+    last = world.catalog.ledger_rows[LedgerId(0)]
+    assert f"{last.last_segment}:{last.entries}" in _confirmed(world)
+    assert len(world.objects.keys) == before + 3, "what was refused, what was registered, and the confirmation"
+    process.append(world.topic, plain(b"next"))
+    assert len(world.objects.keys) == before + 4
+    assert world.payloads()[-3:] == [b"two", b"2", b"next"]
+
+
+def test_race_whose_confirmation_fails_is_not_answered_as_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is registered all the same, which a producer with sequence ids is told when it asks again."""
+    process = _losing(world)
+    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
+    said, real = list[str](), world.objects.put_if_absent
+
+    def put(key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        if APPEND not in metadata:
+            said.append(metadata[BEHIND])
+            raise StoreUnavailable("planned")
+        real(key, body, metadata=metadata)
+
+    world.objects.put_if_absent = put  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown, match="registered, and storage was not told: planned"):
+        process.append(world.topic, numbered([1]))
+    del world.objects.put_if_absent
+    last = world.catalog.ledger_rows[LedgerId(0)]
+    assert set(said) == {f"{last.last_segment}:{last.entries}"}
+    assert len(said) > 1, "a blip is borne"
+    assert process.append(world.topic, numbered([1])).duplicates == 1
+
+
+def test_race_number_of_a_confirmation_that_is_taken_is_another_one_the_next_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is overwritten."""
+    numbers = iter([2, 70_000, 70_001])
+    process = _losing(world)
+    monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
+    number = world.catalog.ledger_rows[LedgerId(0)].last_segment + 2
+    world.objects.put_if_absent(segment_key(LedgerId(0), number + 70_000), b"a stranger's", metadata={APPEND: "x"})
+    process.append(world.topic, plain(b"two"))
+    last = world.catalog.ledger_rows[LedgerId(0)]
+    assert f"{last.last_segment}:{last.entries}" in _confirmed(world)
+
+
 def test_race_lost_for_ever_gives_up(world: World) -> None:
     """Bounded: a prefix full of strangers' objects is an error, not a loop."""
     process = _warm(world)
@@ -203,8 +268,8 @@ def test_race_numbers_are_above_all_that_is_known_and_tried(world: World) -> Non
         drawn = {race.next_number(ledger) for _ in range(500)}
         assert 8 <= min(drawn) <= max(drawn) <= 7 + reach
         assert len(drawn) > 10
-    assert race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16)))
-    assert not race.has_numbers(replace(ledger, last_segment=99_999_999 - (1 << 16) + 1))
+    assert race.has_numbers(replace(ledger, last_segment=99_999_999 - 3 * (1 << 16)))
+    assert not race.has_numbers(replace(ledger, last_segment=99_999_999 - 3 * (1 << 16) + 1))
 
 
 def test_race_ledger_without_numbers_left_is_rolled(world: World) -> None:

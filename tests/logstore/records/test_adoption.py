@@ -1,8 +1,8 @@
 """The rule of adoption against a race of writers of which the truth is known."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, count
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from logstore.transactions.transactions import TransactionId
 
 _LEDGER = LedgerId(7)
 _TXN = TransactionId(0, 5)
+_FAR = 1_000  # above its segment a confirmation stands
 
 
 def _upload(number: int, entries: int = 1, *, behind: tuple[int, int] | None = None, **facts: object) -> Upload:
@@ -131,6 +132,7 @@ class _Race:
     """Writers of one ledger; the catalog's side is the truth."""
 
     registered: dict[int, int] = field(default_factory=dict)  # number → first entry
+    answered: dict[int, int] = field(default_factory=dict)  # of these, what its writer was told
     uploads: dict[int, Upload] = field(default_factory=dict)
     last: int = -1
     entries: int = 0
@@ -147,31 +149,47 @@ class _Race:
                 mark = _mark(append, nth)
                 self.uploads[number] = _upload(number, entries, behind=hint, mark=mark)
                 for _ in range(meanwhile):
-                    self.append(1, (self.last, self.entries), 1, "registered", 0)
+                    self.append(1, (self.last, self.entries), 1, "answered", 0)
                 meanwhile = 0
-                if ends == "died":
+                if ends in {"died", "is passed over"}:
+                    self._give_up(number, is_passed=ends != "died")
                     return
                 if number > self.last:
-                    self.registered[number] = self.entries
-                    self.last, self.entries = number, self.entries + entries
+                    self._register(number, entries, is_next=number == hint[0] + 1, ends=ends)
                     return
             if ends == "gives up" and nth > 1:
                 return
             tried, hint = max(tried, number), (self.last, self.entries)
 
+    def _give_up(self, number: int, *, is_passed: bool) -> None:
+        """Reconciliation makes sure that it is never registered, and deletes it."""
+        if is_passed:
+            self.last = max(self.last, number)
+            del self.uploads[number]
+
+    def _register(self, number: int, entries: int, *, is_next: bool, ends: str) -> None:
+        """Register an upload, and answer it, confirmed if it left numbers free."""
+        first, self.registered[number] = self.entries, self.entries
+        self.last, self.entries = number, self.entries + entries
+        if not is_next and ends == "dies registered":
+            return
+        self.answered[number] = first
+        if not is_next:
+            self.uploads[number + _FAR] = _upload(number + _FAR, 0, behind=(number, self.entries))
+
     def tail(self) -> Tail:
         uploads = tuple(self.uploads.values())
         return Tail(ledger_id=_LEDGER, last_segment=self.flushed[0], entries=self.flushed[1], uploads=uploads)
 
-    def answered(self) -> dict[int, int]:
-        return {number: first for number, first in self.registered.items() if number > self.flushed[0]}
+    def behind_the_flush(self, numbers: Mapping[int, int]) -> dict[int, int]:
+        return {number: first for number, first in numbers.items() if number > self.flushed[0]}
 
 
 _APPENDS = st.tuples(
     st.integers(1, 3),  # entries
     st.integers(0, 3),  # how old what its writer knows is
     st.integers(1, 4),  # how far ahead a loser looks
-    st.sampled_from(["registered", "registered", "registered", "died", "gives up"]),
+    st.sampled_from(["answered", "answered", "answered", "died", "dies registered", "gives up", "is passed over"]),
     st.sampled_from([0, 0, 1, 2]),  # others that register between its upload and its registration
 )
 
@@ -190,49 +208,32 @@ def _races(draw: st.DrawFn) -> _Race:
 
 
 @given(_races())
-def test_every_answered_append_is_taken_in_once_and_nothing_overlaps(race: _Race) -> None:
-    """However writers lost, died or gave up."""
+def test_every_answered_append_is_taken_in_where_it_was_answered_and_nothing_overlaps(race: _Race) -> None:
+    """However writers lost, died or gave up; and what was registered and not answered is there as well."""
     placed = _placed(race.tail().uploads, last_segment=race.flushed[0], entries=race.flushed[1])
-    assert race.answered().keys() <= placed.keys()
+    answered = race.behind_the_flush(race.answered)
+    assert {number: placed.get(number) for number in answered} == answered
+    assert race.behind_the_flush(race.registered).keys() <= placed.keys()
     reached = race.flushed[1]
     for number, first in sorted(placed.items(), key=lambda one: one[1]):
         assert first == reached
         reached += race.uploads[number].entries
 
 
-@given(_races())
-def test_append_whose_place_is_proved_comes_back_there(race: _Race) -> None:
-    """Proved: whatever uploads may have been registered, by all that is said, it is one of them and begins there."""
-    placed = _placed(race.tail().uploads, last_segment=race.flushed[0], entries=race.flushed[1])
-    worlds = list(_worlds(race))
-    assert race.answered() in worlds, "the truth is one of the possible worlds, or they are built wrongly"
-    for number, first in race.answered().items():
-        if all(world.get(number) == first for world in worlds):
-            assert placed[number] == first
+def test_confirmation_tells_an_answered_append_from_one_that_it_overtook() -> None:
+    """Two uploads behind one segment: the second registered first and was answered; the first was not told so yet."""
+    overtaken = [_upload(4, 2, behind=(3, 10)), _upload(9, 3, behind=(3, 10))]
+
+    def placed(*confirmations: Upload) -> dict[int, int]:
+        return _placed([*overtaken, *confirmations], last_segment=3, entries=10)
+
+    assert placed() == {4: 10, 9: 12}, "the order of numbers is all there is"
+    assert placed(_upload(9 + _FAR, 0, behind=(9, 13))) == {9: 10}
+    assert placed(_upload(9 + _FAR, 0, behind=(9, 15))) == {4: 10, 9: 12}
 
 
-def _worlds(race: _Race) -> Iterator[dict[int, int]]:
-    """Every choice of uploads that agrees with all that uploads say, with the first entry of each."""
-    tail = race.tail()
-    last = {one.mark.append: 0 for one in tail.uploads if one.mark}
-    for one in tail.uploads:
-        if one.mark:
-            last[one.mark.append] = max(last[one.mark.append], one.mark.nth)
-    possible = sorted(
-        (
-            one
-            for one in tail.uploads
-            if one.number > tail.last_segment and one.mark and one.mark.nth == last[one.mark.append]
-        ),
-        key=lambda one: one.number,
-    )
-    said = [one.behind for one in tail.uploads if one.behind and one.behind.last_segment > tail.last_segment]
-    for size in range(len(possible) + 1):
-        for chosen in combinations(possible, size):
-            world, entries = dict[int, int](), tail.entries
-            reached = {tail.last_segment: tail.entries}
-            for one in chosen:
-                world[one.number] = entries
-                entries = reached[one.number] = entries + one.entries
-            if all(reached.get(one.last_segment) == one.entries for one in said):
-                yield world
+def test_uploads_from_before_confirmations_all_come_back() -> None:
+    """Any of them may have been answered, so none is left out; what is proved stands where it stood."""
+    old = [_upload(0), _upload(3, 2, behind=(0, 1)), _upload(5, behind=(0, 1)), _upload(6, behind=(5, 2))]
+    assert _placed(old) == {0: 0, 5: 1, 6: 2}
+    assert sorted(_placed([*old, _upload(9), _upload(8)]).items()) == [(0, 0), (5, 1), (6, 2), (8, 3), (9, 4)]

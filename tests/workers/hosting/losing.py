@@ -36,6 +36,7 @@ class Answers:
     """What writers were told; threads share it."""
 
     entries: dict[tuple[TopicId, Position], bytes] = field(default_factory=dict)
+    inside: dict[tuple[TopicId, Position], bytes] = field(default_factory=dict)  # those of transactions
     committed: set[bytes] = field(default_factory=set)  # payloads of transactions whose every marker was stored
     undone: set[bytes] = field(default_factory=set)  # of those that were aborted
     asked: dict[TopicId, Position] = field(default_factory=dict)  # up to which entries were to be acknowledged
@@ -48,13 +49,14 @@ class Answers:
     faults: list[BaseException] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def stored(self, topic: Topic, payloads: list[bytes], done: AppendResult) -> None:
+    def stored(self, topic: Topic, produced: ProducedEntries, done: AppendResult) -> None:
         """An append was answered."""
+        into = self.entries if produced.txn is None else self.inside
         with self.changed:
             if done.first is not None:
-                for at, payload in enumerate(payloads[done.duplicates :]):
+                for at, entry in enumerate(produced.entries[done.duplicates :]):
                     position = Position(done.first.ledger_id, done.first.entry_id + at)
-                    self.entries[topic.topic_id, position] = payload
+                    into[topic.topic_id, position] = entry.payload
                 self.opened = max(self.opened, done.first.ledger_id)
             self.changed.notify_all()
 
@@ -126,9 +128,7 @@ class Writers:
                         return
 
     def _append(self, log: LogStore, topic: Topic, produced: ProducedEntries) -> None:
-        done = log.managed.append(topic, produced)
-        if produced.txn is None:
-            self._answers.stored(topic, [one.payload for one in produced.entries], done)
+        self._answers.stored(topic, produced, log.managed.append(topic, produced))
 
     def _plain(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         late = _FAR_MS if turn % 7 == 0 else None

@@ -209,6 +209,54 @@ def test_upload_that_was_never_registered_stays_away(losing: Losing) -> None:
         assert _read(log, topic) == before | {Position(LedgerId(0), 3): "second"}
 
 
+def _dies_with_an_upload(losing: Losing, topic: Topic, *payloads: str) -> None:
+    """A writer that dies right before its registration: to storage it looks like one that was registered."""
+    with losing.process() as dying:
+        arm("append.register.before", "crash")
+        try:
+            with pytest.raises(SimulatedCrash):
+                dying.managed.append(topic, _plain(*payloads))
+        finally:
+            disarm()
+
+
+def test_append_that_overtook_an_upload_right_before_the_loss_stays_where_it_was_answered(losing: Losing) -> None:
+    """So does what refers to it: acknowledgements in a transaction, messages of a transaction, delivery times.
+
+    Each of them is the last one that was answered in its ledger, next to an upload of a writer that died.
+    """
+    late = ProducedEntries(entries=[NewEntry(payload=b"later", deliver_at_ms=4_000_000_000_000)])
+    with losing.process() as log:
+        left, right = _topic(log), _topic(log, "persistent://shop/main/right")
+        log.subscriptions.subscribe(left.topic_id, "s", latest=False)
+        for topic in (left, right):
+            log.managed.append(topic, _plain("flushed"))
+        losing.flush()
+        txn = _begin(log)
+        _dies_with_an_upload(losing, left, "of the dead", "of the dead too")
+        told = log.managed.append(left, _plain("told")).first
+        assert told is not None
+        log.managed.roll(left)
+        _dies_with_an_upload(losing, right, "of the dead")
+        log.managed.append(right, _inside(txn, "inside"))
+        log.subscriptions.acknowledge(left.topic_id, "s", positions=[told], txn=txn)
+        _end(log, txn, commit=True)
+        _dies_with_an_upload(losing, right, "of the dead")
+        log.managed.append(right, late)
+        before = {topic.topic_id: _read(log, topic) for topic in (left, right)}
+        assert "inside" in before[right.topic_id].values()
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        assert {topic.topic_id: _read(log, topic) for topic in (left, right)} == before
+        state = log.subscriptions.get(left.topic_id, "s").state
+        assert [payload for at, payload in before[left.topic_id].items() if state.covers(at)] == ["told"]
+        assert log.delayed.sealer.seal(right.topic_id, force=True).messages == 1
+        (bucket,) = log.catalog.delayed.listed(right.topic_id).buckets
+        rows = log.delayed.snapshots.segment(bucket, 0)
+        assert [before[right.topic_id][position] for position in rows.positions()] == ["later"]
+
+
 def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> None:
     """All of its objects are gone, at the head of the list: it is detached again, and reported."""
     with losing.process() as log:
