@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from temporalio.client import Client, Plugin, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import CompositePayloadConverter, DataConverter
 from temporalio.runtime import Runtime
 
 from infra.catalog import SqlCatalog, open_catalog
@@ -29,6 +30,18 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 _CONNECT_S: Final = 10.0
+_ONCE: Final = PydanticPayloadConverter()
+
+
+class _Shared(CompositePayloadConverter):
+    """Converters that each run of a workflow gets: the same ones, for they keep how a type is read once it was seen."""
+
+    def __init__(self) -> None:
+        super().__init__(*_ONCE.converters.values())
+
+
+VALUES: Final = DataConverter(payload_converter_class=_Shared)
+"""How our values travel: as JSON that pydantic reads, the same for whichever command or run they belong to."""
 
 
 async def connect_client(
@@ -57,7 +70,7 @@ async def connect_client(
                 runtime=runtime,
                 tls=access.tls or False,
                 api_key=access.api_key or None,
-                data_converter=pydantic_data_converter,
+                data_converter=VALUES,
                 interceptors=[] if plugins else [TracedCalls()],
                 plugins=plugins,
             )

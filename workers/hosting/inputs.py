@@ -30,6 +30,7 @@ from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.common import VersioningBehavior
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import StorageDriverStoreContext
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
@@ -195,13 +196,13 @@ class _Checked(WorkflowInstance):
         answers.append(command)
         return False
 
-    def get_serialization_context(self, command_info: Any) -> Any:  # noqa: ANN401 - the SDK's own types
-        """See `WorkflowInstance`."""
-        return self._inner.get_serialization_context(command_info)
+    def get_serialization_context(self, command_info: Any) -> None:  # noqa: ANN401 - the SDK's own type
+        """None: our values travel alike whatever they belong to. The sandbox is not asked for each payload."""
 
-    def get_external_store_context(self, command_info: Any) -> Any:  # noqa: ANN401 - the SDK's own types
-        """See `WorkflowInstance`."""
-        return self._inner.get_external_store_context(command_info)
+    def get_external_store_context(self, command_info: Any) -> StorageDriverStoreContext:  # noqa: ANN401 - as above
+        """Of no run: no payload of ours is stored elsewhere."""
+        del command_info
+        return StorageDriverStoreContext(target=None)
 
     def get_info(self) -> workflow.Info:
         """See `WorkflowInstance`."""

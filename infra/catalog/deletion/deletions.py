@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, union_all
@@ -11,7 +12,7 @@ from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import BIG, Statement, any_of, rows_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
 from infra.catalog.ownership.fences import FencedWrites
@@ -223,11 +224,8 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
 
     A listed copy of which the uuid cannot be read may be any: it keeps whatever was of its kind.
     """
-    found, c = [to_intent(row) for row in rows], t.ledger_copy.c
-    ids = {one.ledger_id for one in found}
-    copies = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
-    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(copies)
-    named = connection.execute(query.where(c.ledger_id.in_(any_of(connection.dialect.name, ids))))
+    found = [to_intent(row) for row in rows]
+    named = _copies(connection.dialect.name).execute(connection, {(one.ledger_id,) for one in found})
     live: dict[tuple[int, str], str | None] = {}
     for row in named:
         context = context_or_none(row.context)
@@ -237,6 +235,15 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
         replace(one, referenced=key in live and live[key] in {_ANY, one.context.get("uuid")})
         for one, key in zip(found, keys, strict=True)
     ]
+
+
+@cache
+def _copies(dialect: str) -> Statement:
+    """The copies that ledgers have which still are in the catalog."""
+    ledgers, c = rows_of(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
+    listed = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
+    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(listed)
+    return Statement(sql=query.where(c.ledger_id.in_(select(ledgers.source.c.id))), rows=ledgers)
 
 
 def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: int) -> None:

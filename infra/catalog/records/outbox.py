@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Connection, cast, exists, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import BIG, TEXT, Statement, among, rows_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
 from infra.catalog.records.log_rows import begin_stamp, known_of, let_claim_go, settle_manifest, state_of, take_claim
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
 from logstore.deletion.intents import DeletionState
@@ -84,19 +84,8 @@ class SqlRecords(OnDatabase):
         """See `Records.unflushed`."""
 
         def work(connection: Connection) -> frozenset[int]:
-            buried = select(_S.id).where(
-                _S.kind == _LEDGER, among(connection, _S.id, ledger_ids), _changed(_LEDGER, _S.id)
-            )
-            unfinished = (
-                _P.state != DeletionState.DELETED.value
-            )  # its end is a change of the intent that matters no more
-            filed = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids), unfinished)
-            waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
-            # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
-            left = select(_L.ledger_id).where(
-                among(connection, _L.ledger_id, ledger_ids), _changed(_LEDGER, _L.ledger_id)
-            )
-            return frozenset(connection.execute(buried.union(waiting, left)).scalars())
+            asking = _unflushed(connection.dialect.name)
+            return frozenset(asking.execute(connection, ((one,) for one in ledger_ids)).scalars())
 
         return self._db.read(work)
 
@@ -119,6 +108,20 @@ class SqlRecords(OnDatabase):
 
 
 _LEDGER = RecordKind.LEDGER.value
+
+
+@cache
+def _unflushed(dialect: str) -> Statement:
+    """Those of the ledgers of whose tombstone, intent or remaining copy a change waits in the outbox."""
+    ledgers = rows_of(dialect, "ledgers", {"id": BIG})
+    asked = select(ledgers.source.c.id)
+    buried = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(asked), _changed(_LEDGER, _S.id))
+    unfinished = _P.state != DeletionState.DELETED.value  # its end is a change of the intent that matters no more
+    filed = select(_P.ledger_id).where(_P.ledger_id.in_(asked), unfinished)
+    waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
+    # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
+    left = select(_L.ledger_id).where(_L.ledger_id.in_(asked), _changed(_LEDGER, _L.ledger_id))
+    return Statement(sql=buried.union(waiting, left), rows=ledgers)
 
 
 def _changed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
