@@ -6,8 +6,6 @@ carry checksums. Footers are kept, for a segment is of no use without one.
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
+from logstore.log.services.kept import Kept
 from logstore.log.services.segment_file import SegmentGone, group_range, ranges_of, read_footer
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
@@ -58,14 +57,12 @@ class BucketSnapshots:
             kept_bytes: Of all footers that are kept.
         """
         self._ledgers, self._contents, self._objects = ledgers, contents, objects
-        self._kept_bytes = kept_bytes
-        self._opened: OrderedDict[LedgerId, _Opened] = OrderedDict()  # the one that was used last at the end
-        self._lock = threading.Lock()
+        self._opened = Kept[LedgerId, _Opened](kept_bytes, lambda one: one.metadata.serialized_size, least=1)
 
     @property
     def memory_bytes(self) -> int:
         """What the footers take that are kept."""
-        return sum(one.metadata.serialized_size for one in list(self._opened.values()))
+        return self._opened.memory_bytes
 
     def write(self, file: BinaryIO, footer: SnapshotFooter, publish: Callable[[NewBucket], bool]) -> bool:
         """Store a snapshot file, which is seekable and whole, and publish it as a bucket; what `publish` answers.
@@ -110,17 +107,7 @@ class BucketSnapshots:
             yield self.segment(bucket, number)
 
     def _open(self, bucket: Bucket) -> _Opened:
-        with self._lock:
-            found = self._opened.pop(bucket.bucket_id, None)
-            if found:
-                self._opened[bucket.bucket_id] = found
-                return found
-        found = self._read(bucket)
-        with self._lock:
-            self._opened[bucket.bucket_id] = found
-            while self.memory_bytes > self._kept_bytes and len(self._opened) > 1:
-                self._opened.popitem(last=False)
-        return found
+        return self._opened.read(bucket.bucket_id, lambda: self._read(bucket))
 
     def _read(self, bucket: Bucket) -> _Opened:
         rows, name = self._ledgers.segments(bucket.bucket_id), _name(bucket)

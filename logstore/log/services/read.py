@@ -9,8 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
@@ -19,7 +18,7 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
-from logstore.log.services.kept_segments import KeptSegments
+from logstore.log.services.kept import Kept
 from logstore.log.services.prefetch import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
@@ -28,11 +27,18 @@ from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Tr
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE: Final = 8
 """Ledgers looked up at first: a reader that wants one entry pays for few; each further page is twice as long."""
 _MOST_OF_A_PAGE: Final = 1024
+
+_KEPT_BYTES: Final = 32 << 20
+"""Of columns of segments that were read by position, all readers of a process together: a segment can only be fetched
+whole, and messages that are due one after the other stand all over the log."""
 
 _BEGINNING: Final = Position(LedgerId(-1), -1)
 
@@ -57,7 +63,8 @@ class Reader:
         self._tiered = tiered
         self._objects = objects
         self._clock = clock
-        self._prefetcher, self._kept = Prefetcher(), KeptSegments()
+        self._prefetcher = Prefetcher()
+        self._kept: Kept[tuple[int, int, tuple[str, ...]], pa.Table] = Kept(_KEPT_BYTES, lambda table: table.nbytes)
 
     def close(self) -> None:
         """End the threads that read ahead; scans under way end with an error."""
@@ -117,7 +124,12 @@ class Reader:
         committed = self._committed(topic, view, Position(min(wanted), 0))
         if committed is None:
             return []
-        fetch = partial(self._kept.read, SegmentSource(self._objects, self._tiered).read)
+        source = SegmentSource(self._objects, self._tiered)
+
+        def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+            key = (segment.ledger_id, segment.number, tuple(columns))
+            return self._kept.read(key, lambda: source.read(ledger, segment, columns))
+
         fetched: dict[Position, Entry] = {}
         ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in wanted.items()}
         for ledger, rows in self._ledgers.holding(topic.topic_id, ranges):

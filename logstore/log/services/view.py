@@ -4,7 +4,7 @@ A consumer does not see a message before its delivery time. Where such messages 
 delivery times are fetched alone, and payloads only if one of them is due.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -21,7 +21,7 @@ from logstore.positions import LedgerId, Position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.log.services.kept_segments import Fetch
+    Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
 
 READABLE: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
 """Columns that a reader may ask for."""

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -16,8 +15,8 @@ from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.kept_segments import KeptSegments
-from logstore.ports.catalog import Frontier, Ledger, Segment
+from logstore.log.services.kept import Kept
+from logstore.ports.catalog import Frontier, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.log.world import World, plain
@@ -215,19 +214,17 @@ def test_entries_by_position_of_a_segment_that_was_read_just_now_cost_no_request
     assert process.entries_at(world.topic, [_at(0, 1)]) == []
 
 
-def test_kept_segments_are_those_that_were_used_last_and_within_the_bound() -> None:
+def test_kept_values_are_those_that_were_used_last_and_within_the_bound() -> None:
     """One that is larger than all that may be kept is not kept at all."""
     small, large = pa.table({"n": list(range(10))}), pa.table({"n": list(range(100))})
-    kept, fetched = KeptSegments(most_bytes=3 * small.nbytes), list[int]()
+    kept, fetched = Kept[int, pa.Table](3 * small.nbytes, lambda table: table.nbytes), list[int]()
 
     def read(number: int, table: pa.Table = small) -> pa.Table:
-        def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> pa.Table:
-            del ledger, columns
-            fetched.append(segment.number)
+        def fetch() -> pa.Table:
+            fetched.append(number)
             return table
 
-        segment = Segment(ledger_id=LedgerId(1), number=number, first_entry=0, entries=10, size_bytes=1)
-        return kept.read(fetch, cast("Ledger", None), segment, ["n"])
+        return kept.read(number, fetch)
 
     for number in (1, 2, 3, 1, 4, 1, 2):
         assert read(number) is small
