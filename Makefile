@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults bench screenshots demo up down clean
+.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults wheel wheel-demo bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -65,7 +65,13 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
+
+wheel: setup ## Build the wheel into dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+wheel-demo: setup ## Install the wheel alone, outside of the clone, and run the demo there (long)
+	$(BIN)/pytest tests/deploy/test_wheel.py --all-faults
 
 bench: setup ## Measure ours beside the bare thing on real servers; prints ratios as JSON
 	$(BIN)/python -m tests.benchmarks.deletion_speed
