@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3
+SECONDS ?= 600
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults wheel wheel-demo bench screenshots demo up down clean
+.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults soak wheel wheel-demo bench screenshots demo up down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -66,6 +67,10 @@ test-external: setup ## Only the tests that start real servers
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
 	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/e2e/test_demo.py --all-faults -n $(JOBS) --dist worksteal
+
+soak: setup ## All jobs at once on real servers under seeded faults; SECONDS=600 SEED=n DATABASE=postgresql REPORT=file
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE)) \
+		$(if $(REPORT),--json $(REPORT))
 
 wheel: setup ## Build the wheel into dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -159,11 +159,11 @@ class Seen:
     def acknowledged(self, cursor: Cursor) -> set[tuple[int, int]]:
         """Entries beyond the mark that a cursor has acknowledged, by its row or by its snapshot."""
         packed = [cursor.acknowledged, *([] if cursor.snapshot is None else [self.content(cursor.snapshot)])]
-        return {entry for part in packed for entry in _bits(part) if entry > cursor.mark}
+        return {entry for part in packed for entry in unpacked(part) if entry > cursor.mark}
 
 
-def _bits(packed: bytes) -> Iterator[tuple[int, int]]:
-    """Ledger and entry of every bit, from the format's description: id, length, a portable roaring bitmap."""
+def unpacked(packed: bytes) -> Iterator[tuple[int, int]]:
+    """Ledger and entry of every bit of a cursor's state, by its format: id, length, a portable roaring bitmap."""
     while packed:
         ledger_id, length = struct.unpack_from("<qI", packed)
         yield from ((ledger_id, entry) for entry in BitMap.deserialize(packed[12 : 12 + length]))

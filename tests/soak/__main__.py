@@ -1,0 +1,50 @@
+"""`python -m tests.soak`: one soak; exit code 1 on a violation."""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from tests.soak.ground import new_home, remove_home
+from tests.soak.plan import plan, told
+from tests.soak.run import Soak, Wish
+from tests.soak.scene import as_json
+
+
+def main() -> int:
+    """Parse the command line, run, tell."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long faults come")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same plan; any by default")
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="where the report is written for programs")
+    parser.add_argument("--plan", action="store_true", help="only tell the plan of faults")
+    parser.add_argument("--keep", action="store_true", help="keep the home, whatever was found")
+    asked = parser.parse_args()
+    seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
+    if asked.plan:
+        drawn = plan(seed, seconds=asked.seconds, workers=asked.workers, clients=asked.clients)
+        print("\n".join(told(drawn.faults)))  # noqa: T201 - a program for people
+        return 0
+    wish = Wish(seed=seed, seconds=asked.seconds, database=asked.database, workers=asked.workers, clients=asked.clients)
+    home = new_home()
+    _say(f"seed {seed}, home {home}")
+    report = Soak(wish, home, _say).run()
+    if asked.json:
+        as_json(asked.json, report.document())
+    print(report.text(), end="")  # noqa: T201
+    if report.violations or asked.keep:
+        _say(f"journals and logs are in {home}")
+    else:
+        remove_home(home)
+    return 1 if report.violations else 0
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""The servers and processes of a soak, and what its faults do to them."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import psutil
+
+from infra.stack import stack
+from infra.stack.home import StackHome
+from infra.stack.ports import WantedPorts
+from infra.stack.process import ServiceProcess
+from logstore import failpoints
+from tests.ownership.proxy import Proxy
+from tests.postgres import Postgres
+from tests.soak.plan import Fault, Plan
+from tests.soak.scene import QUICK, make_topics, set_phase
+from tests.soak.wire import Wire
+from workers.assembly.adapters import open_log
+from workers.operations.stack import at, prepare
+from workers.settings import Settings
+
+_MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts
+_LOOK_S: Final = 0.2
+_NEW_SECONDS: Final = (1.0, 3.0)  # after its death a process is started again
+
+
+class Member:
+    """A worker or a client: one process after the other under one number."""
+
+    def __init__(
+        self, role: str, number: int, home: Path, start: Callable[["Member"], subprocess.Popen[bytes]]
+    ) -> None:
+        """Start the first one."""
+        self.role, self.number, self._start = role, number, start
+        self.clock_file = home / f"{role}-{number}.clock"
+        self.log_file = home / "logs" / f"{role}-{number}.log"
+        self.lives = 0
+        self.exits: list[int] = []
+        self.held = False  # dead until its fault is lifted
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self.lives += 1
+        return self._start(self)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it one, if it lives."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def tend(self) -> None:
+        """Start the next process where the last one has died."""
+        code = self._process.poll()
+        if code is not None and not self.held:
+            self.exits.append(code)
+            self._process = self._started()
+
+    def end(self, within_s: float) -> int:
+        """Let it end by itself, after SIGTERM where it is a worker; its exit code, -9 if it did not in time."""
+        if self.role == "worker":
+            self.signal(signal.SIGTERM)
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait(10)
+
+
+@dataclass
+class Ground:
+    """Everything that runs. `Ground.up` makes it, `down` ends it."""
+
+    home: Path
+    settings: Settings  # of workers and clients: S3 by the wire
+    direct: Settings  # of the auditor: S3 itself
+    wire: Wire
+    plan: Plan
+    options: stack.StackOptions
+    postgres: Postgres | None
+    mark: str
+    members: dict[tuple[str, int], Member] = field(default_factory=dict)
+    proxies: list[Proxy] = field(default_factory=list)
+    lives: int = 0  # of worker processes, for their failpoints
+    arming: bool = True
+    faults_of_ours: list[str] = field(default_factory=list)  # what the soak itself could not do
+    _tending: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    @classmethod
+    def up(
+        cls,
+        home: Path,
+        plan: Plan,
+        *,
+        database: str,
+        workers: int,
+        clients: int,
+        before: Callable[["Ground"], None] = lambda _: None,
+    ) -> "Ground":
+        """Start servers, catalog, topics, workers and clients; `before` is called when the topics are there."""
+        options = stack.StackOptions(home=home, ports=WantedPorts.any_free())
+        where = stack.up(options)
+        postgres = Postgres() if database == "postgresql" else None
+        if postgres:
+            postgres.execute("CREATE DATABASE soak")
+        url = {"database_url": postgres.url("soak")} if postgres else {}
+        first = at(Settings.model_validate({"home": home, **QUICK, **url}), where)
+        options = stack.StackOptions(
+            home=home,
+            ports=WantedPorts.any_free(),
+            buckets=(first.primary_bucket, first.tiered_bucket, first.records_bucket),
+        )
+        stack.up(options)
+        wire = Wire(first.s3_endpoint.removeprefix("http://"), seed=plan.seed)
+        ground = cls(
+            home=home,
+            settings=first.model_copy(update={"s3_endpoint": f"http://{wire.address}"}),
+            direct=first,
+            wire=wire,
+            plan=plan,
+            options=options,
+            postgres=postgres,
+            mark=uuid4().hex,
+        )
+        try:
+            ground._begin(workers, clients, before)
+        except BaseException:
+            ground.down()
+            raise
+        return ground
+
+    def _begin(self, workers: int, clients: int, before: Callable[["Ground"], None]) -> None:
+        prepare(self.direct)
+        with open_log(self.settings) as log:
+            for store in (log.objects, log.record_objects):
+                store.require()
+            make_topics(log)
+        before(self)
+        set_phase(self.home, "work")
+        self.proxies = [Proxy(self.settings.zookeeper) for _ in range(workers)]
+        for role, count in (("worker", workers), ("client", clients)):
+            for number in range(count):
+                self.members[role, number] = Member(role, number, self.home, self._spawn)
+        tender = threading.Thread(target=self._tend, daemon=True)
+        tender.start()
+        self._threads.append(tender)
+
+    def _spawn(self, member: Member) -> subprocess.Popen[bytes]:
+        """A process on its stepped clock, a worker also behind its own wire to ZooKeeper and with failpoints armed."""
+        environment = {**os.environ, **self.settings.environment(), _MARK: self.mark}
+        if member.role == "worker":
+            environment["SEXTON_ZOOKEEPER"] = self.proxies[member.number].address
+            with self._lock:
+                armed = self.plan.failpoints[self.lives % len(self.plan.failpoints)] if self.arming else ""
+                self.lives += 1
+            environment[failpoints.VARIABLE] = armed
+            identity = f"worker-{member.number}-{time.time_ns():x}"
+            argv = ["workers", "--home", str(self.home), "worker", "run", "--worker-id", identity]
+        else:
+            argv = ["tests.soak.client", str(member.number)]
+        with member.log_file.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.soak.clocked", str(member.clock_file), *argv],
+                env=environment,
+                cwd=Path(__file__).resolve().parents[2],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _tend(self) -> None:
+        while not self._tending.wait(_LOOK_S):
+            for member in self.members.values():
+                member.tend()
+
+    def begin(self, fault: Fault) -> Callable[[], None]:
+        """Let it go wrong; what is returned lifts it."""
+        doing: Mapping[str, Callable[[Fault], Callable[[], None]]] = {
+            "kill": self._kill,
+            "pause": self._pause,
+            "cut": self._cut,
+            "step": self._step,
+            "stop": self._stop_database,
+            "s3": self._s3,
+        }
+        return doing[fault.kind.partition("-")[0]](fault)
+
+    def _member(self, fault: Fault) -> Member:
+        return self.members[fault.kind.rpartition("-")[2], fault.target]
+
+    def _kill(self, fault: Fault) -> Callable[[], None]:
+        what = fault.kind.removeprefix("kill-")
+        if what in {"worker", "client"}:
+            member = self._member(fault)
+            member.held = True
+            member.signal(signal.SIGKILL)
+            return lambda: setattr(member, "held", False)
+        ServiceProcess(what, StackHome.at(self.home)).kill()
+        return self.revive
+
+    def revive(self) -> None:
+        """Start what servers do not run."""
+        with self._lock:
+            stack.up(self.options)
+
+    def _pause(self, fault: Fault) -> Callable[[], None]:
+        member = self._member(fault)
+        member.signal(signal.SIGSTOP)
+        return lambda: member.signal(signal.SIGCONT)
+
+    def _cut(self, fault: Fault) -> Callable[[], None]:
+        proxy = self.proxies[fault.target]
+        proxy.cut()
+        return proxy.mend
+
+    def _step(self, fault: Fault) -> Callable[[], None]:
+        path = self._member(fault).clock_file
+        path.write_text(str(fault.amount), encoding="utf-8")
+        return lambda: path.unlink(missing_ok=True)
+
+    def _stop_database(self, fault: Fault) -> Callable[[], None]:
+        """PostgreSQL dies as by a power cut; SQLite is locked by somebody else."""
+        if self.postgres:
+            self.postgres.crash()
+            return self.postgres.start
+        held = sqlite3.connect(
+            self.direct.database_url.removeprefix("sqlite:///"),
+            timeout=30,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        with suppress(sqlite3.OperationalError):
+            held.execute("BEGIN EXCLUSIVE")
+        return held.close
+
+    def _s3(self, fault: Fault) -> Callable[[], None]:
+        name = {"s3-errors": "errors", "s3-lost-answers": "lost", "s3-slow": "slow_s"}[fault.kind]
+        setattr(self.wire.weather, name, fault.amount)
+        return lambda: setattr(self.wire.weather, name, 0.0)
+
+    def end_clients(self) -> None:
+        """They have nothing more to say."""
+        set_phase(self.home, "end")
+        self._tending.set()
+        for thread in self._threads:
+            thread.join()
+        for (role, _), member in self.members.items():
+            if role == "client":
+                member.exits.append(member.end(60))
+
+    def end_workers(self) -> None:
+        """Each drains, and says by its exit code that it did."""
+        for (role, _), member in self.members.items():
+            if role == "worker":
+                member.exits.append(member.end(self.settings.drain_timeout + 30))
+
+    def down(self) -> None:
+        """End all at once, and remove what it left in memory and on disk but its home."""
+        self._tending.set()
+        with ExitStack() as every:
+            every.callback(self.wire.close)
+            for proxy in self.proxies:
+                every.callback(proxy.close)
+            if self.postgres:
+                every.callback(self.postgres.stop)
+            every.callback(stack.kill, self.home)
+            every.callback(self._kill_marked)
+
+    def _kill_marked(self) -> None:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == self.mark:
+                    process.kill()
+
+
+def new_home() -> Path:
+    """An empty folder with a short path, for there are sockets in it."""
+    return Path(tempfile.mkdtemp(prefix="sx-", dir="/tmp"))
+
+
+def remove_home(home: Path) -> None:
+    """Of a soak that found nothing."""
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def query(url: str, statement: str) -> list[dict[str, Any]]:
+    """Rows of a statement by a connection of its own, by name."""
+    if not url.startswith("sqlite"):
+        import psycopg  # noqa: PLC0415 - only where it is asked for
+        from psycopg.rows import dict_row  # noqa: PLC0415
+
+        with psycopg.connect(url.replace("+psycopg", ""), row_factory=dict_row) as server:
+            return server.execute(statement.encode()).fetchall()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(statement)]

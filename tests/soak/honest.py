@@ -1,0 +1,173 @@
+"""A small store in which every promise is kept, as evidence; tests break it in one place each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, Entry, Evidence, Op, prefix
+from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOURCE
+
+NOW_S = 1_000_000.0
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def ledger(ledger_id: int, list_id: int, entries: int) -> dict[str, Any]:
+    """A row of a listed ledger."""
+    return {"ledger_id": ledger_id, "list_id": list_id, "place": ledger_id, "state": "OPEN", "entries": entries}
+
+
+def op(
+    kind: str, answer: Mapping[str, Any] | None = None, *, end: str = "done", at_s: float = NOW_S, **asked: Any
+) -> Op:
+    """A question, and its answer a moment later."""
+    ended_s = None if end == "unknown" else at_s + 0.1
+    return Op(op=f"{kind} {asked}", kind=kind, asked=asked, asked_s=at_s, end=end, ended_s=ended_s, answer=answer or {})
+
+
+def honest() -> Evidence:
+    """Ledgers 1 (plain), 2 and 3 (lists), 4 (source), 5 (delayed, tiered only), 6 (a bucket); ledger 9 was deleted."""
+    tables, entries = _tables(), _entries()
+    stored = {
+        f"{prefix(row['ledger_id'])}{row['number']:08d}.parquet": row["size_bytes"]
+        for row in tables["segment"]
+        if row["ledger_id"] != 5
+    }
+    stored |= {f"{prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6)}
+    return Evidence(
+        tables=tables,
+        objects={PRIMARY: {**stored, "theirs": 5}, TIERED: {"u-ledger-5": 9, "u-ledger-5-index": 9}, RECORDS: {}},
+        planted={(PRIMARY, "theirs"): "digest"},
+        planted_now={(PRIMARY, "theirs"): "digest"},
+        uploads=[],
+        entries=entries,
+        buckets={6: [(5, 1)]},
+        acknowledged={
+            (1, CONSUMED): ((1, 0), frozenset()),
+            (4, CONSUMED): ((4, 0), frozenset()),
+            (5, CONSUMED): ((5, 0), frozenset()),
+            **{(topic_id, CONSUMED): ((-1, -1), frozenset()) for topic_id in (11, 12, 13)},
+        },
+        contents={},
+        seen={1: [((1, 0), "a"), ((1, 1), "b")], 2: [((2, 0), "t")]},
+        recorded={
+            **{("ledger", one): True for one in range(1, 7)},
+            ("ledger", 9): False,
+            **{("topic", one): True for one in (1, 2, 3, 4, 5, 11, 12, 13)},
+        },
+        ops=_ops(),
+        received=[
+            {"topic": PLAIN[0], "positions": [[1, 0], [1, 1]], "wall": NOW_S, "clock_ms": NOW_S * 1e3, "client": 0},
+            {"topic": DELAYED[0], "positions": [[5, 0]], "wall": NOW_S, "clock_ms": NOW_S * 1e3, "client": 0},
+        ],
+        reads=[_read(LISTS[0], [[2, 0, "t"]]), _read(LISTS[1], [[3, 0, "t"]])],
+        faults=[],
+        steps=[],
+        fences=[(NOW_S, 0, 1, "w"), (NOW_S + 1, 0, 2, "v")],
+        owners={0: "v"},
+        failed_workflows=[],
+        waits=[],
+        exits={"worker 0": 0},
+        ended_s=NOW_S + 10,
+    )
+
+
+def _read(topic: str, elements: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {"topic": topic, "begins": [-1, -1], "began": NOW_S, "ended": NOW_S + 0.1, "elements": elements}
+
+
+def _tables() -> Rows:
+    names = {1: PLAIN[0], 2: LISTS[0], 3: LISTS[1], 4: SOURCE, 5: DELAYED[0]}
+    names |= {11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1]}
+    tables: Rows = {
+        "topic": [{"topic_id": number, "name": name} for number, name in names.items()],
+        "ledger_list": [
+            {"list_id": number, "topic_id": number, "component": "MANAGED_LEDGER"} for number in range(1, 6)
+        ]
+        + [{"list_id": 6, "topic_id": 5, "component": "DELAYED_INDEX"}],
+        "ledger": [
+            ledger(1, 1, 2),
+            ledger(2, 2, 3),
+            ledger(3, 3, 3),
+            ledger(4, 4, 2),
+            ledger(5, 5, 2),
+            ledger(6, 6, 1),
+        ],
+        "segment": [
+            {"ledger_id": one, "number": 0, "first_entry": 0, "entries": count, "size_bytes": 100 + one}
+            for one, count in ((1, 2), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1))
+        ],
+        "ledger_copy": [
+            {"ledger_id": one, "kind": "LEDGER", "state": "LIVE", "context": "{}"} for one in (1, 2, 3, 4, 6)
+        ],
+        "pending_deletion": [
+            {
+                "ledger_id": 9,
+                "copy": "LEDGER",
+                "generation": 1,
+                "state": "DELETED",
+                "outcome": "DELETED",
+                "last_error": None,
+                "context": {},
+                "durable": 1,
+            }
+        ],
+        "tombstone": [{"kind": "ledger", "id": 9}],
+        "transaction": [
+            {"tc_id": 0, "sequence": 1, "state": "COMMITTED", "decided_us": (NOW_S - 5) * 1e6},
+            {"tc_id": 0, "sequence": 2, "state": "ABORTED", "decided_us": (NOW_S - 5) * 1e6},
+        ],
+        "delayed_index": [{"topic_id": 5, "sealed_ledger": 5, "sealed_entry": 1}],
+        "delayed_bucket": [{"ledger_id": 6, "topic_id": 5}],
+        "transaction_participant": [],
+        "transaction_snapshot": [],
+        "record_outbox": [],
+        "schema_version": [],
+        "cursor": [],
+    }
+    tables["ledger_copy"].append(
+        {"ledger_id": 5, "kind": "OFFLOADED_LEDGER", "state": "LIVE", "context": {"uuid": "u"}}
+    )
+    return tables
+
+
+def _entries() -> dict[int, dict[tuple[int, int], Entry]]:
+    kept, gone = "0:1", "0:2"
+    each = {
+        at: {
+            (at, 0): Entry(payload="t", txn=kept),
+            (at, 1): Entry(payload="", txn=kept, marker="COMMIT"),
+            (at, 2): Entry(payload="", txn=gone, marker="ABORT"),
+        }
+        for at in (2, 3)
+    }
+    return {
+        1: {(1, 0): Entry(payload="a"), (1, 1): Entry(payload="b")},
+        **each,
+        4: {(4, 0): Entry(payload="c"), (4, 1): Entry(payload="d")},
+        5: {(5, 0): Entry(payload="e"), (5, 1): Entry(payload="f", deliver_at_ms=round((NOW_S + 3_600) * 1e3))},
+    }
+
+
+def _ops() -> list[Op]:
+    far_ms = round((NOW_S + 3_600) * 1e3)
+    return [
+        op("append", {"first": [1, 0], "duplicates": 0}, topic=PLAIN[0], payloads=["a", "b"]),
+        op("append", {"error": "StoreUnavailable"}, end="failed", topic=PLAIN[0], payloads=["refused"]),
+        op("acknowledge", topic=PLAIN[0], positions=[[1, 0]]),
+        op("append", {"first": [4, 0], "duplicates": 0}, topic=SOURCE, payloads=["c", "d"]),
+        op("append", {"first": [2, 0], "duplicates": 0}, topic=LISTS[0], payloads=["t"], txn="0:1"),
+        op("append", {"first": [3, 0], "duplicates": 0}, topic=LISTS[1], payloads=["t"], txn="0:1"),
+        op("acknowledge", topic=SOURCE, positions=[[4, 0]], txn="0:1"),
+        op("acknowledge", topic=SOURCE, positions=[[4, 1]], txn="0:2"),
+        op("commit", {"state": "COMMITTED"}, txn="0:1"),
+        op("abort", {"state": "ABORTED"}, txn="0:2"),
+        op(
+            "append",
+            {"first": [5, 0], "duplicates": 0},
+            topic=DELAYED[0],
+            payloads=["e", "f"],
+            deliver_at_ms=[None, far_ms],
+        ),
+        op("acknowledge", topic=DELAYED[0], positions=[[5, 0]]),
+        op("delete-ledgers", {"refused": False}, topic="x", ledgers=[9], durable=True),
+        op("delete-topic", {"refused": False}, topic="y", topic_id=77, durable=True),
+    ]

@@ -1,0 +1,139 @@
+"""What a soak works on: its topics, its settings, and where in its home everything is."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from logstore.deletion.retention import RetentionPolicy
+from tests.ownership.journal import Journal, Read
+from workers.assembly.log import LogStore
+
+_PREFIX: Final = "persistent://soak/main/"
+PLAIN: Final = tuple(f"{_PREFIX}plain-{number}" for number in range(3))
+"""Consumed and trimmed. Deletes of the second are durable by default, those of the third plain."""
+
+LISTS: Final = tuple(f"{_PREFIX}list-{name}" for name in "abc")
+"""Transactions write to them; nobody consumes them, so nothing of them may ever go."""
+
+SOURCE: Final = f"{_PREFIX}source"
+"""Transactions acknowledge entries of it, in the subscription `CONSUMED`."""
+
+DELAYED: Final = tuple(f"{_PREFIX}delayed-{number}" for number in range(2))
+"""Consumed, and most messages are to be delivered later."""
+
+CONSUMED: Final = "s"
+HELD: Final = "hold"
+"""A subscription that never acknowledges: it keeps what it stands before."""
+
+SPARE: Final = f"{_PREFIX}spare-"
+"""How the names of topics begin that are made to be deleted."""
+
+_PHASE: Final = "phase"
+_JOURNALS: Final = "journals"
+
+QUICK: Final[dict[str, object]] = {
+    "session_timeout": 4,
+    "bundles": 16,
+    "deletion_retry_interval": 2,
+    "deletion_chunk": 20,
+    "deletion_parallelism": 2,
+    "sweep_interval": 5,
+    "trim_interval": 15,
+    "transaction_coordinators": 4,
+    "delayed_interval": 10,
+    "delayed_messages": 200,
+    "delayed_ledgers": 20,
+    "delayed_idle": 20,
+    "delayed_buckets": 4,
+    "records_interval": 1,
+    "records_cursor_interval": 3,
+    "defragment_interval": 60,
+    "raid_interval": 45,
+    "eligible_age": 0,
+    "plan_interval": 0,
+    "ledger_max_entries": 120,
+    "ledger_max_age": 30,
+    "cursor_inline_bytes": 256,
+    "registration_timeout": 30,
+    "offload_timeout": 60,
+    "spark_master": "local[1]",
+    "drain_timeout": 5,
+    "metrics_address": "off",
+    "http_address": "127.0.0.1:0",
+    "log_level": "WARNING",
+}
+"""Settings under which ten minutes see what days see else: small ledgers, short intervals, few coordinators."""
+
+
+def make_topics(log: LogStore) -> None:
+    """Create the lasting topics with their subscriptions."""
+    for number, name in enumerate(PLAIN):
+        log.catalog.topics.create(name, RetentionPolicy(), durable_delete=(None, True, False)[number])
+    for name in (*LISTS, SOURCE, *DELAYED):
+        log.catalog.topics.create(name, RetentionPolicy())
+    for name in (*PLAIN, *LISTS, SOURCE, *DELAYED):
+        topic = log.catalog.topics.get(name)
+        for subscription in (CONSUMED,) if name in PLAIN + DELAYED else (CONSUMED, HELD):
+            log.subscriptions.subscribe(topic.topic_id, subscription, latest=False)
+
+
+def set_phase(home: Path, phase: str) -> None:
+    """Tell the clients what to do: `work`, `drain` (write nothing new, consume all), or `end`."""
+    whole = home / f"{_PHASE}.new"
+    whole.write_text(phase, encoding="utf-8")
+    whole.rename(home / _PHASE)
+
+
+def phase(home: Path) -> str:
+    """What clients are to do."""
+    return (home / _PHASE).read_text(encoding="utf-8")
+
+
+class Ops(Journal):
+    """What one process asked for and what it was answered. A file of its own: death cuts off its last line alone."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        """Begin the journal of a process; names are unique."""
+        folder = home / _JOURNALS
+        folder.mkdir(exist_ok=True)
+        super().__init__(folder / f"{name}.jsonl")
+        self._name, self._count = name, 0
+
+    @contextmanager
+    def op(self, kind: str, **asked: Any) -> Iterator[dict[str, Any]]:
+        """Say what is asked for; what the block puts into the mapping is the answer. What it raises is the failure."""
+        with self._lock:
+            self._count += 1
+            op = f"{self._name}/{self._count}"
+        answer: dict[str, Any] = {}
+        self.say("asked", op=op, kind=kind, wall=time.time(), **asked)
+        try:
+            yield answer
+        except BaseException as error:
+            text = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+            self.say("failed", op=op, kind=kind, wall=time.time(), error=type(error).__name__, text=text[:500])
+            raise
+        self.say("done", op=op, kind=kind, wall=time.time(), **answer)
+
+
+class Said:
+    """All journals of a home, read as they grow; several readers may look at once."""
+
+    def __init__(self, home: Path, only: str = "*") -> None:
+        """Of every process, or of those whose names match."""
+        self._home, self._only = home, only
+        self._reads: dict[Path, Read] = {}
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Everything said until now, in no order between processes."""
+        for path in sorted((self._home / _JOURNALS).glob(f"{self._only}.jsonl")):
+            self._reads.setdefault(path, Read(path))
+        return [entry for read in self._reads.values() for entry in read.entries()]
+
+
+def as_json(path: Path, document: object) -> None:
+    """Write a document for people and programs."""
+    path.write_text(json.dumps(document, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")

@@ -1,0 +1,105 @@
+"""The wire to S3 passes requests on unchanged, and fails them in the three ways that it is told to."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.soak.wire import Wire
+
+
+class _Server(ThreadingHTTPServer):
+    """Remembers the bodies that reach it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.came: list[bytes] = []
+
+
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        assert isinstance(self.server, _Server)
+        self.server.came.append(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"four")
+
+    do_GET = do_PUT = do_HEAD = _answer  # noqa: N815 - names of the standard library
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[_Server]:
+    """Behind the wire."""
+    made = _Server()
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def wire(server: _Server) -> Iterator[Wire]:
+    """To that server."""
+    made = Wire(f"127.0.0.1:{server.server_address[1]}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(wire: Wire) -> Iterator[http.client.HTTPConnection]:
+    """At this end."""
+    made = http.client.HTTPConnection(wire.address, timeout=10)
+    yield made
+    made.close()
+
+
+def _ask(client: http.client.HTTPConnection, method: str, body: bytes | None = None) -> tuple[int, bytes]:
+    client.request(method, "/bucket/key", body=body)
+    answer = client.getresponse()
+    return answer.status, answer.read()
+
+
+def test_requests_of_one_connection_are_passed_on(
+    client: http.client.HTTPConnection, server: _Server, wire: Wire
+) -> None:
+    """Bodies, answers without one, and what follows them."""
+    assert _ask(client, "PUT", b"body" * 100_000) == (200, b"four")
+    assert _ask(client, "HEAD") == (200, b"")
+    assert _ask(client, "GET") == (200, b"four")
+    assert server.came == [b"body" * 100_000, b"", b""]
+    assert wire.weather.met == {"passed on": 3}
+
+
+def test_error_is_answered_and_nothing_passed_on(
+    client: http.client.HTTPConnection, server: _Server, wire: Wire
+) -> None:
+    """As a store answers that is busy or broken."""
+    wire.weather.errors = 1.0
+    status, body = _ask(client, "PUT", b"body")
+    assert status in {500, 503}
+    assert b"<Code>" in body
+    assert server.came == []
+
+
+def test_lost_answer_is_of_a_request_that_was_carried_out(
+    client: http.client.HTTPConnection, server: _Server, wire: Wire
+) -> None:
+    """The write that landed and was reported as failed."""
+    wire.weather.lost = 1.0
+    with pytest.raises(http.client.RemoteDisconnected):
+        _ask(client, "PUT", b"body")
+    assert server.came == [b"body"]
+    assert wire.weather.met["answer lost"] == 1
