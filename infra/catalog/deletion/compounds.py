@@ -7,40 +7,43 @@ from sqlalchemy import Connection
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.doomed import ListView
+from infra.catalog.deletion.doomed import Doomed, ListView, doomed
 from infra.catalog.deletion.intent_rows import file_copy_intents
 from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.runs import fingerprint
 from infra.catalog.log.ledgers import listed_among
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Detached
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
 from logstore.records.compound import Compound
 from logstore.records.tombstones import Ending
 
 
-def passing_over(view: ListView, operation: Compound) -> ListView:
-    """The list as if the subscriptions that are passed over were not there.
+def asked(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
+    """What a batch id was used for: the same text in every process, whatever order its sets have there."""
+    sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
+    return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
+
+
+def decided(
+    connection: Connection, found: ListView, operation: Compound
+) -> tuple[ListView, Ending | None, Doomed | None]:
+    """The list as if subscriptions that are passed over were not there, and how the ledger ends, if it does.
 
     Raises:
-        UnknownObject: There is none of such a name.
-    """
-    if unknown := sorted(operation.pass_over - view.marks.keys()):
-        raise UnknownObject("subscription", expected=f"a subscription of {view.topic}", found=unknown[0])
-    return replace(view, marks={name: at for name, at in view.marks.items() if name not in operation.pass_over})
-
-
-def ending_of(connection: Connection, view: ListView, operation: Compound) -> Ending | None:
-    """How the operation ends the ledger; None: the ledger stays.
-
-    Raises:
-        UnknownObject: It is in no list of the topic.
+        UnknownObject: There is no subscription of such a name, or the ledger is in no list of the topic.
         PreconditionFailed: See `Compound.ending`.
+        LedgerStillNeeded: It would end, and is needed.
     """
-    found = listed_among(connection, view.topic_id, [operation.ledger_id])
-    if not found:
-        raise UnknownObject("ledger", expected=f"a ledger of {view.topic}", found=operation.ledger_id)
-    return operation.ending(found[0].copies, generation=found[0].generation)
+    if unknown := sorted(operation.pass_over - found.marks.keys()):
+        raise UnknownObject("subscription", expected=f"a subscription of {found.topic}", found=unknown[0])
+    listed = listed_among(connection, found.topic_id, [operation.ledger_id])
+    if not listed:
+        raise UnknownObject("ledger", expected=f"a ledger of {found.topic}", found=operation.ledger_id)
+    view = replace(found, marks={name: at for name, at in found.marks.items() if name not in operation.pass_over})
+    ending = operation.ending(listed[0].copies, generation=listed[0].generation)
+    return view, ending, doomed(connection, view, [operation.ledger_id], force=False) if ending else None
 
 
 def take_tiered_away(

@@ -26,12 +26,13 @@ class Order:
     """Who asks for what, under which name."""
 
     ledger_ids: Sequence[LedgerId] | None
-    force: bool
     batch_id: str
     claim: Claim
     cause: Cause
     request: str  # what was asked, so that a batch id used twice is told from a repeated call
     ending: Ending
+    force: bool = False
+    passed_over: Sequence[str] = ()  # subscriptions that were not asked, where not all of them were passed over
     durable: bool | None = None  # None: as the topic says, or the operation
     shared: bool = False  # whether the batch is one of many topics
 
@@ -73,7 +74,9 @@ def replace_by_intents(
             "run_id": batch_id,
             "span": Span.of(gone.ids),
         }
-        audit(connection, "detach", order.cause, at_us=now, detail={"forced": True} if order.force else {}, **about)
+        detail: dict[str, Any] = {"forced": True} if order.force else {}
+        detail |= {"passed_over": list(order.passed_over)} if order.passed_over else {}
+        audit(connection, "detach", order.cause, at_us=now, detail=detail, **about)
     return replace(
         result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
     )

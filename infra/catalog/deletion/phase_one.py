@@ -5,7 +5,7 @@ Either all of it is committed or none: a ledger is listed, or has an intent, and
 Source: PIP-186, first phase; there it is a message and a metadata update, which can part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -64,28 +64,22 @@ class SqlPhaseOne(FencedWrites):
     ) -> Detached:
         """See `PhaseOne.detach`."""
         said = "" if durable is None else f"/durable {durable}"
-        request = fingerprint(f"{topic_id}/{force}{said}", ledger_ids, without="retention")
         order = Order(
             ledger_ids=ledger_ids,
             force=force,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=request,
+            request=fingerprint(f"{topic_id}/{force}{said}", ledger_ids, without="retention"),
             ending=Ending.RETENTION if ledger_ids is None else Ending.DELETE,
             durable=durable,
         )
 
-        def locks(connection: Connection) -> ListView | Detached:
-            return unless_done(connection, batch_id, request, lambda: self._view(connection, topic_id, lock=True))
-
-        def work(connection: Connection, found: ListView | Detached) -> Detached:
-            if isinstance(found, Detached):
-                return found
-            return self._replace(connection, found, doomed(connection, found, ledger_ids, force=force), order)
+        def work(connection: Connection, view: ListView) -> Detached:
+            return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
-            return self._write_behind(locks, work)
+            return self._once(topic_id, order, work)
 
     def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         """See `PhaseOne.must_stay`."""
@@ -110,7 +104,6 @@ class SqlPhaseOne(FencedWrites):
                 return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
             order = Order(
                 ledger_ids=gone.ids,
-                force=False,
                 batch_id=batch_id,
                 claim=claim,
                 cause=cause,
@@ -135,33 +128,33 @@ class SqlPhaseOne(FencedWrites):
         durable: bool | None = None,
     ) -> Detached:
         """See `PhaseOne.operate`."""
-        request = fingerprint(f"{topic_id}/{operation!r}/durable {durable}", [operation.ledger_id])
+        order = Order(
+            ledger_ids=[operation.ledger_id],
+            batch_id=batch_id,
+            claim=claim,
+            cause=cause,
+            request=compounds.asked(topic_id, operation, durable=durable),
+            ending=Ending.COMPOUND,
+            durable=durable,
+            passed_over=sorted(operation.pass_over),
+        )
 
-        def work(connection: Connection) -> Detached:
-            found = unless_done(connection, batch_id, request, lambda: self._view(connection, topic_id, lock=True))
-            if isinstance(found, Detached):
-                return found
-            view = compounds.passing_over(found, operation)
-            ending = compounds.ending_of(connection, view, operation)
-            order = Order(
-                ledger_ids=[operation.ledger_id],
-                force=False,
-                batch_id=batch_id,
-                claim=claim,
-                cause=cause,
-                request=request,
-                ending=ending or Ending.COMPOUND,
-                durable=durable,
-            )
-            if ending:
-                gone = doomed(connection, view, order.ledger_ids, force=False)
-                return self._replace(connection, view, gone, order)
+        def work(connection: Connection, found: ListView) -> Detached:
+            view, ending, gone = compounds.decided(connection, found, operation)
+            if ending and gone:
+                return self._replace(connection, view, gone, replace(order, ending=ending))
             done = compounds.take_tiered_away(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
-            open_run(connection, done, topic_id, claim, view.now_us, request=request)
+            open_run(connection, done, topic_id, claim, view.now_us, request=order.request)
             return done
 
         with effect("catalog.operate"):
-            return self._db.write(work)
+            return self._once(topic_id, order, work)
+
+    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
+        """See `PhaseOne.would_end`."""
+        return self._db.read(
+            lambda c: compounds.decided(c, self._view(c, topic_id, lock=False), operation)[1] is not None
+        )
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""
@@ -178,7 +171,6 @@ class SqlPhaseOne(FencedWrites):
         """See `PhaseOne.detach_into`."""
         order = Order(
             ledger_ids=None,
-            force=False,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
@@ -231,6 +223,18 @@ class SqlPhaseOne(FencedWrites):
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         """See `PhaseOne.topic_tally`."""
         return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
+
+    def _once(self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], Detached]) -> Detached:
+        """The work behind the lock of the list and the fence, unless an earlier call with the batch id has done it."""
+
+        def locks(connection: Connection) -> ListView | Detached:
+            lock = partial(self._view, connection, topic_id, lock=True)
+            return unless_done(connection, order.batch_id, order.request, lock)
+
+        def behind(connection: Connection, found: ListView | Detached) -> Detached:
+            return found if isinstance(found, Detached) else work(connection, found)
+
+        return self._write_behind(locks, behind)
 
     def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
         return replace_by_intents(connection, view, gone, order, abandoned_us=view.now_us - self._newborn_us)

@@ -134,6 +134,13 @@ class PhaseOne(Protocol):
             LedgerStillNeeded: It would end, and is needed.
         """
 
+    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
+        """Whether `operate` would end the ledger; else a copy of it would go. Changes nothing.
+
+        Raises:
+            UnknownObject, PreconditionFailed, LedgerStillNeeded: It would refuse so.
+        """
+
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Those of the topics in which a detach could find something: most have nothing, and need no lock."""
 

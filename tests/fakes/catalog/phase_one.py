@@ -134,30 +134,38 @@ class FakePhaseOne(Batches):
         durable: bool | None = None,
     ) -> Detached:
         request = (topic_id, operation, durable)
-        with effect("catalog.operate"), self._catalog.lock:
+        with effect("catalog.operate"), self._fenced():
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
-            self._catalog.topic(topic_id)
-            names = {row.name for row in self._catalog.cursors.all(topic_id)}
-            listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
-            if operation.pass_over - names or operation.ledger_id not in listed:
-                raise UnknownObject("operation", expected="a ledger and subscriptions of the topic", found=operation)
-            found = listed[operation.ledger_id]
-            ending, before = operation.ending(found.copies, generation=found.generation), set(self._catalog.intent_rows)
+            ending, before = self._ending_of(topic_id, operation), set(self._catalog.intent_rows)
             if ending:
-                rows = self._catalog.cursors.all(topic_id)
-                marks = {row.name: row.state.mark_delete for row in rows if row.name not in operation.pass_over}
-                self._require_unneeded([found.ledger_id], marks, max(listed))
-                done, before = self._replace(topic_id, [found.ledger_id], batch_id, cause, force=True)
+                done, before = self._replace(topic_id, [operation.ledger_id], batch_id, cause, force=True)
                 self._mark_durable(before, ending, self._catalog.topic(topic_id), durable)
             else:
-                intents = self._catalog.offloads.take_tiered_away(found.ledger_id, batch_id)
+                intents = self._catalog.offloads.take_tiered_away(operation.ledger_id, batch_id)
                 self.decide(before, cause)
-                self._catalog.audit("remove-tiered", cause, {"ledgers": 1, "sample": [found.ledger_id]})
+                self._catalog.audit("remove-tiered", cause, {"ledgers": 1, "sample": [operation.ledger_id]})
                 done = Detached(batch_id=batch_id, ledgers=1, intents=intents)
             self.open_batch(done, claim, request, topic_id)
             return replace(done, filed=self.filed_since(before))
+
+    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
+        with self._catalog.lock:
+            return self._ending_of(topic_id, operation) is not None
+
+    def _ending_of(self, topic_id: TopicId, operation: Compound) -> Ending | None:
+        self._catalog.topic(topic_id)
+        rows = self._catalog.cursors.all(topic_id)
+        listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
+        if operation.pass_over - {row.name for row in rows} or operation.ledger_id not in listed:
+            raise UnknownObject("operation", expected="a ledger and subscriptions of the topic", found=operation)
+        found = listed[operation.ledger_id]
+        ending = operation.ending(found.copies, generation=found.generation)
+        if ending:
+            marks = {row.name: row.state.mark_delete for row in rows if row.name not in operation.pass_over}
+            self._require_unneeded([found.ledger_id], marks, max(listed))
+        return ending
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:

@@ -104,6 +104,50 @@ def test_refused_operation_changes_nothing(
     assert world.everything() == before
 
 
+def test_call_that_is_repeated_by_another_process_does_nothing(world: World) -> None:
+    """There its sets are in another order, as the hashes of texts are others; what was asked is the same."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 2)
+    names = [f"s{number}" for number in range(30)]
+    while repr(frozenset(names)) == repr(frozenset(reversed(names))):
+        names.append(f"s{len(names)}")
+    for name in names:
+        world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+    done = operate(world, topic, ledgers[0], _PRIMARY, over=tuple(names))
+    assert done.ledgers == 1
+    assert operate(world, topic, ledgers[0], _PRIMARY, over=tuple(reversed(names))) == done
+
+
+def test_audit_log_says_which_subscriptions_were_passed_over(sql_world: SqlWorld) -> None:
+    """As it says of a forced delete that it was forced."""
+    topic = new_topic(sql_world)
+    ledgers = filled(sql_world, topic.topic_id, 2)
+    sql_world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    operate(sql_world, topic, ledgers[0], _PRIMARY, over=("slow",))
+    assert [one.detail.get("passed_over") for one in sql_world.audited("detach")] == [["slow"]]
+
+
+def test_preview_says_whether_the_ledger_would_end_and_changes_nothing(world: World) -> None:
+    """It refuses what the operation would refuse."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 2)
+    offloaded(world, ledgers[0])
+    world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
+    before = world.everything()
+
+    def would_end(*remove: CopyKind, over: frozenset[str] = frozenset()) -> bool:
+        operation = Compound(ledger_id=ledgers[0], remove=frozenset(remove), pass_over=over)
+        return world.catalog.phase_one.would_end(topic.topic_id, operation)
+
+    assert not would_end(_TIERED)
+    assert would_end(_PRIMARY, _TIERED, over=frozenset({"slow"}))
+    with pytest.raises(LedgerStillNeeded, match="slow"):
+        would_end(_PRIMARY, _TIERED)
+    with pytest.raises(PreconditionFailed, match="the tiered one alone would stay"):
+        would_end(_PRIMARY)
+    assert world.everything() == before
+
+
 def test_open_ledger_and_one_that_is_not_listed_are_refused(world: World) -> None:
     """As by a delete."""
     topic = new_topic(world)

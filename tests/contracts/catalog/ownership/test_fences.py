@@ -8,8 +8,11 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
+from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Ended, Fence, RowRange
+from logstore.positions import LedgerId
+from logstore.records.compound import Compound
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 from tests.every_topic import every_topic
@@ -38,6 +41,14 @@ def _rows(world: World) -> list[int]:
 def detach(world: World, lease: Lease | None) -> object:
     (topic,) = every_topic(world.catalog.topics)
     return world.phase_one(topic.topic_id, batch_id="next", lease=lease)
+
+
+def operate(world: World, lease: Lease | None) -> object:
+    (topic,) = every_topic(world.catalog.topics)
+    behind = LedgerId(world.catalog.deletions.intents("b", _ALL)[-1].ledger_id + 1)
+    operation = Compound(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
+    phase_one = world.catalog.phase_one.under(lease)
+    return phase_one.operate(topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE)
 
 
 def finish(world: World, lease: Lease | None) -> object:
@@ -73,7 +84,7 @@ def pause(world: World, lease: Lease | None) -> object:
     return "paused"
 
 
-WRITES: Final = pytest.mark.parametrize("write", [detach, finish, hand_over, renew, take, hold, close, pause])
+WRITES: Final = pytest.mark.parametrize("write", [detach, operate, finish, hand_over, renew, take, hold, close, pause])
 
 
 def test_raise_counts_each_bundle_for_itself(world: World) -> None:
