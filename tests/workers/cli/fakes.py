@@ -88,7 +88,11 @@ class FakeLog:
             delayed=self.index,
             ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
-            phase_one=SimpleNamespace(contents=self._contents, preview=self._preview),
+            phase_one=SimpleNamespace(
+                contents=self._contents,
+                preview=self._preview,
+                would_end=lambda _, operation: len(operation.remove) == len(CopyKind),
+            ),
             tombstones=SimpleNamespace(of_topic=self._tombstones),
             upkeep=SimpleNamespace(due=self._due, redrivable=self._preview_redrive),
             fences=SimpleNamespace(bundles=lambda: 64),

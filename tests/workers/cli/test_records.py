@@ -370,3 +370,15 @@ def test_operate_says_what_becomes_of_one_ledger(run: Run, services: FakeService
     assert (asked.pass_over, asked.generation) == ({"slow"}, 2)
     assert services.client.durable == [False]
     assert document(run("ledger", "operate", ORDERS, "4", "--json"), 2)["error"]["field"] == "remove_copy"
+
+
+def test_operate_tells_in_a_dry_run_whether_the_ledger_would_end(run: Run, services: FakeServices) -> None:
+    """Nothing is started."""
+    run("topic", "create", ORDERS)
+    tiered, primary = ("--remove-copy", "OFFLOADED_LEDGER"), ("--remove-copy", "LEDGER")
+    dry = ("--dry-run", "--json")
+    stays = document(run("ledger", "operate", ORDERS, "4", *tiered, *dry))
+    assert stays == {"dry_run": True, "copies": ["OFFLOADED_LEDGER"], "detached": 0, "ledger_ids": []}
+    ends = document(run("ledger", "operate", ORDERS, "4", *tiered, *primary, *dry))
+    assert ends == {"dry_run": True, "copies": ["LEDGER", "OFFLOADED_LEDGER"], "detached": 1, "ledger_ids": [4]}
+    assert services.client.asked == []

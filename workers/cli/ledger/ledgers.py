@@ -139,7 +139,7 @@ def delete(
     "operate",
     examples=[
         "sexton ledger operate persistent://public/default/orders 4 --remove-copy OFFLOADED_LEDGER",
-        "sexton ledger operate persistent://public/default/orders 4 --remove-copy LEDGER --pass-over audit --json",
+        "sexton ledger operate persistent://public/default/orders 4 --remove-copy LEDGER --pass-over audit --dry-run",
     ],
 )
 def operate(
@@ -152,6 +152,7 @@ def operate(
     generation: Generation = None,
     durable_delete: DurableDelete = None,
     reason: Reason = "",
+    dry_run: DryRun = False,
     wait: Wait = True,
 ) -> Answer:
     """Take copies of one ledger away in one transaction; once none is left the ledger ends.
@@ -165,6 +166,8 @@ def operate(
         pass_over=frozenset(pass_over or ()),
         generation=generation,
     )
+    if dry_run:
+        return _operation_preview(context, topic, operation)
 
     def answer(workflow_id: str, result: "Certificate") -> Answer:
         document = {"workflow_id": workflow_id}
@@ -177,6 +180,14 @@ def operate(
         answer,
         wait=wait,
     )
+
+
+def _operation_preview(context: CommandContext, topic: "Topic", operation: Compound) -> Answer:
+    """What would go, with nothing changed: copies, and the ledger if it would end."""
+    ends = context.catalog.phase_one.would_end(topic.topic_id, operation)
+    ids = [int(operation.ledger_id)] if ends else []
+    copies = sorted(one.value for one in operation.remove)
+    return Answer(document={"dry_run": True, "copies": copies, "detached": len(ids), "ledger_ids": ids})
 
 
 def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
