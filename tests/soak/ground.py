@@ -23,6 +23,7 @@ from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
+from logstore.errors import ServiceFailed
 from tests.ownership.proxy import Proxy
 from tests.postgres import Postgres
 from tests.soak.plan import Fault, Plan
@@ -34,7 +35,7 @@ from workers.settings import Settings
 
 _MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts
 _LOOK_S: Final = 0.2
-_NEW_SECONDS: Final = (1.0, 3.0)  # after its death a process is started again
+_STARTS: Final = 3  # of a server that does not come
 
 
 class Member:
@@ -210,12 +211,17 @@ class Ground:
             member.held = True
             member.signal(signal.SIGKILL)
             return lambda: setattr(member, "held", False)
-        ServiceProcess(what, StackHome.at(self.home)).kill()
+        with self._lock:  # not in the middle of another start
+            ServiceProcess(what, StackHome.at(self.home)).kill()
         return self.revive
 
     def revive(self) -> None:
         """Start what servers do not run."""
         with self._lock:
+            for _ in range(_STARTS):
+                with suppress(ServiceFailed):  # on a busy machine a server may take longer than its start may
+                    stack.up(self.options)
+                    return
             stack.up(self.options)
 
     def _pause(self, fault: Fault) -> Callable[[], None]:
