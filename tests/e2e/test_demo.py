@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.shell import Shell
 from tests.logstore.eventually import assert_eventually
 
-pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_200)]
 
 _SMALL = ("demo", "--topics", "3", "--ledgers", "4")
 

@@ -18,7 +18,7 @@ from infra.stack.process import ServiceProcess
 from tests.e2e.shell import Inside, Shell
 from workers.operations.status import WORKER
 
-pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 
 _TOPIC = "persistent://public/default/orders"
 _APPEND = ("topic", "append", _TOPIC, "--file", "-")

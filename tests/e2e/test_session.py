@@ -13,7 +13,7 @@ from tests.e2e.programs import http_address, run_session, send_requests
 from tests.e2e.shell import ROOT, Inside, Shell
 from tests.logstore.eventually import assert_eventually
 
-pytestmark = [pytest.mark.external_service, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 
 _ODD = 'h\'o "m" ü ' + "x" * 110
 _TOPIC = "persistent://public/default/orders"
@@ -241,7 +241,7 @@ def _be_measured(shell: Shell) -> None:
 def _be_probed(worker: str) -> None:
     """It is ready, by its own word on each thing that it needs; its metrics are at the address of its probes too."""
     (probes,) = re.findall(r"(http://127\.0\.0\.1:[0-9]+)[,)]", worker)
-    with urllib.request.urlopen(f"{probes}/readyz", timeout=10) as answer:  # noqa: S310 - of the stack that was just started
+    with urllib.request.urlopen(f"{probes}/readyz", timeout=60) as answer:  # noqa: S310 - of the stack that was just started
         said = json.load(answer)
     assert (said["ready"], said["phase"]) == (True, "serving")
     assert [one["name"] for one in said["checks"] if one["ok"]] == ["worker", "temporal", "database", "primary bucket"]
@@ -250,7 +250,7 @@ def _be_probed(worker: str) -> None:
 
 def _scraped(url: str) -> dict[str, float]:
     """Metrics by name, summed over their labels."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - of the stack that was just started
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - of the stack that was just started
         lines = str(answer.read(), "utf-8").splitlines()
     summed: dict[str, float] = {}
     for line in (one for one in lines if not one.startswith("#")):

@@ -19,6 +19,7 @@ from logstore.positions import Position
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
+from workers.demo.patience import happens
 from workers.demo.report import PromiseRow
 from workers.settings import Settings
 
@@ -32,7 +33,6 @@ DEATH: Final = f"catalog.switch_buckets.before=kill@{_PARTS + 1}"
 _SUBSCRIPTION: Final = "reminders"
 _SOON, _LATER, _AT_ONCE = 20, 5, 5  # messages of a part: due within the demo, due behind it, and not delayed
 _SOON_MS, _SPREAD_MS, _LATER_MS = 5_000, 6_000, 3_600_000
-_DIES_WITHIN_S, _DELIVERED_WITHIN_S = 60.0, 30.0
 _MOST: Final = 100  # entries of one call
 
 
@@ -71,7 +71,7 @@ class Delaying:
                 sealing = await sexton.seal_buckets(self.delivered.topic, reason="demo", actor="sexton demo")
                 if part < _PARTS - 1:
                     await _unless(died, asyncio.ensure_future(sealing.result()))
-        if not await asyncio.to_thread(_happens, died, _DIES_WITHIN_S):
+        if not await happens(died):
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
     def another_consumer(self) -> None:
@@ -85,7 +85,7 @@ class Delaying:
             await (await sexton.merge_buckets(self.delivered.topic, reason="demo", actor="sexton demo")).result()
         wanted = _PARTS * (_SOON + _AT_ONCE)
         received, consumer = self.delivered.received, self._consumer
-        await asyncio.to_thread(_happens, lambda: len(received) >= wanted or consumer.done(), _DELIVERED_WITHIN_S)
+        await happens(lambda: len(received) >= wanted or consumer.done())
         self._end_consumer()
         self.delivered.ended_ms = time.time_ns() // 1_000_000
 
@@ -137,15 +137,6 @@ async def _unless(died: Callable[[], bool], sealed: "asyncio.Future[object]") ->
             raise ServiceFailed("worker-2", "it died before there were two buckets to merge", advice="read its log")
         await asyncio.sleep(0.05)
     sealed.result()
-
-
-def _happens(met: Callable[[], bool], within_s: float) -> bool:
-    give_up = time.monotonic() + within_s
-    while not met():
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def check_delayed(auditor: Auditor, done: Delivered) -> PromiseRow:

@@ -26,13 +26,13 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
+from workers.demo.patience import PATIENCE_S, happens
 from workers.demo.report import PromiseRow
 from workers.settings import Settings
 
 _LEDGERS: Final = 6  # closed ones
 _SUBSCRIPTION: Final = "billing"
 _PAUSE_S: Final = 0.01  # between two appends of the writer
-_REBUILT_WITHIN_S: Final = 120.0
 
 Position = tuple[int, int]
 
@@ -60,7 +60,7 @@ async def lose_and_rebuild(settings: Settings, end_worker: Callable[[], object],
     ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(_write_on, settings, lost, ended)
-        _wait_for(lambda: len(lost.answered) > flushed + 10 or writing.done())
+        await happens(lambda: len(lost.answered) > flushed + 10 or writing.done())
         end_worker()
         say("removing the whole database while a writer is at work")
         _remove(settings)
@@ -143,15 +143,9 @@ def _write_on(settings: Settings, lost: Lost, ended: threading.Event) -> None:
             number += 1
 
 
-def _wait_for(met: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    while not met():
-        waiting.wait(_PAUSE_S)
-
-
 def _last(writing: "Future[None]") -> None:
     """The writer ends; that its last append fails where the database has gone is to be expected."""
-    fault = writing.exception(timeout=60)
+    fault = writing.exception(timeout=PATIENCE_S)
     if fault is not None and not isinstance(fault, Exception):
         raise fault
 
@@ -172,7 +166,7 @@ def _rebuilt(settings: Settings) -> dict[str, Any]:
         env=foreign | settings.environment(),
         capture_output=True,
         text=True,
-        timeout=_REBUILT_WITHIN_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     if done.returncode:

@@ -20,6 +20,7 @@ from workers.demo.delayed import DEATH as MERGING
 from workers.demo.delayed import MOST_BUCKETS, Delaying, check_delayed
 from workers.demo.interrupts import Interrupts
 from workers.demo.orphans import check_orphans, plant_orphans, reconcile
+from workers.demo.patience import happens
 from workers.demo.records import check_records, lose_and_rebuild
 from workers.demo.report import (
     DemoReport,
@@ -47,7 +48,6 @@ _WORKERS = {
     "SEXTON_SESSION_TIMEOUT": "4s",  # the killed worker's bundles are free after it
 }
 _LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them
-_DIES_WITHIN_S = _OWNED_WITHIN_S = 60.0
 _PLANTED = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
@@ -135,7 +135,7 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     asyncio.run(_trim_again(settings, written))
     same = auditor.stored() == after
     say(f"waiting until {_SECOND} owns every bundle")
-    fences = _owned(auditor, bundles=settings.bundles, by=_SECOND)
+    fences = asyncio.run(_owned(auditor, bundles=settings.bundles, by=_SECOND))
     with open_log(settings) as log:
         takeover = check_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
@@ -227,7 +227,7 @@ async def _trim_through_a_crash(
     Returns:
         The trims' results, and what there was at the moment of death.
     """
-    fences = await asyncio.to_thread(_owned, auditor, bundles=settings.bundles, by=_FIRST)
+    fences = await _owned(auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
@@ -241,29 +241,25 @@ async def _trim_through_a_crash(
     return [await handle.result() for handle in handles], death
 
 
-def _owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
+async def _owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
     """Wait until a worker whose id begins so was the last to acquire each bundle.
 
     Raises:
         ServiceFailed: That did not happen.
     """
-    give_up = time.monotonic() + _OWNED_WITHIN_S
-    while True:
-        now = auditor.fences()
-        if sum(worker_id.startswith(by) for _, worker_id in now.values()) == bundles:
-            return now
-        if time.monotonic() > give_up:
-            raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
-        time.sleep(0.1)
+
+    def owned(now: Fences) -> bool:
+        return sum(worker_id.startswith(by) for _, worker_id in now.values()) == bundles
+
+    if not await happens(lambda: owned(auditor.fences())):
+        raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
+    return auditor.fences()
 
 
 async def _until_dead(settings: Settings) -> None:
     process = ServiceProcess(_FIRST, StackHome.at(settings.home))
-    give_up = time.monotonic() + _DIES_WITHIN_S
-    while process.running():
-        if time.monotonic() > give_up:
-            raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
-        await asyncio.sleep(0.05)
+    if not await happens(lambda: process.running() is None):
+        raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
 
 
 async def _trim_again(settings: Settings, written: Sequence[WrittenTopic]) -> None:

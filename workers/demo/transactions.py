@@ -1,7 +1,6 @@
 """Promise 4: two transactions over three topics and a subscription, and a worker that is killed between two of them."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
+from workers.demo.patience import happens
 from workers.demo.report import PromiseRow
 from workers.settings import Settings
 
@@ -25,7 +25,6 @@ DEATH: Final = "transactions.append_markers.after=kill@1"
 """The worker that first tells a topic how a transaction ended dies before it tells the next."""
 
 _SOURCE: Final = "billing"
-_DIES_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +57,12 @@ async def transact(settings: Settings, died: Callable[[], bool], replace_worker:
                     await transactions.acknowledge(txn, source, _SOURCE, positions=[position])
             before = _read(log, topics)
             ends = [asyncio.create_task(transactions.commit(kept)), asyncio.create_task(transactions.abort(gone))]
-            await asyncio.to_thread(_until, died)
+            if not await happens(died):
+                raise ServiceFailed("worker-3", "it did not die in the broadcast", advice="read its log")
             decided = _read(log, topics)
             await asyncio.to_thread(replace_worker)
             await asyncio.gather(*ends)
     return Transacted(kept=kept, gone=gone, topics=topics, source=source, before=before, decided=decided)
-
-
-def _until(died: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + _DIES_WITHIN_S
-    while not died():
-        if time.monotonic() > give_up:
-            raise ServiceFailed("worker-3", "it did not die in the broadcast", advice="read its log")
-        time.sleep(0.05)
 
 
 def _topic(log: LogStore, name: str) -> Topic:

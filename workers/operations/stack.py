@@ -28,7 +28,7 @@ from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
 """For the environment of a worker whose stack has any free ports."""
-_POLL_WITHIN_S = 60.0  # importing the SDKs takes seconds on a busy machine
+_POLL_WITHIN_S = 180.0  # importing the SDKs takes a minute where many others are at work
 _LEAVE_S = 15.0  # beyond draining; a worker ends by itself 10 s after it
 _SHOWN_OF_HOME = 40  # characters: an id has 128 at most
 
