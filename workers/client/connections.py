@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 from temporalio.client import Client, Plugin, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
-from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import CompositePayloadConverter, DataConverter
 from temporalio.runtime import Runtime
 
 from infra.catalog import SqlCatalog, open_catalog
+from workers.client.payload_codec import data_converter
 from workers.client.temporal_access import temporal_access, unreached
 from workers.client.tracing import TracedCalls
 from workers.identity import namespace
@@ -30,18 +29,6 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 _CONNECT_S: Final = 10.0
-_ONCE: Final = PydanticPayloadConverter()
-
-
-class _Shared(CompositePayloadConverter):
-    """Converters that each run of a workflow gets: the same ones, for they keep how a type is read once it was seen."""
-
-    def __init__(self) -> None:
-        super().__init__(*_ONCE.converters.values())
-
-
-VALUES: Final = DataConverter(payload_converter_class=_Shared)
-"""How our values travel: as JSON that pydantic reads, the same for whichever command or run they belong to."""
 
 
 async def connect_client(
@@ -60,7 +47,7 @@ async def connect_client(
         ServiceFailed: No address is known, no Temporal server answers there, or it and we do not trust each other.
     """
     address = settings.required("temporal_address")
-    access = temporal_access(settings)
+    access, converter = temporal_access(settings), data_converter(settings.payload_key_file)
     try:
         async with asyncio.timeout(_CONNECT_S):  # where nobody refuses, the SDK would wait without end
             client = await Client.connect(
@@ -70,7 +57,7 @@ async def connect_client(
                 runtime=runtime,
                 tls=access.tls or False,
                 api_key=access.api_key or None,
-                data_converter=VALUES,
+                data_converter=converter,
                 interceptors=[] if plugins else [TracedCalls()],
                 plugins=plugins,
             )

@@ -29,6 +29,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from workers.client.payload_codec import codec_of, key_of
 from workers.settings import Settings
 from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
@@ -188,8 +189,13 @@ async def apply_schedules(client: Client, settings: Settings, policy: DeletionPo
 
 async def list_schedules(client: Client) -> list[ScheduleRow]:
     """Those of our jobs that are scheduled."""
+    return [_row(one) for one in await described_schedules(client)]
+
+
+async def described_schedules(client: Client) -> list[ScheduleDescription]:
+    """Those of our schedules that the namespace has; their arguments may be encrypted."""
     found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in _NAMES))
-    return [_row(one) for one in found if one]
+    return list(filter(None, found))
 
 
 async def _apply(client: Client, job: Recurring, task_queue: str) -> AppliedSchedule | None:
@@ -255,25 +261,24 @@ def _wanted_state(found: ScheduleState, job: Recurring) -> ScheduleState:
 
 async def _same(client: Client, found: ScheduleDescription, job: Recurring, task_queue: str) -> bool:
     """Whether an update would change anything."""
-    schedule = found.schedule
-    paused = (schedule.state.paused, schedule.state.note)
-    state = _wanted_state(schedule.state, job)
-    if (state.paused, state.note) != paused:
+    now, state = found.schedule.state, _wanted_state(found.schedule.state, job)
+    if (state.paused, state.note) != (now.paused, now.note):
         return False
     if not job.interval_s:
         return True
     wanted = _schedule(job, task_queue, state)
-    return await _facts(client, schedule) == await _facts(client, wanted)
+    return await _facts(client, found.schedule) == await _facts(client, wanted)
 
 
 async def _facts(client: Client, schedule: Schedule) -> tuple[object, ...]:
-    """The facts that an operator would see differ; arguments as they travel, for the server gives them back so."""
+    """The facts that an operator would see differ; arguments as they are decrypted, and by which key they travel."""
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return (action,)
     told = [*action.args, action.static_summary, action.static_details]
-    encode = client.data_converter.encode
-    data = [one.data if isinstance(one, Payload) else (await encode([one]))[0].data for one in told]
+    encode, codec = client.data_converter.encode, codec_of(client)
+    sent = [one if isinstance(one, Payload) else (await encode([one]))[0] for one in told]
+    data = [*map(key_of, sent), *(one.data for one in await codec.decode(sent))]
     every = [(one.every, one.offset or timedelta()) for one in schedule.spec.intervals]
     plan = (every, schedule.policy.overlap, schedule.policy.catchup_window)
     return (action.workflow, action.id, action.task_queue, data, *plan)

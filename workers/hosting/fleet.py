@@ -32,6 +32,8 @@ from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
+from workers.client.payload_codec import codec_of
+from workers.hosting.codec_page import add_codec
 from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
 from workers.hosting.draining import ended_at_the_latest
@@ -40,6 +42,7 @@ from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
+from workers.hosting.readable import require_readable
 from workers.hosting.readiness import Phase, Readiness, checks_of
 from workers.hosting.readiness_gauges import ReadinessGauges
 from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
@@ -68,7 +71,8 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
 
     Raises:
         InvalidInput: A worker id that cannot be one, no queue, a queue without a name, a function over records that
-            cannot be imported, or nothing can listen at the address for metrics or for pages.
+            cannot be imported, nothing can listen at the address for metrics or for pages, files of certificates
+            or keys cannot be used, or scheduled jobs are encrypted by a key that is not ours.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
@@ -92,9 +96,11 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )
         await search_attributes.require(client)
+        await require_readable(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
         shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
+        add_codec(shown.pages, codec_of(client), settings)
         async with serving(settings.http_address, shown.pages) as url:
             with recorded(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")

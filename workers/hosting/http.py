@@ -15,7 +15,7 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -27,6 +27,7 @@ from workers.hosting.readiness import Readiness
 from workers.settings import OFF
 
 _SETTING: Final = "http_address"
+_MOST_BYTES: Final = 16 * 1024 * 1024  # of a request: payloads that are to be decrypted come in one
 _RELAY_WITHIN: Final = ClientTimeout(total=10)
 _LEAVE_S: Final = 1.0  # for requests in hand, when the process ends
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -34,31 +35,34 @@ _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 _log = logging.getLogger(__name__)
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""Answers one GET. It runs on the worker's event loop: what blocks goes to a thread."""
+"""Answers one request. It runs on the worker's event loop: what blocks goes to a thread."""
 
 
 class Pages:
-    """The read-only pages of one process, by path."""
+    """The pages of one process, by path; none changes anything."""
 
     def __init__(self) -> None:
         """None yet."""
-        self._pages: dict[str, Page] = {}
+        self._pages: dict[str, tuple[Page, Collection[str]]] = {}
 
-    def add(self, path: str, page: Page) -> None:
+    def add(self, path: str, page: Page, *, methods: Collection[str] = ("GET", "HEAD")) -> None:
         """Show a page at a path such as `/status`, from now on, also where the server runs already."""
         if path in self._pages:
             raise ValueError(f"a page at {path} was added before")
-        self._pages[path] = page
+        self._pages[path] = page, methods
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The page at the request's path.
 
         Raises:
             HTTPNotFound: There is none; names those that exist.
+            HTTPMethodNotAllowed: The page is not asked in this way.
         """
-        page = self._pages.get(request.path)
-        if page is None:
+        if request.path not in self._pages:
             raise web.HTTPNotFound(text=f"no page {request.path}; there are: {', '.join(sorted(self._pages))}\n")
+        page, methods = self._pages[request.path]
+        if request.method not in methods:
+            raise web.HTTPMethodNotAllowed(request.method, methods)
         return await page(request)
 
 
@@ -89,10 +93,10 @@ async def serving(address: str, pages: Pages) -> AsyncIterator[str]:
         return
     listener = _listener(address)
     host, port = listener.getsockname()[:2]
-    app = web.Application(middlewares=[_plain])
+    app = web.Application(middlewares=[_plain], client_max_size=_MOST_BYTES)
     if ipaddress.ip_address(host).is_loopback:
         app.middlewares.append(_by_address)
-    app.router.add_get("/{path:.*}", pages.answer)
+    app.router.add_route("*", "/{path:.*}", pages.answer)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LEAVE_S)
     await runner.setup()
     try:

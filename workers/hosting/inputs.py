@@ -190,9 +190,10 @@ class _Checked(WorkflowInstance):
             return True
         command = WorkflowCommand()
         command.update_response.protocol_instance_id = update.protocol_instance_id
-        command.update_response.rejected.message = found.sentence
-        command.update_response.rejected.application_failure_info.type = _KIND
-        command.update_response.rejected.application_failure_info.non_retryable = True
+        refused = ApplicationError(found.sentence, type=_KIND, non_retryable=True)
+        self._det.failure_converter_class().to_failure(
+            refused, pydantic_data_converter.payload_converter, command.update_response.rejected
+        )
         answers.append(command)
         return False
 

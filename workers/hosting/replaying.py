@@ -10,21 +10,22 @@ import pdb  # noqa: T100 - what a person asks for who debugs
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.converter import DataConverter
+from temporalio.converter import DefaultFailureConverter
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
+from workers.client.payload_codec import data_converter
 from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedPlainRunner, CheckedRunner
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.settings import Settings
 
 _MOST_SHOWN: Final = 200
 _MESSAGE: Final = re.compile(r'message: "((?:[^"\\]|\\.)*)"')
@@ -41,15 +42,13 @@ class Replayed:
     nondeterministic: bool = False  # whether it went another way; else the code failed by itself
 
 
-def replay(
-    history: WorkflowHistory, *, debug: bool = False, converter: DataConverter = pydantic_data_converter
-) -> Replayed:
+def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None) -> Replayed:
     """Replay one run; a run that is not over is replayed as far as it came.
 
     Args:
         history: Of the run, from Temporal or from a file that Temporal's command or its Web UI wrote.
         debug: Whether the first line of the workflow's `run` stops in Python's debugger, on this process's terminal.
-        converter: Reads the payloads.
+        settings: Say where the keys of encrypted payloads are; None: nowhere.
 
     Raises:
         InvalidInput: The history is none of a workflow of this build.
@@ -61,7 +60,10 @@ def replay(
         workflows=WORKFLOWS,
         workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(),
         workflow_failure_exception_types=FAILURES,
-        data_converter=converter,
+        data_converter=replace(  # what fails here is told on this terminal alone, and not encrypted for it
+            data_converter(settings.payload_key_file if settings else ""),
+            failure_converter_class=DefaultFailureConverter,
+        ),
         interceptors=[WorkflowEdge()],
         debug_mode=debug,
     )

@@ -15,6 +15,7 @@ from temporalio.client import (
     ScheduleSpec,
     ScheduleState,
 )
+from temporalio.converter import PayloadConverter
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import CatalogMismatch
@@ -34,7 +35,9 @@ async def require(client: Client, catalog_id: str) -> None:
     if await compare(client, catalog_id):
         return
     try:
-        await client.create_schedule(SCHEDULE, _sign(catalog_id), memo={_CATALOG: catalog_id})
+        # never encrypted: the id is no secret, and is to be read when today's keys are gone
+        (plain,) = PayloadConverter.default.to_payloads([catalog_id])
+        await client.create_schedule(SCHEDULE, _sign(catalog_id), memo={_CATALOG: plain})
     except ScheduleAlreadyRunningError:  # another process came first
         await compare(client, catalog_id)
 

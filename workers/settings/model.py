@@ -44,6 +44,7 @@ SERVICES = frozenset({
     "temporal_key_file",
     "temporal_api_key",
     "temporal_api_key_file",
+    "payload_key_file",
     "ui_address",
     "database_url",
     "s3_endpoint",
@@ -82,6 +83,8 @@ class Settings(BaseModel):
     temporal_key_file: File = ""  # and its key
     temporal_api_key: SecretStr = SecretStr("")
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
+    payload_key_file: File = ""  # keys by which Temporal's payloads are encrypted; empty: they are not
+    codec_origin: WebAddress = ""  # of the Web UI, for which workers decrypt what it shows; empty: for nobody
     ui_address: WebAddress = ""
     task_queue: Word = "sexton"
     deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it

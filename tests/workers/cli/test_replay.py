@@ -27,7 +27,7 @@ def test_replay_that_failed_exits_1_and_says_why(
 ) -> None:
     """Whether it went another way or broke."""
     done = Replayed(type="trim-topic", run_id="r", events=3, failure="[TMPRL1100] …", nondeterministic=another_way)
-    services.replay = lambda history, debug: done  # type: ignore[method-assign]
+    services.replay = lambda history, debug, settings: done  # type: ignore[method-assign]
     told = document(run("replay", "trim-topic/1", "--history", str(_TRIM), "--json"), 1)
     assert (told["replayed"], told[field]) == (False, "[TMPRL1100] …")
     assert {"nondeterminism", "failure"} & set(told) == {field}
@@ -44,7 +44,7 @@ def test_replay_without_a_file_reads_the_run_from_temporal(run: Run, services: F
         return "a history"
 
     services.client.history_of = history_of  # type: ignore[method-assign]
-    services.replay = lambda history, debug: Replayed(  # type: ignore[method-assign]
+    services.replay = lambda history, debug, settings: Replayed(  # type: ignore[method-assign]
         type=history, run_id="r", events=int(debug)
     )
     assert document(run("replay", "trim-topic/7", "--json"))["type"] == "a history"

@@ -1,9 +1,12 @@
 """Recurring jobs on a real Temporal: applied once and again, changed, turned off, paused by hand."""
 
 import asyncio
+import base64
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +19,11 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
+from logstore.errors import InvalidInput
 from workers.client import Sexton
+from workers.client.payload_codec import key_of
 from workers.client.schedules import AppliedSchedule
+from workers.hosting.readable import require_readable
 from workers.settings import Settings
 from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
@@ -240,3 +246,27 @@ def _rows(settings: Settings) -> Any:
         return await sexton.list_schedules()
 
     return with_temporal(settings, work)
+
+
+def test_schedules_are_encrypted_by_the_first_key_and_tell_who_lacks_it(quiet: Settings, tmp_path: Path) -> None:
+    """A key that is set or changed is one reason to update; a process without the key is refused before it serves."""
+    keys = {name: f"{name} {base64.b64encode(secrets.token_bytes(32)).decode()}\n" for name in ("one", "two")}
+    (tmp_path / "one").write_text(keys["one"])
+    (tmp_path / "two-one").write_text(keys["two"] + keys["one"])
+    one, two = ({"payload_key_file": str(tmp_path / name)} for name in ("one", "two-one"))
+    apply(quiet)
+    for changes in (one, two):
+        assert apply(quiet, **changes) == dict.fromkeys(OURS, "updated")
+        assert apply(quiet, **changes) == dict.fromkeys(OURS, "unchanged")
+    described = handle(quiet, "sexton-trim", "describe")
+    assert {key_of(payload) for payload in described.schedule.action.args} == {"two"}
+
+    async def read(sexton: Sexton) -> None:
+        await require_readable(sexton.client)
+
+    with_temporal(quiet, read, **two)
+    for lacking in ({"payload_key_file": ""}, one):
+        with pytest.raises(InvalidInput, match="payload_key_file: expected a file with the key 'two'"):
+            with_temporal(quiet, read, **lacking)
+        with pytest.raises(InvalidInput, match="'two'"):
+            apply(quiet, **lacking)

@@ -49,7 +49,7 @@ def replay(
     found = _history(context, workflow_id, history, run_id)
     if debug:
         note("h lists the debugger's commands; b FILE:LINE stops elsewhere too, c goes on")
-    done = context.services.replay(found, debug=debug)
+    done = context.services.replay(found, debug=debug, settings=context.settings)
     failed = "nondeterminism" if done.nondeterministic else "failure"
     told: dict[str, Any] = {
         "replayed": done.failure is None,

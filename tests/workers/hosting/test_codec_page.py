@@ -1,0 +1,96 @@
+"""The page that decrypts for Temporal's Web UI: for whom it does, and for nobody else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from google.protobuf import json_format
+from temporalio.api.common.v1 import Payload, Payloads
+
+from logstore.errors import InvalidInput
+from workers.client.payload_codec import EncryptingCodec
+from workers.hosting.codec_page import add_codec
+from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.readiness import Readiness
+from workers.settings import Settings
+
+_UI = "http://127.0.0.1:8233"
+_PLAIN = Payload(metadata={"encoding": b"json/plain"}, data=b'"persistent://a/b/c"')
+_CODEC = EncryptingCodec({"one": bytes(32)})
+
+
+def _asked(ask: Callable[[ClientSession, str], Awaitable[None]], **given: object) -> None:
+    pages = new_pages(Readiness(), "")
+    add_codec(pages, _CODEC, Settings.model_validate({"home": Path("/nowhere"), **given}))
+
+    async def run() -> None:
+        async with serving("127.0.0.1:0", pages) as url, ClientSession() as session:
+            await ask(session, f"{url}/codec/decode")
+
+    asyncio.run(run())
+
+
+async def _body(*payloads: Payload) -> str:
+    return json_format.MessageToJson(Payloads(payloads=await _CODEC.encode(payloads)))
+
+
+def test_web_ui_is_answered_what_payloads_say() -> None:
+    """As its browser asks: first whether it may, then with the payloads as they stand in a history."""
+
+    async def ask(session: ClientSession, url: str) -> None:
+        wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-namespace"}
+        async with session.options(url, headers={"Origin": _UI} | wish) as answer:
+            assert answer.status == 204
+            assert answer.headers["Access-Control-Allow-Origin"] == _UI
+            assert answer.headers["Access-Control-Allow-Methods"] == "POST"
+            assert {"content-type", "x-namespace"} <= set(answer.headers["Access-Control-Allow-Headers"].split(", "))
+        async with session.post(url, data=await _body(_PLAIN, _PLAIN), headers={"Origin": _UI}) as answer:
+            assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, _UI)
+            found = json_format.Parse(await answer.text(), Payloads())
+            assert list(found.payloads) == [_PLAIN, _PLAIN]
+        async with session.post(url, data=await _body(_PLAIN)) as answer:  # Temporal's command names no origin
+            assert answer.status == 200
+
+    _asked(ask, codec_origin=f"{_UI}/")
+
+
+def test_others_are_refused() -> None:
+    """A page of another origin, what is no payload, what another key has encrypted, and anything but to decrypt."""
+
+    async def ask(session: ClientSession, url: str) -> None:
+        for method in ("OPTIONS", "POST"):
+            async with session.request(method, url, headers={"Origin": "http://evil.test"}) as answer:
+                assert answer.status == 403
+                assert "Access-Control-Allow-Origin" not in answer.headers
+        async with session.post(url, data="no payloads", headers={"Origin": _UI}) as answer:
+            assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (400, _UI)
+        foreign = Payloads(payloads=await EncryptingCodec({"two": bytes(32)}).encode([_PLAIN]))
+        async with session.post(url, data=json_format.MessageToJson(foreign)) as answer:
+            assert answer.status == 400
+            assert "expected a file with the key 'two'" in await answer.text()
+        async with session.get(url) as answer:
+            assert answer.status == 405
+        async with session.post(url.replace("decode", "encode"), data=await _body(_PLAIN)) as answer:
+            assert answer.status == 404
+
+    _asked(ask, codec_origin=_UI)
+
+
+def test_page_is_off_unless_an_origin_is_named() -> None:
+    """Nobody is decrypted for by default."""
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with session.post(url, data=await _body(_PLAIN)) as answer:
+            assert answer.status == 404
+
+    _asked(ask)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9465", "off"])
+def test_page_is_refused_where_others_than_this_machine_could_ask(address: str) -> None:
+    """Whoever can ask it can read: a worker told so does not start."""
+    settings = Settings(home=Path("/nowhere"), codec_origin=_UI, http_address=address)
+    with pytest.raises(InvalidInput, match="codec_origin: expected none, for http_address is no loopback address"):
+        add_codec(Pages(), _CODEC, settings)
