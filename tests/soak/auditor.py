@@ -31,7 +31,7 @@ from workers.settings import Settings
 _FOREIGN: Final = {
     (PRIMARY, "ledgers/0a/notes.txt"): b"somebody else's",
     (PRIMARY, "backups/2026/ledger-7.parquet"): b"of another application",
-    (PRIMARY, "ledgers/ff/00000000000000ff/x/y.parquet"): b"deeper than any of ours",
+    (PRIMARY, "ledgers/40/0000000000000040/x/y.parquet"): b"where our ledger 64 will be",  # whose deletion is refused
     (TIERED, "readme.md"): b"somebody else's too",
     (TIERED, "archive/7-of-9"): b"of another application",
     (RECORDS, "other/blocks/1.parquet"): b"not a block",

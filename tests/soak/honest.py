@@ -74,6 +74,10 @@ def _read(topic: str, elements: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return {"topic": topic, "begins": [-1, -1], "began": NOW_S, "ended": NOW_S + 0.1, "elements": elements}
 
 
+def _times(decided_s: float) -> dict[str, float]:
+    return {"decided_us": decided_s * 1e6, "finished_us": (decided_s + 1) * 1e6}
+
+
 def _tables() -> Rows:
     names = {1: PLAIN[0], 2: LISTS[0], 3: LISTS[1], 4: SOURCE, 5: DELAYED[0]}
     names |= {11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1]}
@@ -112,8 +116,8 @@ def _tables() -> Rows:
         ],
         "tombstone": [{"kind": "ledger", "id": 9}],
         "transaction": [
-            {"tc_id": 0, "sequence": 1, "state": "COMMITTED", "decided_us": (NOW_S - 5) * 1e6},
-            {"tc_id": 0, "sequence": 2, "state": "ABORTED", "decided_us": (NOW_S - 5) * 1e6},
+            {"tc_id": 0, "sequence": 1, "state": "COMMITTED", **_times(NOW_S - 5)},
+            {"tc_id": 0, "sequence": 2, "state": "ABORTED", **_times(NOW_S - 5)},
         ],
         "delayed_index": [{"topic_id": 5, "sealed_ledger": 5, "sealed_entry": 1}],
         "delayed_bucket": [{"ledger_id": 6, "topic_id": 5}],

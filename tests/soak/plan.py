@@ -43,6 +43,7 @@ _STEPS_S: Final = {
 }
 _SHARES: Final = {"s3-errors": (0.2, 0.6), "s3-lost-answers": (0.05, 0.3), "s3-slow": (0.2, 1.5)}
 _MOMENTS: Final = ("before", "after", "reported_failed")
+_BETWEEN_S: Final = 7.0  # two faults, on average
 _LIVES: Final = 200  # of a worker process for which a failpoint is drawn
 
 
@@ -91,7 +92,7 @@ def plan(seed: int, *, seconds: float, workers: int, clients: int) -> Plan:
 def _drawn(dice: random.Random, seconds: float, *, workers: int, clients: int) -> Iterator[Fault]:
     free_at: dict[str, float] = {}
     at_s = 5.0
-    while (at_s := at_s + dice.expovariate(1 / 4.0)) < seconds:
+    while (at_s := at_s + dice.expovariate(1 / _BETWEEN_S)) < seconds:
         kind = dice.choices(list(_KINDS), list(_KINDS.values()))[0]
         count = workers if kind.endswith("worker") else clients if kind.endswith("client") else 1
         fault = Fault(

@@ -159,7 +159,8 @@ def _consume(seen: Evidence) -> None:
 
 def _hide(seen: Evidence) -> None:
     _entries(seen, 2)[0, 0] = Entry(payload="older", txn="0:2")
-    _set(seen, "transaction", 1, decided_us=(NOW_S + 5) * 1e6)
+    _set(seen, "transaction", 1, finished_us=(NOW_S + 5) * 1e6)
+    _ops(seen)[:] = [one for one in seen.ops if one.kind != "abort"]
     _reread(seen, [])
 
 

@@ -98,9 +98,22 @@ def _acknowledged(seen: Evidence, txn: str, state: str, one: _Transaction) -> It
                 yield f"{SOURCE}: {(first, second)} was acknowledged in transaction {txn}, and is not"
 
 
+def _known(seen: Evidence) -> dict[str, float]:
+    """From when on the end of each transaction was in force: it was answered, or its participants had been told.
+
+    The time of the decision itself is that of its statement, before its commit.
+    """
+    found = {txn: row["finished_us"] / 1e6 for txn, row in seen.states.items() if row["finished_us"] is not None}
+    for op in seen.of_kind("commit", "abort"):
+        if op.end == "done" and op.ended_s is not None:
+            found[op.asked["txn"]] = min(op.ended_s, found.get(op.asked["txn"], op.ended_s))
+    return found
+
+
 def _of_reads(seen: Evidence) -> Iterator[str]:
     """Every read, at its time: nothing undecided or aborted, and all that was decided before and stands before it."""
     decided = {txn: row["decided_us"] / 1e6 for txn, row in seen.states.items() if row["decided_us"] is not None}
+    known = _known(seen)
     logs: dict[str, list[tuple[At, str]]] = {}  # of each list, its transactional entries in order
     for name in LISTS:
         entries = seen.entries.get(seen.topics.get(name, -1), {})
@@ -109,11 +122,11 @@ def _of_reads(seen: Evidence) -> Iterator[str]:
         got = {(one[0], one[1]) for one in read["elements"]}
         blocked = False
         for at, txn in logs[read["topic"]]:
-            told_s = decided.get(txn, float("inf"))
+            told_s, known_s = (each.get(txn, float("inf")) for each in (decided, known))
             if at in got and (told_s > read["ended"] + _CLOCKS_S or not seen.is_committed(txn)):
                 how = "not decided" if told_s > read["ended"] else "aborted"
                 yield f"{read['topic']}: {at} of {txn} was read, and {how}"
-            blocked = blocked or told_s > read["began"] - _CLOCKS_S
+            blocked = blocked or known_s > read["began"] - _CLOCKS_S
             behind = at >= (read["begins"][0], read["begins"][1])
             if behind and not blocked and at not in got and seen.is_committed(txn):
                 yield f"{read['topic']}: {at} of {txn} was committed before a read that does not have it"
