@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, cast, exists, or_, select
+from sqlalchemy import Connection, cast, exists, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
 from infra.catalog.records.log_rows import begin_stamp, known_of, let_claim_go, settle_manifest, state_of, take_claim
-from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record
+from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record, waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from infra.catalog.records.changes import SqlChanges
 
-_L, _O, _P, _S = t.ledger.c, t.record_outbox.c, t.pending_deletion.c, t.tombstone.c
+_L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _CHUNK = 50_000
 
 
@@ -115,17 +115,13 @@ def _unflushed(dialect: str) -> Statement:
     """Those of the ledgers of whose tombstone, intent or remaining copy a change waits in the outbox."""
     ledgers = rows_of(dialect, "ledgers", {"id": BIG})
     asked = select(ledgers.source.c.id)
-    buried = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(asked), _changed(_LEDGER, _S.id))
+    buried = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(asked), waits(_LEDGER, _S.id))
     unfinished = _P.state != DeletionState.DELETED.value  # its end is a change of the intent that matters no more
     filed = select(_P.ledger_id).where(_P.ledger_id.in_(asked), unfinished)
-    waiting = filed.where(_changed(RecordKind.DELETION.value, _P.row_id))
+    waiting = filed.where(waits(RecordKind.DELETION.value, _P.row_id))
     # of a ledger that stays one copy goes: the other one has to be in a block, or nothing of it would be found
-    left = select(_L.ledger_id).where(_L.ledger_id.in_(asked), _changed(_LEDGER, _L.ledger_id))
+    left = select(_L.ledger_id).where(_L.ledger_id.in_(asked), waits(_LEDGER, _L.ledger_id))
     return Statement(sql=buried.union(waiting, left), rows=ledgers)
-
-
-def _changed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    return exists().where(_O.kind == kind, _O.id == record_id)
 
 
 def _asking(dialect: str, kind: RecordKind) -> Statement:

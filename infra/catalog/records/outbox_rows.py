@@ -13,7 +13,20 @@ copy that is taken away raises the generation of its ledger (see `ledger_rows`),
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, Text, cast, delete, insert, literal, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    cast,
+    delete,
+    exists,
+    insert,
+    literal,
+    select,
+    text,
+)
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import among
@@ -52,6 +65,17 @@ def every_record() -> Iterator[Select[Any]]:
         sub = cast(c[source.sub], Text) if source.sub else literal("")
         yield select(literal(kind.value), c[source.id], sub)
     yield select(t.tombstone.c.kind, t.tombstone.c.id, literal(""))
+
+
+def waits(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
+    """Whether a change of that deletion, ledger or topic is in the outbox: told by the index of these kinds.
+
+    SQLite uses an index of some rows only where a statement names those rows in the index' own words.
+    """
+    return exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED)
+
+
+_INDEXED: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
 
 
 def record(connection: Connection, keys: Select[Any], *, at_us: int) -> None:

@@ -3,14 +3,19 @@
 They are inserted in the transaction that removes what they stand for, and leave by a raid alone.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Row,
     Select,
     and_,
+    bindparam,
     case,
     delete,
     exists,
@@ -22,15 +27,17 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import among, inserting, value_of
+from infra.catalog.engine.many import BIG, Statement, among, inserting, rows_of, value_of
+from infra.catalog.records.outbox_rows import waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
 from logstore.records.kinds import RecordKind
 
-_T, _O, _P = t.tombstone.c, t.record_outbox.c, t.pending_deletion.c
+_T, _P = t.tombstone.c, t.pending_deletion.c
 _LEDGER, _TOPIC = RecordKind.LEDGER.value, RecordKind.TOPIC.value
 _COLUMNS = ("kind", "id", "topic_id", "list_id", "component", "generation", "epoch", "at_us")
 
@@ -96,23 +103,22 @@ class SqlTombstones(OnDatabase):
         return [value_of(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
     def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
-        """See `Tombstones.mark`."""
-        page = select(_T.kind, _T.id).where(*_behind(after)).order_by(_T.kind, _T.id).limit(limit).subquery()
-        last = select(page.c.kind, page.c.id).order_by(page.c.kind.desc(), page.c.id.desc()).limit(1)
+        """See `Tombstones.mark`; a read finds what is to be written, and a statement that writes looks at it again."""
+        page = self._page(before_us, limit, *_behind(after))
+        concerned = _by_kind(row for row in page if row.removable or row.raid is not None)
+        stale = any(row.raid is not None for row in page)
 
-        def work(connection: Connection) -> tuple[int, RecordId | None]:
-            row = connection.execute(last).first()
-            if row is None:
-                return 0, None
-            end = RecordId(kind=RecordKind(row.kind), id=row.id)
-            these = and_(*_behind(after), _key() <= _key_of(end))
-            removable = _removable(before_us)
-            connection.execute(
-                update(t.tombstone).where(these, _T.raid.is_not(None), not_(removable)).values(raid=None)
-            )
-            return connection.execute(update(t.tombstone).where(these, removable).values(raid=run_id)).rowcount, end
+        def work(connection: Connection) -> int:
+            how, marked = _written(connection.dialect.name), 0
+            for kind, ids in concerned.items():
+                told = {"of_kind": kind, "before_us": before_us, "run": run_id}
+                if stale:
+                    how.unmark.execute(connection, ids, **told)
+                marked += how.mark.execute(connection, ids, **told).rowcount
+            return marked
 
-        return self._db.write(work)
+        end = RecordId(kind=RecordKind(page[-1].kind), id=page[-1].id) if page else None
+        return self._db.write(work) if concerned else 0, end
 
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
         """See `Tombstones.candidates`."""
@@ -133,19 +139,56 @@ class SqlTombstones(OnDatabase):
 
     def remove(self, run_id: str, *, before_us: int, limit: int) -> int:
         """See `Tombstones.remove`; two raids at once would wait for each other, and remove each row once."""
+        page = _by_kind(self._page(before_us, limit, _T.raid == run_id))
 
         def work(connection: Connection) -> int:
-            page = select(_T.kind, _T.id).where(_T.raid == run_id).order_by(_T.kind, _T.id).limit(limit)
-            rows = connection.execute(page.with_for_update()).all()
-            removed = 0
-            for kind in {row.kind for row in rows}:
-                these = and_(_T.kind == kind, among(connection, _T.id, [row.id for row in rows if row.kind == kind]))
-                gone = delete(t.tombstone).where(these, _T.raid == run_id, _removable(before_us))
-                removed += connection.execute(gone).rowcount
-                connection.execute(update(t.tombstone).where(these, _T.raid == run_id).values(raid=None))
+            how, removed = _written(connection.dialect.name), 0
+            for kind, ids in page.items():
+                told = {"of_kind": kind, "before_us": before_us, "run": run_id}
+                how.lock.execute(connection, ids, **told)
+                removed += how.remove.execute(connection, ids, **told).rowcount
+                how.let_go.execute(connection, ids, **told)
             return removed
 
-        return self._db.write(work)
+        return self._db.write(work) if page else 0
+
+    def _page(self, before_us: int, limit: int, *wanted: ColumnElement[bool]) -> Sequence[Row[Any]]:
+        """Tombstones by kind and id, with their marks, and whether they are `removable` now; no writer waits for it."""
+        removable = _removable(literal(before_us)).label("removable")
+        rows = select(_T.kind, _T.id, _T.raid, removable).where(*wanted).order_by(_T.kind, _T.id).limit(limit)
+        return self._db.read(lambda connection: connection.execute(rows).all())
+
+
+class _Written(NamedTuple):
+    """What a raid writes to tombstones of one kind, of which the ids are told."""
+
+    mark: Statement
+    unmark: Statement  # what another raid has marked, or this one before, and may not be removed
+    lock: Statement  # the raid's candidates, before it is judged whether they may be removed
+    remove: Statement
+    let_go: Statement  # those that it may not
+
+
+@cache
+def _written(dialect: str) -> _Written:
+    """Built once: SQLite lets one writer in at a time, and building them takes longer than they do."""
+    told = rows_of(dialect, "told", {"id": BIG})
+    these = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(told.source.c.id)))
+    mine, removable = and_(these, _T.raid == bindparam("run")), _removable(bindparam("before_us", type_=BIG))
+    candidates, none = update(t.tombstone), {"raid": None}
+    sent: tuple[Executable, ...] = (
+        candidates.where(these, removable).values(raid=bindparam("run")),
+        candidates.where(these, _T.raid.is_not(None), not_(removable)).values(none),
+        select(_T.id).where(mine).order_by(_T.id).with_for_update(),
+        delete(t.tombstone).where(mine, removable),
+        candidates.where(mine).values(none),
+    )
+    return _Written(*(Statement(sql=one, rows=told) for one in sent))
+
+
+def _by_kind(rows: Iterable[Row[Any]]) -> dict[str, list[tuple[int]]]:
+    """The ids of rows that come by kind."""
+    return {kind: [(row.id,) for row in of_kind] for kind, of_kind in groupby(rows, attrgetter("kind"))}
 
 
 def _behind(after: RecordId | None) -> list[ColumnElement[bool]]:
@@ -160,10 +203,11 @@ def _key_of(record: RecordId) -> ColumnElement[Any]:
     return tuple_(literal(record.kind.value), literal(record.id))
 
 
-def _removable(before_us: int) -> ColumnElement[bool]:
+def _removable(before_us: ColumnElement[int]) -> ColumnElement[bool]:
     """Last updated before then, with no deletion that may still put or find anything, and in a block as it is."""
-    left = _P.state != DeletionState.DELETED.value
-    of_ledger = and_(_T.kind == _LEDGER, exists().where(_P.ledger_id == _T.id, left))
-    of_topic = and_(_T.kind == _TOPIC, exists().where(_P.topic_id == _T.id, left))
-    changed = exists().where(_O.kind == _T.kind, _O.id == _T.id)
-    return and_(_T.at_us < before_us, not_(or_(of_ledger, of_topic)), ~changed)
+    gone = DeletionState.DELETED.value
+    left = exists().where(_P.ledger_id == _T.id, _P.state != gone)
+    of_topic = [exists().where(_P.topic_id == _T.id, one) for one in (_P.state < gone, _P.state > gone)]  # by an index
+    ledger = and_(_T.kind == _LEDGER, or_(left, waits(_LEDGER, _T.id)))
+    topic = and_(_T.kind == _TOPIC, or_(*of_topic, waits(_TOPIC, _T.id)))
+    return and_(_T.at_us < before_us, not_(or_(ledger, topic)))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PAGE: Final = 10_000
-_WRITTEN: Final = 500  # tombstones of one writing transaction: SQLite lets one writer in at a time
+_WRITTEN: Final = 200  # tombstones of one writing transaction: SQLite lets one writer in at a time
 _REST: Final = 4.0  # so many times as long as it took, a raid sleeps behind it, so that writers get in between
 _PINNED_US: Final = 7 * 86_400 * 1_000_000  # a raid that takes longer than that is not one
 

@@ -30,7 +30,7 @@ def _said(database: Database, work: Callable[[], Any]) -> list[tuple[str, Any]]:
     event.listen(database.engine, "before_cursor_execute", listen)
     work()
     event.remove(database.engine, "before_cursor_execute", listen)
-    return [one for one in said if one[0].startswith("SELECT")]
+    return [one for one in said if one[0].startswith(("SELECT", "UPDATE", "DELETE"))]
 
 
 def _explained(database: Database, statement: str, parameters: Any) -> list[str]:
@@ -72,3 +72,28 @@ def test_listing_intents_asks_of_their_own_batches_alone_whether_they_are_paused
     database.close()
     assert [line for line in plan if line.startswith("SEARCH run USING") and "(run_id=?)" in line]
     assert not [line for line in plan if line.startswith("SCAN run")]
+
+
+def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
+    """Every deletion asks it and each tombstone of a raid, however many changes of other records wait in the outbox."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    migrate(database)
+    catalog = SqlCatalog(database)
+    graves = [("ledger", 1), ("ledger", 2), ("topic", 3)]
+    put = "INSERT INTO tombstone (kind, id, generation, epoch, at_us, raid) VALUES (?, ?, 1, 1, 1, 'earlier')"
+    database.write(lambda c: [c.exec_driver_sql(put, grave) for grave in graves])
+    forget = "DELETE FROM record_outbox"  # of what the trigger recorded
+    database.write(lambda c: c.exec_driver_sql(forget))
+    plans = _plans(database, lambda: catalog.records.unflushed([1, 2]))
+    plans += _plans(database, lambda: catalog.tombstones.mark("raid", before_us=9, after=None, limit=9))
+    plans += _plans(database, lambda: catalog.tombstones.remove("raid", before_us=9, limit=9))
+    left = catalog.tombstones.counts()
+    database.close()
+    assert left.by_kind == {}, "all statements of a raid were sent"
+    asked = [line for line in plans if "record_outbox" in line]
+    assert len(asked) >= 9
+    assert {line.split("(")[0] for line in asked} <= {
+        "SEARCH record_outbox USING INDEX record_outbox_by_record ",
+        "SEARCH record_outbox USING COVERING INDEX record_outbox_by_record ",
+    }
+    assert not [line for line in plans if line.startswith(("SCAN pending_deletion", "SCAN ledger "))]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import RecordId, Tombstones, TopicState
 from logstore.positions import TopicId
@@ -189,6 +190,48 @@ def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> N
     assert stones.remove("raid", before_us=_LATER, limit=2) == 1
     assert stones.candidates("raid", after=None, limit=10) == []
     assert _stones(sql_world) == {("ledger", ledgers[1]), ("ledger", ledgers[2])}
+
+
+def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
+    sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks without any lock: the statement that writes decides, whatever the look had found."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, third = filled(sql_world, topic_id, 4)[:3]
+    _detach(sql_world, topic_id, [first, second, third])
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
+    flush(sql_world)
+    stones, look = sql_world.catalog.tombstones, SqlTombstones._page
+
+    def then(change: str, **values: object) -> None:
+        def overtaken(self: SqlTombstones, *asked: Any) -> Any:
+            found = look(self, *asked)
+            sql_world.sql(change, **values)
+            return found
+
+        monkeypatch.setattr(SqlTombstones, "_page", overtaken)
+
+    then("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=first)  # as a later version of it
+    assert stones.mark("raid", before_us=_LATER, after=None, limit=9)[0] == 2
+    then("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
+    assert stones.remove("raid", before_us=_LATER, limit=9) == 1
+    assert stones.candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
+    assert _stones(sql_world) == {("ledger", first), ("ledger", second)}
+
+
+def test_mark_of_an_earlier_raid_is_taken_from_what_may_stay_no_candidate(sql_world: SqlWorld) -> None:
+    """It would be removed by that raid's next page once its deletion has ended again."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, _ = filled(sql_world, topic_id, 3)
+    _detach(sql_world, topic_id, [first, second])
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
+    flush(sql_world)
+    stones = sql_world.catalog.tombstones
+    assert _mark(stones, "raid", before_us=_LATER) == 2
+    sql_world.sql("UPDATE pending_deletion SET state = 'PENDING' WHERE ledger_id = :id", id=first)
+    flush(sql_world)
+    assert _mark(stones, "next", before_us=_LATER) == 1
+    assert stones.candidates("raid", after=None, limit=9) == []
 
 
 def test_topic_with_an_unfinished_deletion_keeps_its_tombstone(sql_world: SqlWorld) -> None:
