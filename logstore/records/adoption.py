@@ -28,7 +28,7 @@ behind the last statement one that was never registered may move others.
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -104,6 +104,7 @@ class TopicAtFlush:
     epoch: int  # that the catalog had
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
     decided: Collection[TransactionId] = ()  # of those that uploads name
+    repeated: Mapping[str, int] = field(default_factory=dict)  # see `repeated`; of uploads in other ledgers too
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +119,13 @@ class AdoptedSegment:
 def adopted(tails: Sequence[Tail], known: TopicAtFlush) -> list[AdoptedSegment]:
     """The uploads of a topic's ledgers that are taken in, in the order of the log.
 
+    Ledgers may come page by page: what was taken in of a page is known for the next one.
+
     Args:
         tails: By ledger id.
-        known: The topic as it was flushed.
+        known: The topic as it was flushed, or up to the page before.
     """
-    last = _last_uploads(tails)
+    last = dict(known.repeated) | repeated((upload for tail in tails for upload in tail.uploads), known.repeated)
     log = _Log(dict(known.sequences), set(known.decided))
     found: list[AdoptedSegment] = []
     for tail in tails:
@@ -138,18 +141,20 @@ def adopted(tails: Sequence[Tail], known: TopicAtFlush) -> list[AdoptedSegment]:
     return found
 
 
-def _last_uploads(tails: Sequence[Tail]) -> dict[str, int]:
-    """Of each append, the number of its last upload: those before it were refused, or it had been answered."""
+def repeated(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Of each append that was uploaded more than once the number of its last upload, as far as `known` says less.
+
+    Those before that one were refused, or it had been answered.
+    """
     last: dict[str, int] = {}
-    for tail in tails:
-        for upload in tail.uploads:
-            if upload.mark:
-                last[upload.mark.append] = max(last.get(upload.mark.append, 0), upload.mark.nth)
+    for mark in (upload.mark for upload in uploads):
+        if mark and mark.nth > max(last.get(mark.append, 1), (known or {}).get(mark.append, 1)):
+            last[mark.append] = mark.nth
     return last
 
 
 def _is_last(upload: Upload, last: Mapping[str, int]) -> bool:
-    return upload.mark is None or last[upload.mark.append] == upload.mark.nth
+    return upload.mark is None or upload.mark.nth >= last.get(upload.mark.append, 1)
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@ generation. Unless a function says otherwise, its caller holds the lock of the l
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, rows_of, value_of
 from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
 from logstore.errors import IdsExhausted, UnknownObject
@@ -88,10 +88,7 @@ def remove_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Take the next ledger id and insert its row, CREATING, and that of its primary copy; the list is not locked.
-
-    `IdsExhausted` where the next id is not below the ceiling.
-    """
+    """Insert a ledger of the next id, CREATING, and its primary copy, or `IdsExhausted`; the list is not locked."""
     taken = connection.execute(
         update(t.catalog)
         .where(t.catalog.c.next_ledger_id < select(t.record_log.c.ledger_ceiling).scalar_subquery())
@@ -100,30 +97,33 @@ def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us:
     ).one_or_none()
     if taken is None:
         raise IdsExhausted("ledger ids: expected one below the ceiling, found none; flush the record log")
-    row = _row(owner.application, list_id, taken[0], taken[1], now_us)
-    connection.execute(insert(t.ledger).values(row))
-    _insert_copy(connection, taken[0], CopyKind.LEDGER, {})
-    return LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
+    statement = LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
+    _insert(connection, list_id, [statement])
+    return statement
 
 
-def _row(application: str, list_id: int, ledger_id: int, epoch: int, created_us: int) -> dict[str, Any]:
-    return {
-        "ledger_id": ledger_id,
-        "list_id": list_id,
-        "application": application,
-        "state": LedgerState.CREATING.value,
-        "epoch": epoch,
-        "created_us": created_us,
-        **dict.fromkeys((*GROWS, "generation"), 0),
-        "last_segment": -1,
-    }
+def _insert(connection: Connection, list_id: int, born: Sequence[LedgerStatement]) -> None:
+    of_all = dict.fromkeys((*GROWS, "generation"), 0) | {"list_id": list_id, "last_segment": -1}
+    rows = [
+        {
+            **of_all,
+            "state": LedgerState.CREATING.value,
+            "ledger_id": one.ledger_id,
+            "application": one.owner.application,
+            "epoch": one.epoch,
+            "created_us": one.created_us,
+        }
+        for one in born
+    ]
+    connection.execute(insert(t.ledger), rows)
+    connection.execute(insert(t.ledger_copy), [_copy(one.ledger_id, CopyKind.LEDGER, {}) for one in born])
 
 
 def attach(connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int) -> None:
     """Put a newborn at the list's end, OPEN, and close its predecessor if that was open."""
     was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
     connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
-    _list(connection, list_id, ledger_id, state=LedgerState.OPEN.value)
+    _list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
 
 
 def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
@@ -131,20 +131,21 @@ def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: s
     only = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**only, sha256=sha256, delayed=0))
     grown = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
-    _list(connection, row.list_id, row.ledger_id, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
+    born = t.ledger.c.ledger_id == row.ledger_id
+    _list(connection, row.list_id, born, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
 
 
-def take_in(connection: Connection, list_id: int, statement: LedgerStatement) -> None:
-    """Put a data ledger that only storage knew into a list, OPEN, in the place that its id gives it, and empty."""
-    row = _row(statement.owner.application, list_id, statement.ledger_id, statement.epoch, statement.created_us)
-    connection.execute(insert(t.ledger).values(row))
-    _insert_copy(connection, statement.ledger_id, CopyKind.LEDGER, {})
-    take_in_newborn(connection, list_id, statement.ledger_id)
+def take_in(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
+    """Put data ledgers that only storage knew into a list, each in the place that its id gives it: OPEN and empty."""
+    if statements:
+        _insert(connection, list_id, statements)
+        take_in_newborns(connection, list_id, [one.ledger_id for one in statements])
 
 
-def take_in_newborn(connection: Connection, list_id: int, ledger_id: LedgerId) -> None:
-    """Put a newborn data ledger of which storage says that it was opened into its list, OPEN."""
-    _list(connection, list_id, ledger_id, state=LedgerState.OPEN.value)
+def take_in_newborns(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
+    """Put newborn data ledgers of which storage says that they were opened into their list, OPEN."""
+    if ledger_ids:
+        _list(connection, list_id, among(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value)
 
 
 def close_followed(connection: Connection, *, now_us: int) -> int:
@@ -155,10 +156,10 @@ def close_followed(connection: Connection, *, now_us: int) -> int:
     return connection.execute(still_open.values(state=LedgerState.CLOSED.value, closed_us=now_us)).rowcount
 
 
-def _list(connection: Connection, list_id: int, ledger_id: int, **columns: Any) -> None:  # noqa: ANN401
+def _list(connection: Connection, list_id: int, born: ColumnElement[bool], **columns: Any) -> None:  # noqa: ANN401
     """Places are ids, for these grow along a list."""
-    connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(place=ledger_id, **columns))
-    live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id)
+    live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(born)))
+    connection.execute(update(t.ledger).where(born).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(live.values(state=CopyState.LIVE.value))
     raise_version(connection, list_id)
 
@@ -204,13 +205,12 @@ def begin_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
     """Insert a copy of a listed ledger, WRITING; there is none of its kind."""
-    _insert_copy(connection, ledger_id, kind, context)
+    connection.execute(insert(t.ledger_copy).values(_copy(ledger_id, kind, context)))
     raise_version(connection, list_id)
 
 
-def _insert_copy(connection: Connection, ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> None:
-    row = {"ledger_id": ledger_id, "kind": kind.value, "state": CopyState.WRITING.value, "context": dict(context)}
-    connection.execute(insert(t.ledger_copy).values(row))
+def _copy(ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> dict[str, Any]:
+    return {"ledger_id": ledger_id, "kind": kind.value, "state": CopyState.WRITING.value, "context": dict(context)}
 
 
 def publish_copy(

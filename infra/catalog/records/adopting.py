@@ -58,12 +58,14 @@ class SqlAdoption(OnDatabase):
 
         return self._db.read(work)
 
-    def stage(self, shard: int, found: Sequence[StagedLedger]) -> None:
+    def stage(
+        self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    ) -> None:
         """See `Adoption.stage`."""
 
         def work(connection: Connection) -> None:
             _require_adopting(connection)
-            put_staged(connection, shard, found)
+            put_staged(connection, shard, found, above=above, up_to=up_to)
 
         self._db.write(work)
 

@@ -1,13 +1,13 @@
 """Rows of what adoption found in storage, and what became of it: nothing else writes `adoption`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of
+from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
 from logstore.ports.catalog.adoption import SAMPLE, Adoptee, StagedLedger
 from logstore.positions import LedgerId, TopicId
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _A: Final = t.adoption.c
+_LEDGERS: Final = 500
+_CHARACTERS: Final = 2 << 20  # of JSON; some ten times as much in memory
 
 
 @cache
@@ -24,9 +26,14 @@ def _form() -> "TypeAdapter[StagedLedger]":
     return TypeAdapter(StagedLedger)
 
 
-def put_staged(connection: Connection, shard: int, found: Sequence[StagedLedger]) -> None:
-    """Replace what a shard's earlier look had found, as far as no topic was settled with it."""
-    connection.execute(delete(t.adoption).where(_A.shard == shard, _A.adoptee.is_(None)))
+def put_staged(
+    connection: Connection, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
+) -> None:
+    """Replace what an earlier look had found in a part of a shard, as far as no topic was settled with it."""
+    part = [_A.shard == shard, _A.ledger_id > above, _A.adoptee.is_(None)]
+    if up_to is not None:
+        part.append(_A.ledger_id <= up_to)
+    connection.execute(delete(t.adoption).where(*part))
     rows = [
         {
             "ledger_id": one.ledger_id,
@@ -48,10 +55,26 @@ def unsettled(connection: Connection, *, after: TopicId, limit: int) -> list[Top
     return [TopicId(one) for one in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
 
-def staged(connection: Connection, topic_id: TopicId) -> list[StagedLedger]:
-    """What is not settled of a topic, by ledger."""
-    mine = select(_A.facts).where(_A.topic_id == topic_id, _A.adoptee.is_(None)).order_by(_A.ledger_id)
-    return [_form().validate_json(one) for one in connection.execute(mine).scalars()]
+def staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
+    """What is not settled of a topic, by ledger, in pages of a few MB or of one ledger."""
+    after = -1
+    while ids := _page(connection, topic_id, after):
+        facts = select(_A.facts).where(among(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
+        yield [_form().validate_json(one) for one in connection.execute(facts).scalars()]
+        after = ids[-1]
+
+
+def _page(connection: Connection, topic_id: TopicId, after: int) -> list[int]:
+    """The next ledgers of a topic."""
+    mine = (_A.topic_id == topic_id, _A.ledger_id > after, _A.adoptee.is_(None))
+    sizes = select(_A.ledger_id, func.length(_A.facts)).where(*mine).order_by(_A.ledger_id).limit(_LEDGERS)
+    ids, size = list[int](), 0
+    for ledger_id, characters in connection.execute(sizes):
+        size += characters
+        if ids and size > _CHARACTERS:
+            break
+        ids.append(ledger_id)
+    return ids
 
 
 def settled(connection: Connection, became: Mapping[LedgerId, Adoptee], segments: Mapping[LedgerId, int]) -> None:

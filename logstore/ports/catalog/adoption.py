@@ -65,7 +65,6 @@ class StagedLedger:
     uploads: tuple[Upload, ...] = ()  # of those that may take segments
     objects: int = 0  # of a stranger: how many segments there are
     size_bytes: int = 0
-    last_segment: int = -1
 
 
 class Adoptee(StrEnum):
@@ -108,17 +107,25 @@ class Adoption(Protocol):
     def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
         """Of each of these ledgers that has no row."""
 
-    def stage(self, shard: int, found: Sequence[StagedLedger]) -> None:
-        """Keep what was found in a shard, in place of what was found there before.
+    def stage(
+        self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    ) -> None:
+        """Keep what was found in a part of a shard, in place of what was found there before.
 
         What a topic was settled with already stays.
+
+        Args:
+            shard: 0 to 255.
+            found: In that part.
+            above: Where the part begins, exclusive.
+            up_to: Where it ends, inclusive; None: nowhere.
         """
 
     def unsettled(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Topics with staged ledgers that are not settled, ascending."""
 
     def settle(self, topic_id: TopicId) -> None:
-        """Take in what was staged of a topic, in one transaction.
+        """Take in what was staged of a topic, in one transaction, of which a few MB are in memory at once.
 
         Its uploads are registered as `logstore.records.adoption` decides; strangers with registered uploads join its
         list, the topic itself is made again where no record has it, and all other strangers get intents.

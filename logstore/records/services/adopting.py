@@ -8,10 +8,9 @@ staged in the catalog; then each topic is settled in a transaction of its own, s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Final, NamedTuple
 
 from logstore.errors import CorruptData, InvalidInput
@@ -37,10 +36,12 @@ from logstore.ports.catalog.adoption import (
 )
 from logstore.ports.objects import Buckets, ObjectInfo, OwnedStore
 from logstore.positions import LedgerId, TopicId
+from logstore.records.adoption import Upload
 from logstore.records.services.tail_objects import read_upload
 from logstore.units import between_units
 
 _PAGE: Final = 200  # ledgers that are compared at once
+_OBJECTS: Final = 20_000  # of such ledgers, some 20 MB of memory, where the last one has no more
 _TOPICS: Final = 100
 
 
@@ -120,11 +121,16 @@ class Adopter:
         self._adoption.epoch()
         self._objects.confirm()
         counted = _Counted(self._objects.list(shard_prefix(shard)))
+        above, staged = LedgerId(-1), 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
-            found = [one for page in self._pages(shard, counted) for one in self._compare(pool, page)]
+            for page in self._pages(shard, counted):
+                found = self._compare(pool, page)
+                with effect("adoption.stage"):
+                    self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
+                above, staged = _ledger_id(page[-1]), staged + len(found)
         with effect("adoption.stage"):
-            self._adoption.stage(shard, found)
-        return Adopted(shard=shard, objects=counted.objects, staged=len(found))
+            self._adoption.stage(shard, (), above=above)
+        return Adopted(shard=shard, objects=counted.objects, staged=staged)
 
     def finish(self, on_progress: Callable[[int], None] | None = None) -> AdoptionReport:
         """Settle every topic with what was staged, then what needs no look at storage, and let writers begin.
@@ -154,10 +160,16 @@ class Adopter:
         return report
 
     def _pages(self, shard: int, listed: Iterable[ObjectInfo]) -> Iterator[list[_Pair]]:
-        """Ledgers that have rows, objects or both, ascending."""
-        pairs = _joined(self._known(shard), _by_ledger(listed))
-        while page := list(islice(pairs, _PAGE)):
-            between_units()
+        """Ledgers that have rows, objects or both, ascending; a page is of so many objects, or of one ledger."""
+        page, objects = list[_Pair](), 0
+        for known, stored in _joined(self._known(shard), _by_ledger(listed)):
+            objects += len(stored.segments) if stored else 0
+            if page and (len(page) == _PAGE or objects > _OBJECTS):
+                between_units()
+                yield page
+                page, objects = [], len(stored.segments) if stored else 0
+            page.append((known, stored))
+        if page:
             yield page
 
     def _known(self, shard: int) -> Iterator[KnownLedger]:
@@ -166,25 +178,27 @@ class Adopter:
             yield from page
             after = page[-1].ledger_id
 
-    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair]) -> Iterator[StagedLedger]:
+    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair]) -> list[StagedLedger]:
         """Ledgers first, then the objects of those that may hold what was registered since: many at once."""
         strangers = [stored.ledger_id for known, stored in page if known is None and stored is not None]
         fates = self._adoption.fates(strangers) if strangers else {}
         looks = [(stored, pool.submit(copy_context().run, self._look, known, stored, fates)) for known, stored in page]
-        for stored, look in looks:
-            found = look.result()
-            if found is None:
-                continue
-            segments = sorted(stored.segments.items()) if stored and found.reads_segments else ()
-            ledger_id, after = found.staged.ledger_id, found.after
-            reads = [
-                pool.submit(copy_context().run, read_upload, self._objects, ledger_id, number, one)
-                for number, one in segments
-                if number > after
-            ]
-            uploads = tuple(upload for read in reads if (upload := read.result()))
-            if uploads or found.staged.standing is not Standing.TAIL:
-                yield replace(found.staged, uploads=uploads)
+        told = [(found, self._reads(pool, found, stored)) for stored, look in looks if (found := look.result())]
+        read = [(found.staged, tuple(filter(None, (one.result() for one in reads)))) for found, reads in told]
+        return [
+            replace(staged, uploads=uploads)
+            for staged, uploads in read
+            if uploads or staged.standing is not Standing.TAIL
+        ]
+
+    def _reads(self, pool: ThreadPoolExecutor, found: _Look, stored: _Stored | None) -> list[Future[Upload | None]]:
+        segments = sorted(stored.segments.items()) if stored and found.reads_segments else ()
+        ledger_id = found.staged.ledger_id
+        return [
+            pool.submit(copy_context().run, read_upload, self._objects, ledger_id, number, one)
+            for number, one in segments
+            if number > found.after
+        ]
 
     def _look(self, known: KnownLedger | None, stored: _Stored | None, fates: Mapping[LedgerId, Fate]) -> _Look | None:
         if known is None:
@@ -220,7 +234,6 @@ class Adopter:
             statement=statement,
             objects=len(stored.segments),
             size_bytes=sum(one.size_bytes for one in stored.segments.values()),
-            last_segment=max(stored.segments, default=-1),
         )
         return _Look(staged, fate is Fate.UNKNOWN and statement.owner.component is Component.MANAGED_LEDGER, -1)
 
@@ -235,6 +248,10 @@ class Adopter:
         ours = statement.ledger_id == stored.ledger_id and statement.owner.application == self._application
         named = {meta_digest(meta.key) for meta in stored.statements}
         return statement if ours and named <= {statement.owner.digest} else None
+
+
+def _ledger_id(pair: _Pair) -> LedgerId:
+    return next(one.ledger_id for one in pair if one is not None)
 
 
 def _by_ledger(listed: Iterable[ObjectInfo]) -> Iterator[_Stored]:

@@ -5,7 +5,7 @@ Markers alone are read with their payload, which has the positions that a transa
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -45,10 +45,9 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
         CorruptData: It is not what its own metadata says, or no segment.
         StoreUnavailable: The store did not answer.
     """
-    seen = objects.head(found.key)
-    if seen is None:
+    metadata, body = _seen(objects, found)
+    if metadata is None:
         return None
-    metadata = seen[1]
     try:
         epoch = LedgerStatement.from_metadata(metadata).epoch
     except CorruptData:
@@ -62,7 +61,7 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
         sha256=metadata.get(DIGEST),
         delayed=0,
     )
-    table = _Columns(objects, found.key, row, metadata.get(FOOTER)).table()
+    table = _Columns(objects, found.key, row, metadata.get(FOOTER), body).table()
     return Upload(
         number=number,
         entries=table.num_rows,
@@ -79,15 +78,24 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
     )
 
 
+def _seen(objects: ObjectStore, found: ObjectInfo) -> tuple[Mapping[str, str] | None, bytes | None]:
+    """Its metadata, None where it went; and its content, where one request for both is cheaper than one for each."""
+    if found.size_bytes <= WHOLE_BELOW:
+        stored = objects.get(found.key)
+        return (stored.metadata, stored.body) if stored else (None, None)
+    seen = objects.head(found.key)
+    return (seen[1] if seen else None), None
+
+
 class _Columns:
     """The columns of one object, of which as little as possible is fetched."""
 
-    def __init__(self, objects: ObjectStore, key: str, row: Segment, footer: str | None) -> None:
-        self._objects, self._key, self._row, self._footer = objects, key, row, footer
+    def __init__(self, objects: ObjectStore, key: str, row: Segment, footer: str | None, body: bytes | None) -> None:
+        self._objects, self._key, self._row, self._footer, self._body = objects, key, row, footer, body
 
     def table(self) -> "pa.Table":
-        if self._row.size_bytes <= WHOLE_BELOW:
-            return self._with_markers(io.BytesIO(self._whole()), footer=None)
+        if self._body is not None:
+            return self._with_markers(io.BytesIO(self._checked(self._body)), footer=None)
         footer = None
         if self._footer:
             mark, file = FooterMark.parse(self._footer, name=self._key), ranges_of(self._objects, self._row)
@@ -95,9 +103,7 @@ class _Columns:
             footer = mark.check(file.read(), name=self._key)
         return self._with_markers(ranges_of(self._objects, self._row), footer=footer)
 
-    def _whole(self) -> bytes:
-        stored = self._objects.get(self._key)
-        body = b"" if stored is None else stored.body
+    def _checked(self, body: bytes) -> bytes:
         if len(body) != self._row.size_bytes or self._row.sha256 not in {None, digest_of(body)}:
             raise CorruptData(f"{self._key}: expected the object that its metadata vouches for, found another one")
         return body

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from infra.catalog.records import adoption_rows
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -17,6 +18,7 @@ from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.log.uploads import APPEND, BEHIND, UploadMark
 from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
 from logstore.positions import LedgerId, Position
+from logstore.records.services import adopting
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.contracts.catalog.conftest import emptied
 from tests.faults.world import World
@@ -53,6 +55,10 @@ def losing(request: pytest.FixtureRequest, tmp_path: Path) -> Losing:
 
 def _plain(*payloads: str) -> ProducedEntries:
     return ProducedEntries(entries=[NewEntry(payload=one.encode()) for one in payloads])
+
+
+def _numbered(*ids: int) -> ProducedEntries:
+    return ProducedEntries(entries=[NewEntry(payload=b"%d" % one, sequence_id=one) for one in ids], producer="p")
 
 
 def _topic(log: LogStore, name: str = _NAME) -> Topic:
@@ -114,6 +120,15 @@ def _tell(log: LogStore) -> None:
         assert not log.broadcasts.settle(batch).failures
 
 
+@pytest.fixture(params=["whole", "by ledger"])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged ledgers of a topic are settled at once, or one after the other."""
+    if request.param == "by ledger":
+        monkeypatch.setattr(adoption_rows, "_LEDGERS", 1)
+        monkeypatch.setattr(adopting, "_OBJECTS", 1)
+
+
+@pytest.mark.usefixtures("pages")
 def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> None:
     """Begun before the flush or after it: committed, aborted, or open and past its time."""
     with losing.process() as log:
@@ -123,6 +138,7 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
         log.managed.append(left, _plain("an ordinary one"))
         log.managed.append(left, _inside(early, "early 1"))
         losing.flush()
+        log.managed.roll(left)
         unknown, aborted, left_open = (_begin(log) for _ in range(3))
         log.managed.append(right, _inside(early, "early 2"))
         for txn in (unknown, aborted, left_open):
@@ -154,20 +170,16 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
 
 def test_duplicates_of_a_producer_are_told_after_the_loss_too(losing: Losing) -> None:
     """Sequence ids follow the segments that were adopted."""
-
-    def numbered(*ids: int) -> ProducedEntries:
-        return ProducedEntries(entries=[NewEntry(payload=b"%d" % one, sequence_id=one) for one in ids], producer="p")
-
     with losing.process() as log:
         topic = _topic(log)
-        log.managed.append(topic, numbered(1, 2))
+        log.managed.append(topic, _numbered(1, 2))
         losing.flush()
-        log.managed.append(topic, numbered(3, 4))
+        log.managed.append(topic, _numbered(3, 4))
         before = _read(log, topic)
     losing.lose()
     losing.adopt()
     with losing.process() as log:
-        again = log.managed.append(topic, numbered(2, 3, 4, 5))
+        again = log.managed.append(topic, _numbered(2, 3, 4, 5))
         assert (again.count, again.duplicates) == (1, 3)
         assert {at: one for at, one in _read(log, topic).items() if at in before} == before
 
@@ -255,6 +267,48 @@ def test_append_that_overtook_an_upload_right_before_the_loss_stays_where_it_was
         (bucket,) = log.catalog.delayed.listed(right.topic_id).buckets
         rows = log.delayed.snapshots.segment(bucket, 0)
         assert [before[right.topic_id][position] for position in rows.positions()] == ["later"]
+
+
+@pytest.mark.usefixtures("pages")
+def test_append_that_was_uploaded_to_two_ledgers_comes_back_once(losing: Losing) -> None:
+    """One was refused, for its ledger was closed meanwhile; another holds what a producer had stored before."""
+    with losing.process() as log, losing.process() as other:
+        topic = _topic(log)
+        other.managed.append(topic, _plain("flushed"))
+        losing.flush()
+        log.managed.roll(topic)
+        other.managed.append(topic, _plain("went on"))
+        stored = other.managed.append(topic, _numbered(1)).first
+        assert stored is not None
+        log.managed.roll(topic)
+        last = log.managed.append(topic, _plain("last")).first
+        assert last is not None
+        before = _read(log, topic)
+        number = log.catalog.ledgers.segments(stored.ledger_id)[-1].number
+        found = losing.world.store.get(segment_key(stored.ledger_id, number))
+        assert found is not None
+        said = dict(found.metadata) | {APPEND: str(UploadMark("0" * 32, 1)), BEHIND: "0:1"}
+        losing.world.store.put_if_absent(segment_key(last.ledger_id, 1), found.body, metadata=said)
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        assert _read(log, topic) == before
+
+
+def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing) -> None:
+    """Ledger by ledger, so that a look that dies leaves no gap, and none finds what is gone."""
+    with losing.process() as log:
+        topic = _topic(log)
+        losing.flush()
+        log.managed.append(topic, _plain("in ledger 0"))
+    losing.lose()
+    with losing.adopter() as adopter:
+        assert adopter.adopt(0).staged == 1
+        for key in losing.world.store.keys:
+            if key.startswith(ledger_prefix(LedgerId(0))):
+                losing.world.store.delete([key])
+        assert adopter.adopt(0).staged == 0
+        assert adopter.finish().adopted_ledgers == 0
 
 
 def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> None:
