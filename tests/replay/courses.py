@@ -1,12 +1,14 @@
 """How a recorded run goes: to its end, or until its worker is lost."""
 
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from tests.workflows.house import Gate, House, assert_eventually
+from workflows.jobs import Job
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -28,13 +30,44 @@ async def ended(house: House, started: Awaitable[Handle]) -> Handle:
     return handle
 
 
-async def left_at_work(house: House, gate: Gate, started: Awaitable[Handle]) -> Handle:
-    """At the gate, where its worker ended: it goes on with none."""
-    async with house.worker():
-        handle = await started
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A workflow whose activities only answer, for one that no worker of a house runs."""
+
+    workflow: type
+    job: Job[Any, Any]
+    key: str
+    answers: Callable[..., Sequence[Callable[..., Any]]]  # its activities; takes a fault's name, and a gate
+
+    async def ended(self, house: House, request: Any, *, fault: str = "") -> Handle:
+        """Completed or failed."""
+        handle = await self._start(house, request)
+        async with self._worker(house, fault=fault):
+            with suppress(WorkflowFailureError):
+                await handle.result()
+        return handle
+
+    async def left_at_work(self, house: House, request: Any) -> Handle:
+        """At the gate, where its worker ends."""
+        gate = Gate()
+        async with self._worker(house, gate=gate):
+            handle = await self._start(house, request)
+            await assert_eventually(gate.reached.is_set)
+            gate.open()
+        return handle
+
+    async def _start(self, house: House, request: Any) -> Handle:
+        handle: Handle = await house.client.start_workflow(
+            self.job.name,
+            request,
+            id=f"{self.job.id(self.key)}-{house.queue}",
+            task_queue=house.queue,
+            result_type=self.job.result,
+        )
+        return handle
+
+    def _worker(self, house: House, **how: Any) -> AbstractAsyncContextManager[Any]:
+        return house.serve(house.queue, self.answers(**how), workflows=[self.workflow])
 
 
 def first_run(house: House, handle: Handle) -> Handle:

@@ -8,9 +8,8 @@ from logstore.ports.catalog import Claim
 from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Operation
 from tests.logstore.delayed.stored import Stored, stored_in
-from tests.replay.courses import Handle, ended, first_run, left_at_work
-from tests.workflows.builds import build
-from tests.workflows.delayed.builds import topic_to_build
+from tests.replay.courses import Handle, ended, first_run
+from tests.workflows.builds import build, topic_to_build
 from tests.workflows.delayed.verbs import merge, seal
 from tests.workflows.house import Gate, House
 from workflows.delayed.values import BUILD_DELAYED_INDEX
@@ -54,7 +53,7 @@ async def seal_running(house: House) -> Handle:
     """It writes a bucket."""
     _due(house, buckets=1)
     gate = house.gate(Operation.PUT)
-    return await left_at_work(house, gate, seal(house))
+    return await house.left_at(gate, seal(house))
 
 
 async def merge_complete(house: House) -> Handle:
@@ -87,7 +86,7 @@ async def merge_running(house: House) -> Handle:
     """It writes a bucket."""
     _due(house, buckets=3)
     gate = house.gate(Operation.PUT)
-    return await left_at_work(house, gate, merge(house))
+    return await house.left_at(gate, merge(house))
 
 
 async def merge_continued(house: House) -> Handle:
@@ -132,4 +131,4 @@ async def build_running(house: House) -> Handle:
     """Its bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    return await left_at_work(house, gate, build(house, BUILD_DELAYED_INDEX))
+    return await house.left_at(gate, build(house, BUILD_DELAYED_INDEX))

@@ -1,14 +1,10 @@
 """Scenes of rebuilds; see `record`. Their activities answer what a rebuild of a small catalog came to."""
 
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
-from temporalio.worker import Worker
 
 from activities.records.rebuild_values import (
     AdoptedShards,
@@ -19,8 +15,8 @@ from activities.records.rebuild_values import (
     RebuildStep,
     RebuiltRows,
 )
-from tests.replay.courses import Handle
-from tests.workflows.house import Gate, House, assert_eventually
+from tests.replay.courses import Handle, Staged
+from tests.workflows.house import Gate, House
 from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.rebuild_values import REBUILD_CATALOG, RebuildCatalogInput
 
@@ -66,9 +62,9 @@ class _Answers:
         return None
 
 
-@asynccontextmanager
-async def _worker(house: House, answers: _Answers) -> AsyncIterator[None]:
-    methods: list[Callable[..., Any]] = [
+def _activities(**how: Any) -> list[Callable[..., Any]]:
+    answers = _Answers(**how)
+    return [
         answers.begin,
         answers.find_rows,
         answers.load_rows,
@@ -77,56 +73,27 @@ async def _worker(house: House, answers: _Answers) -> AsyncIterator[None]:
         answers.finish_adoption,
         answers.let_go,
     ]
-    with ThreadPoolExecutor(2) as threads:
-        async with Worker(
-            house.client,
-            task_queue=house.queue,
-            workflows=[RebuildCatalog],
-            activities=methods,
-            activity_executor=threads,
-        ):
-            yield
 
 
-async def _start(house: House) -> Handle:
-    handle: Handle = await house.client.start_workflow(
-        REBUILD_CATALOG.name,
-        RebuildCatalogInput(rebuild=REBUILD),
-        id=f"{REBUILD_CATALOG.id(REBUILD)}-{house.queue}",
-        task_queue=house.queue,
-        result_type=REBUILD_CATALOG.result,
-    )
-    return handle
-
-
-async def _ended(house: House, answers: _Answers) -> Handle:
-    handle = await _start(house)
-    async with _worker(house, answers):
-        with suppress(WorkflowFailureError):
-            await handle.result()
-    return handle
+_STAGED = Staged(workflow=RebuildCatalog, job=REBUILD_CATALOG, key=REBUILD, answers=_activities)
+_REQUEST = RebuildCatalogInput(rebuild=REBUILD)
 
 
 async def rebuild_complete(house: House) -> Handle:
     """All steps."""
-    return await _ended(house, _Answers())
+    return await _STAGED.ended(house, _REQUEST)
 
 
 async def rebuild_refused(house: House) -> Handle:
     """The database is not empty."""
-    return await _ended(house, _Answers(fault="no_database"))
+    return await _STAGED.ended(house, _REQUEST, fault="no_database")
 
 
 async def rebuild_failed(house: House) -> Handle:
     """A bug in a step."""
-    return await _ended(house, _Answers(fault="bug"))
+    return await _STAGED.ended(house, _REQUEST, fault="bug")
 
 
 async def rebuild_running(house: House) -> Handle:
     """It looks for rows, and its worker is gone."""
-    gate = Gate()
-    async with _worker(house, _Answers(gate=gate)):
-        handle = await _start(house)
-        await assert_eventually(gate.reached.is_set)
-        gate.open()
-    return handle
+    return await _STAGED.left_at_work(house, _REQUEST)

@@ -7,7 +7,7 @@ from temporalio.client import WorkflowFailureError
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Operation
-from tests.replay.courses import Handle, ended, first_run, left_at_work
+from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, plan, planned
 from workflows.deletion.values import SetRate
@@ -42,7 +42,7 @@ async def plan_running(house: House) -> Handle:
     """Its first bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    return await left_at_work(house, gate, plan(house))
+    return await house.left_at(gate, plan(house))
 
 
 async def apply_complete(house: House) -> Handle:
@@ -51,9 +51,7 @@ async def apply_complete(house: House) -> Handle:
     orphan_segments(house, 2)
     await planned(house)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         await handle.execute_update(ApplyOrphans.set_rate, SetRate(objects_per_s=1_000))
         gate.open()
         await handle.result()
@@ -65,9 +63,7 @@ async def apply_paused(house: House) -> Handle:
     orphan_segments(house, 4)
     await planned(house)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         await handle.execute_update(ApplyOrphans.pause)
         gate.open()
         await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
@@ -86,9 +82,7 @@ async def apply_failed(house: House) -> Handle:
     orphan_segments(house, 4)
     await planned(house)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         for run_id in house.world.bulk.runs():
             house.world.bulk.forget(run_id)
         gate.open()
@@ -102,7 +96,7 @@ async def apply_running(house: House) -> Handle:
     orphan_segments(house, 2)
     await planned(house)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, apply(house))
+    return await house.left_at(gate, apply(house))
 
 
 async def apply_continued(house: House) -> Handle:

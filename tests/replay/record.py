@@ -35,7 +35,7 @@ from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.replay import delayed, followed, rebuilding, reconciled, recorded, routed, transacted
-from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
+from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
@@ -61,9 +61,7 @@ async def trim_joined(house: House) -> Handle:
     """`again` arrives while phase two works, and there is new work."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.trim()
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, house.trim()) as handle:
         house.world.fill(1)
         await handle.signal(TrimTopic.again)
         gate.open()
@@ -88,9 +86,7 @@ async def trim_cancelled(house: House) -> Handle:
     """Cancelled while its batch works."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.trim()
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, house.trim()) as handle:
         await handle.cancel()
         with suppress(WorkflowFailureError):
             await handle.result()
@@ -102,7 +98,7 @@ async def trim_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.trim())
+    return await house.left_at(gate, house.trim())
 
 
 async def trim_continued(house: House) -> Handle:
@@ -157,7 +153,7 @@ async def delete_running(house: House) -> Handle:
     """A chunk is at work."""
     ledgers = house.world.fill(3)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.delete(ledgers))
+    return await house.left_at(gate, house.delete(ledgers))
 
 
 async def delete_continued(house: House) -> Handle:
@@ -174,9 +170,7 @@ async def delete_paused(house: House) -> Handle:
     """Paused for half an hour while a chunk is in hand, slowed down, and resumed."""
     ledgers = house.world.fill(5)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.delete(ledgers)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, house.delete(ledgers)) as handle:
         await handle.execute_update(DeleteLedgers.pause)
         gate.open()
         await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 3)
@@ -236,7 +230,7 @@ async def one_running(house: House) -> Handle:
     """Waits for its second attempt."""
     key = _handed_over(house)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.delete_one(key))
+    return await house.left_at(gate, house.delete_one(key))
 
 
 async def topic_complete(house: House) -> Handle:
@@ -254,9 +248,7 @@ async def topic_whose_batch_is_stopped(house: House) -> Handle:
     """Its `delete-ledgers` is terminated; the topic goes all the same."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.delete_topic()
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, house.delete_topic()) as handle:
         (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").terminate()
         await handle.result()
@@ -268,7 +260,7 @@ async def topic_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.delete_topic())
+    return await house.left_at(gate, house.delete_topic())
 
 
 async def sweep_complete(house: House) -> Handle:
@@ -293,7 +285,7 @@ async def sweep_running(house: House) -> Handle:
     """Its batch is at work."""
     _stalled(house, 1)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.sweep())
+    return await house.left_at(gate, house.sweep())
 
 
 async def offload_complete(house: House) -> Handle:
@@ -332,16 +324,14 @@ async def offload_running(house: House) -> Handle:
     (ledger,) = house.world.fill_readable(1)
     gate = Gate()
     house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    return await left_at_work(house, gate, offload(house, ledger))
+    return await house.left_at(gate, offload(house, ledger))
 
 
 async def sweep_whose_batch_is_lost(house: House) -> Handle:
     """Its batch is terminated."""
     _stalled(house, 1)
     gate = house.gate(Operation.DELETE)
-    async with house.worker():
-        handle = await house.sweep()
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, house.sweep()) as handle:
         (intent,) = house.world.catalog.deletions.list(None, limit=9)
         await house.client.get_workflow_handle(f"delete-ledgers/{intent.batch_id}").terminate()
         await handle.result()
@@ -388,7 +378,7 @@ async def offload_all_running(house: House) -> Handle:
     house.world.fill_readable(2)
     gate = Gate()
     house.world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=gate.wait))
-    return await left_at_work(house, gate, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
+    return await house.left_at(gate, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
 
 
 async def offload_all_continued(house: House) -> Handle:
@@ -442,7 +432,7 @@ async def trims_running(house: House) -> Handle:
     """Its batch is at work."""
     _topics(house, 2)
     gate = house.gate(Operation.DELETE)
-    return await left_at_work(house, gate, house.trim_all())
+    return await house.left_at(gate, house.trim_all())
 
 
 async def trims_continued(house: House) -> Handle:

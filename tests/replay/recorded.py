@@ -15,7 +15,7 @@ from activities.records.values import ReplicateInput
 from logstore.errors import CorruptData
 from logstore.records.jobs import ShippedBlocks
 from tests.fakes.objects import Operation
-from tests.replay.courses import Handle, completed, ended, left_at_work
+from tests.replay.courses import Handle, completed, ended
 from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.records.verbs import (
     damage,
@@ -79,7 +79,7 @@ async def flush_failed(house: House) -> Handle:
 async def flush_running(house: House) -> Handle:
     """For ever; it puts a block."""
     house.world.fill(1)
-    return await left_at_work(house, gate_at(house, Operation.PUT), flush_for_ever(house))
+    return await house.left_at(gate_at(house, Operation.PUT), flush_for_ever(house))
 
 
 async def sweep_complete(house: House) -> Handle:
@@ -125,7 +125,7 @@ async def defragment_failed(house: House) -> Handle:
 async def defragment_running(house: House) -> Handle:
     """It reads a block."""
     await _flushed(house)
-    return await left_at_work(house, gate_at(house, Operation.GET), defragment(house))
+    return await house.left_at(gate_at(house, Operation.GET), defragment(house))
 
 
 async def raid_complete(house: House) -> Handle:
@@ -154,7 +154,7 @@ async def raid_failed(house: House) -> Handle:
 async def raid_running(house: House) -> Handle:
     """It pins the newest manifest."""
     await _flushed(house)
-    return await left_at_work(house, gate_at(house, Operation.PUT), raid(house))
+    return await house.left_at(gate_at(house, Operation.PUT), raid(house))
 
 
 async def end_complete(house: House) -> Handle:
@@ -188,7 +188,7 @@ async def end_failed(house: House) -> Handle:
 async def end_running(house: House) -> Handle:
     """Its batch is at work."""
     house.world.fill(1)
-    return await left_at_work(house, house.gate(Operation.DELETE), end(house, "every"))
+    return await house.left_at(house.gate(Operation.DELETE), end(house, "every"))
 
 
 async def replicate_complete(house: House) -> Handle:

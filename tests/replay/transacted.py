@@ -12,10 +12,9 @@ from activities.transactions.values import BusyInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from logstore.transactions.transactions import TransactionId
-from tests.replay.courses import Handle, completed, ended, first_run, left_at_work
-from tests.workflows.builds import build
-from tests.workflows.house import Gate, House, assert_eventually
-from tests.workflows.transactions.builds import buffer_of_topic
+from tests.replay.courses import Handle, completed, ended, first_run
+from tests.workflows.builds import buffer_of_topic, build
+from tests.workflows.house import Gate, House
 from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.sweep_transactions import SweepTransactions
@@ -124,11 +123,7 @@ async def sweep_running(house: House) -> Handle:
         gate.wait()
         return real(request)
 
-    async with house.worker(instead=[busy]):
-        handle = await _sweep(house)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
-    return handle
+    return await house.left_at(gate, _sweep(house), instead=[busy])
 
 
 async def _sweep(house: House, **more: Any) -> Handle:
@@ -160,4 +155,4 @@ async def build_running(house: House) -> Handle:
     """Its bulk job is at work."""
     gate = Gate()
     house.world.bulk.meanwhile = lambda _job, _beat: gate.wait()
-    return await left_at_work(house, gate, build(house, BUILD_TRANSACTION_SNAPSHOTS))
+    return await house.left_at(gate, build(house, BUILD_TRANSACTION_SNAPSHOTS))

@@ -1,14 +1,23 @@
-"""The verbs that builds of something of many topics are told in."""
+"""The verbs that builds of something of many topics are told in, and what they find."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from pyroaring import BitMap
 from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
+from logstore.delayed.jobs import BuiltIndex, IndexFiles
+from logstore.delayed.rows import DelayedRows
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.buffer import Buffer
+from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
 from workflows.building.values import BuildResult, BuildTopicsInput
 from workflows.jobs import Job
+
+BUFFER: Final = Buffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 
 
 def run_id(house: House, job: Job[Any, BuildResult]) -> str:
@@ -28,3 +37,36 @@ async def build(house: House, job: Job[Any, BuildResult], **changes: Any) -> Wor
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         static_summary=request.builds,
     )
+
+
+def topic_to_build(house: House) -> Stored:
+    """A topic with a bucket of one message and two behind it; the bulk job makes one bucket of all three."""
+    topic = stored_in(house.world)
+    topic.sealed([1])
+    topic.append(2, 3)
+    house.world.bulk.indexes = lambda files: [built_of(topic, files)]
+    return topic
+
+
+def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) -> BuiltIndex:
+    """What a bulk job makes of the three messages; or what it would make of those of another topic."""
+    topic_id = topic.topic_id if topic_id is None else topic_id
+    name, listed = f"bucket-{topic_id}.parquet", topic.index.listed(topic_id)
+    first = topic.world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    positions = [Position(first, entry) for entry in range(3)]
+    rows = DelayedRows.of([(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)])
+    writer = SnapshotWriter(files.snapshot(name), topic_id, positions[0], positions[-1])
+    writer.add(rows)
+    writer.close()
+    return BuiltIndex(
+        topic_id=topic_id,
+        expected=listed.version,
+        gone=tuple(one.bucket_id for one in listed.buckets),
+        sealed_to=positions[-1],
+        files=(name,),
+    )
+
+
+def buffer_of_topic(house: House) -> None:
+    """What a build of snapshots finds."""
+    house.world.bulk.buffers = {house.world.topic.topic_id: BUFFER}

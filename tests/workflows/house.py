@@ -4,13 +4,13 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import pytest
 from temporalio import activity
@@ -70,6 +70,7 @@ from workflows.deletion.values import (
 )
 
 Activity = Callable[..., Any]
+H = TypeVar("H", bound=WorkflowHandle[Any, Any])
 
 
 class Gate:
@@ -355,6 +356,21 @@ class House:
         """The result of what is started, with a worker for as long as it takes."""
         async with self.worker():
             return await (await started).result()
+
+    @asynccontextmanager
+    async def held_at(self, gate: Gate, started: Awaitable[H], **worker: Any) -> AsyncIterator[H]:
+        """A worker, and what is started once it is at the gate; the block opens that."""
+        async with self.worker(**worker):
+            handle = await started
+            await assert_eventually(gate.reached.is_set)
+            yield handle
+
+    async def left_at(self, gate: Gate, started: Awaitable[H], **worker: Any) -> H:
+        """At the gate, where its worker ended: it goes on with none. Then the gate opens."""
+        async with self.held_at(gate, started, **worker) as handle:
+            pass
+        gate.open()
+        return handle
 
     async def failed(self, started: Awaitable[WorkflowHandle[Any, Any]]) -> tuple[str, str]:
         """Type and message of what it fails with, with a worker for as long as it takes."""

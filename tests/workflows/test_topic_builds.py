@@ -12,10 +12,8 @@ from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import Claim, RunKind
 from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.builds import build, run_id
-from tests.workflows.delayed.builds import topic_to_build
+from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from tests.workflows.transactions.builds import buffer_of_topic
 from workflows.building.values import BuildResult
 from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.jobs import Job
@@ -153,9 +151,7 @@ async def test_cancelled_build_ends_its_bulk_job(house: House, one: _Build) -> N
         beat()
 
     house.world.bulk.meanwhile = hold
-    async with house.worker():
-        handle = await build(house, one.job)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, build(house, one.job)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()

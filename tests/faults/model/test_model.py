@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, Verbosity, settings
-from hypothesis import seed as seeded
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase, Verbosity
 
 from logstore.deletion.intents import Finding, StoredCopy, refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
@@ -20,6 +18,7 @@ from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model, Trouble
+from tests.state_machines import AT_LENGTH, play
 
 _PARTS = 4  # so that each stays short
 _LONG = 16
@@ -29,24 +28,16 @@ _MOST = 100  # and where a guard is missing; a build without any one of those be
 
 def _run(seed: int, *, examples: int, steps: int = 40, verbosity: Verbosity = Verbosity.normal) -> None:
     """Play so many programs; a failing one is shrunk and printed, unless it is expected and all is quiet."""
-
-    @seeded(seed)
-    class Part(Model):
-        """A class of its own, for a seed of its own."""
-
     quiet = verbosity is Verbosity.quiet
-    run_state_machine_as_test(
-        Part,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate] if quiet else [Phase.generate, Phase.shrink],
-            report_multiple_bugs=False,
-            verbosity=verbosity,
-        ),
+    play(
+        Model,
+        seed,
+        examples=examples,
+        steps=steps,
+        phases=[Phase.generate] if quiet else [Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+        verbosity=verbosity,
+        **AT_LENGTH,
     )
 
 

@@ -3,12 +3,10 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import seed as seeded
-from hypothesis.stateful import run_state_machine_as_test
 
 from tests.faults.effects import named_in_source
 from tests.faults.transactions.machine import EFFECTS, Transactions
+from tests.state_machines import AT_LENGTH, play
 
 
 def test_effects_that_the_machine_dies_at_exist() -> None:
@@ -28,27 +26,10 @@ class _Settled(Transactions):
             super().teardown()
 
 
-def _run(seed: int, *, examples: int, steps: int) -> None:
-    @seeded(seed)
-    class Part(_Settled):
-        """A class of its own, for a seed of its own."""
-
-    run_state_machine_as_test(
-        Part,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 @pytest.mark.timeout(600)  # a failure is shrunk for five minutes at the most, and then told
 def test_any_order_of_transactions_keeps_every_promise() -> None:
     """Whatever programs, coordinators and death do in between, readers see what the model says (promises 1, 4, 8)."""
-    _run(0, examples=8, steps=32)
+    play(_Settled, 0, examples=8, steps=32, **AT_LENGTH)
 
 
 @pytest.mark.all_faults
@@ -56,4 +37,4 @@ def test_any_order_of_transactions_keeps_every_promise() -> None:
 @pytest.mark.parametrize("part", range(8))
 def test_any_order_of_transactions_keeps_every_promise_however_long(part: int) -> None:
     """The same with other programs at every run, and longer ones; a failure prints its program."""
-    _run(random.SystemRandom().getrandbits(64), examples=100, steps=50 + part * 10)
+    play(_Settled, random.SystemRandom().getrandbits(64), examples=100, steps=50 + part * 10, **AT_LENGTH)

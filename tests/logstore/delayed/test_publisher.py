@@ -11,7 +11,7 @@ from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import Stored, stored
-from tests.workflows.delayed.builds import built_of
+from tests.workflows.builds import built_of
 
 
 @pytest.fixture

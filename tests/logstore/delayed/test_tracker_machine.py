@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,7 +19,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList, pair_to_merge
@@ -32,6 +30,7 @@ from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due
+from tests.state_machines import play
 
 _SLACK_MS = 5
 """A merge leaves out what was due so long ago; clocks are off by less."""
@@ -337,17 +336,9 @@ class Delivery(RuleBasedStateMachine):
         assert self.listed.messages == sum(1 for time in self.times.values() if time > 0)
 
 
-def _run(number: int, *, examples: int, steps: int) -> None:
-    @seed(number)
-    class Part(Delivery):
-        """A class of its own, for a seed of its own."""
-
-    run_state_machine_as_test(Part, settings=settings(max_examples=examples, stateful_step_count=steps, database=None))
-
-
 def test_no_delayed_message_is_lost_early_or_handed_out_twice() -> None:
     """In any order of what happens to its topic."""
-    _run(0, examples=100, steps=40)
+    play(Delivery, 0, examples=100, steps=40)
 
 
 @pytest.mark.all_faults
@@ -355,4 +346,4 @@ def test_no_delayed_message_is_lost_early_or_handed_out_twice() -> None:
 @pytest.mark.parametrize("number", range(1, 5))
 def test_no_delayed_message_is_lost_early_or_handed_out_twice_however_long(number: int) -> None:
     """The same, with more and longer examples."""
-    _run(number, examples=1_000, steps=60)
+    play(Delivery, number, examples=1_000, steps=60)

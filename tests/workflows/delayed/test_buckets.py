@@ -151,9 +151,7 @@ async def test_merge_reads_as_what_it_does(house: House, topic: Stored, cache: i
     """Which buckets, how many messages, how far; of a run in the cache, and of one that is replayed for each task."""
     first, second, _, _ = topic.sealed([1], [2, 3], [3, 4, 5], [4, 4])
     gate = house.gate(Operation.PUT)
-    async with house.worker(cache=cache):
-        handle = await merge(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, merge(house), cache=cache) as handle:
         told, at_work = await details_of(handle), await handle.query(MergeBuckets.progress)
         gate.open()
         result = await handle.result()
@@ -240,9 +238,7 @@ async def test_second_start_joins_the_merge_that_runs(house: House, topic: Store
     """At most one is alive for a topic."""
     topic.sealed([1], [2], [3])
     gate = house.gate(Operation.PUT)
-    async with house.worker():
-        first = await merge(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, merge(house)) as first:
         second = await merge(house)
         gate.open()
         assert await first.result() == await second.result()
@@ -256,9 +252,7 @@ async def test_merge_that_is_stopped_leaves_what_deletion_takes(house: House, to
     topic.sealed([1], [2], [3])
     pending = topic.held()
     gate = house.gate(Operation.PUT)
-    async with house.worker():
-        handle = await merge(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, merge(house)) as handle:
         await (handle.cancel() if end == "cancel" else handle.terminate())
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()

@@ -12,8 +12,7 @@ from logstore.positions import TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import Stored
 from tests.logstore.eventually import assert_eventually
-from tests.workflows.builds import build, run_id
-from tests.workflows.delayed.builds import built_of, topic_to_build
+from tests.workflows.builds import build, built_of, run_id, topic_to_build
 from tests.workflows.house import House
 from workflows.delayed.values import BUILD_DELAYED_INDEX
 

@@ -175,9 +175,7 @@ async def test_offload_ledger_cancelled_in_its_upload_gives_the_ledger_back(hous
     """Its copy is an intent at once, not after the whole time of an upload."""
     (ledger,) = house.world.fill_readable(1)
     gate = held(house, ledger)
-    async with house.worker():
-        handle = await offload(house, ledger)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, offload(house, ledger)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
@@ -314,9 +312,7 @@ async def test_offload_topic_counts_a_child_that_was_cancelled_as_failed(house: 
     """Somebody cancels the offload of one ledger: the topic's goes on."""
     ledgers = house.world.fill_readable(2)
     gate = held(house, ledgers[0])
-    async with house.worker():
-        handle = await offload_all(house, ASK)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, offload_all(house, ASK)) as handle:
         await house.client.get_workflow_handle(OFFLOAD_LEDGER.id(ledgers[0])).cancel()
         result = await handle.result()
         gate.open()
@@ -328,9 +324,7 @@ async def test_offload_topic_asked_twice_does_both(house: House) -> None:
     """A duplicate start joins, and what it asks for is not swallowed: first without, then with the removal."""
     ledgers = house.world.fill_readable(2)
     gate = held(house, ledgers[0])
-    async with house.worker():
-        first = await offload_all(house, ASK)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, offload_all(house, ASK)) as first:
         second = await offload_all(house, OffloadAsk(actor="tests", reason="then", delete_primary=True))
         assert second.first_execution_run_id == first.first_execution_run_id
         gate.open()
@@ -354,9 +348,7 @@ async def test_offload_topic_leaves_a_ledger_that_another_works_on(house: House)
     """Counted as running, and the rest goes on."""
     ledgers = house.world.fill_readable(2)
     gate = held(house, ledgers[0])
-    async with house.worker():
-        alone = await offload(house, ledgers[0])
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, offload(house, ledgers[0])) as alone:
         result = await (await offload_all(house, ASK)).result()
         gate.open()
         assert (await alone.result()).outcome is OffloadOutcome.OFFLOADED

@@ -160,9 +160,7 @@ async def test_catalog_that_was_rebuilt_meanwhile_fails_the_apply(house: House) 
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         house.world.sql("UPDATE catalog SET epoch = 2")
         gate.open()
         with pytest.raises(WorkflowFailureError) as caught:
@@ -190,9 +188,7 @@ async def test_apply_that_runs_is_joined(house: House) -> None:
     keys = orphan_segments(house, 1)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.worker():
-        first = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as first:
         second = await apply(house)
         gate.open()
         assert await first.result() == await second.result()
@@ -204,9 +200,7 @@ async def test_terminated_apply_goes_on_where_it_was_when_it_is_asked_for_again(
     ledgers = orphan_ledgers(house, 4)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.worker():
-        first = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as first:
         await first.terminate()
         second = await apply(house)
         await assert_eventually(lambda: len(house.attempts("reconciliation.file_page")) == 2)
@@ -223,9 +217,7 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     batch = f"delete-ledgers/orphans-{run_id(house)}-0"
-    async with house.worker():
-        first = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as first:
         await Batches(house.client).pause(batch)
         await first.terminate()
         gate.open()
@@ -245,10 +237,7 @@ async def test_apply_whose_worker_is_lost_goes_on_at_another(house: House) -> No
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[2])
-    async with house.worker(cache=0):
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
-    gate.open()
+    handle = await house.left_at(gate, apply(house), cache=0)
     async with house.worker(cache=0):
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
     pages = house.attempts("reconciliation.record_page")
@@ -260,9 +249,7 @@ async def test_cancelled_apply_leaves_its_batch_to_itself(house: House) -> None:
     ledgers = orphan_ledgers(house, 4)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
@@ -279,9 +266,7 @@ async def test_batch_that_is_stopped_does_not_stop_the_apply(house: House) -> No
     ledgers = orphan_ledgers(house, 3)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         await house.client.get_workflow_handle(f"delete-ledgers/orphans-{run_id(house)}-0").terminate()
         gate.open()
         done = (await handle.result()).done
@@ -309,9 +294,7 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
     keys = orphan_segments(house, 4)
     await planned(house)
     gate = deletes_at(house, keys[0])
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         assert (await Batches(house.client).pause(handle.id)).paused
         gate.open()
         await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
@@ -349,9 +332,7 @@ async def test_rate_is_passed_to_batches_and_single_deletes(house: House) -> Non
     ledgers, keys = orphan_ledgers(house, 2), orphan_segments(house, 2)
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
-    async with house.worker():
-        handle = await apply(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, apply(house)) as handle:
         assert (await Batches(house.client).set_rate(handle.id, 100)).rate == 100
         gate.open()
         assert (await handle.result()).done.applied == {"orphan_ledger": 2, "orphan_segment": 2}

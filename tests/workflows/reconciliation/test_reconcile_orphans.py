@@ -147,9 +147,7 @@ async def test_cancelled_plan_cancels_its_bulk_job(house: House) -> None:
         beat()  # type: ignore[operator]  # of no arguments
 
     house.world.bulk.meanwhile = wait
-    async with house.worker():
-        handle = await plan(house)
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, plan(house)) as handle:
         await handle.cancel()
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()

@@ -5,9 +5,8 @@ import pytest
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.jobs import BuildBuffers
-from tests.workflows.builds import build, run_id
+from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
 from tests.workflows.house import House
-from tests.workflows.transactions.builds import BUFFER, buffer_of_topic
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 
 

@@ -82,9 +82,7 @@ async def test_signal_during_a_drain_leads_to_another(house: House, parties: Par
         return calls[-1]
 
     first = parties.decided()
-    async with house.worker(instead=[drain]):
-        handle = await parties.coordinator()
-        await assert_eventually(gate.reached.is_set)
+    async with house.held_at(gate, parties.coordinator(), instead=[drain]) as handle:
         second = parties.decided()
         await handle.signal(TransactionCoordinator.wake)
         gate.open()
