@@ -115,8 +115,10 @@ class ZooKeeperSession:
                 )
             self.id = self._now()
             self._client.add_listener(self._heard)
-            self._require_same()
-            self._require_path()
+            if self._now() != self.id:  # kazoo does not tell what became of the session before we listened
+                raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")  # noqa: TRY301
+            if not self.ask("looking for the path", lambda client: client.exists("/")):
+                raise self.no_path()  # noqa: TRY301 - nor is it made: the ensemble could be another system's
         except BaseException:
             self.close()
             raise
@@ -192,16 +194,6 @@ class ZooKeeperSession:
     def _now(self) -> int:
         found = self._client.client_id
         return int(found[0]) if found else 0
-
-    def _require_same(self) -> None:
-        """Kazoo does not tell what became of the session before we listened; it may be in another one by now."""
-        if self._now() != self.id:
-            raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")
-
-    def _require_path(self) -> None:
-        """A path that does not exist is a wrong setting, and is not made: the ensemble could be another system's."""
-        if not self.ask("looking for the path", lambda client: client.exists("/")):
-            raise self.no_path()
 
     def no_path(self) -> ServiceFailed:
         """The error of a path that does not exist."""

@@ -26,9 +26,8 @@ from logstore.positions import Position, TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.whole_files import replacing
 from spark.runner import JobRun, Main
+from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses
-from spark.sources.stores import log_stores
-from spark.sources.topics import WAVES, by_size, dealt, is_active, left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +156,11 @@ def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Wri
     for one in kept:
         numbers[one.topic_id].append(one.number)
     readable = [plan.built for plan in plans if plan.built.topic_id not in whys]
-    built = [_with_files(one, numbers[one.topic_id]) for one in readable if one.gone or numbers[one.topic_id]]
+    built = [
+        replace(one, files=tuple(_name(one.topic_id, number) for number in sorted(numbers[one.topic_id])))
+        for one in readable
+        if one.gone or numbers[one.topic_id]
+    ]
     parts = dealt(built, MOST_PARTS)
     for number, part in enumerate(parts):
         IndexFiles(folder).write(number, part)
@@ -171,7 +174,3 @@ def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Wri
         "parts": len(parts),
     }
     return BulkSummary(counts=counts, facts=left_out(whys))
-
-
-def _with_files(built: BuiltIndex, numbers: list[int]) -> BuiltIndex:
-    return replace(built, files=tuple(_name(built.topic_id, number) for number in sorted(numbers)))

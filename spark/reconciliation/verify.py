@@ -140,11 +140,7 @@ def _still_named(asked: Sequence[Finding], catalog: ArrowReader) -> list[Finding
     a reference, and an intent that stood still may have a workflow again, or be over.
     """
     is_still = _named(asked, catalog) | _rows(asked, catalog)
-    return [one for one in asked if is_still.get(one.kind, _always)(one)]
-
-
-def _always(_: Finding) -> bool:
-    return True
+    return [one for one in asked if one.kind not in is_still or is_still[one.kind](one)]
 
 
 def _rows(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:

@@ -19,9 +19,8 @@ from logstore.transactions.jobs import MOST_PARTS, BufferFiles, BuildBuffers
 from logstore.transactions.services.rebuilding import Rebuilder
 from logstore.transactions.services.snapshots import BufferSnapshots
 from spark.runner import JobRun, Main
+from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses
-from spark.sources.stores import log_stores
-from spark.sources.topics import WAVES, by_size, dealt, is_active, left_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,16 +169,13 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
             broadcasts=log.broadcasts,
             finished_retention_s=log.policies.finished_retention_s,
         ),
-        building=_building(log),
+        building=BufferBuilding(
+            runs=catalog.reconciliation, identities=catalog.identities, bulk=log.bulk, snapshots=log.buffer_snapshots
+        ),
         delayed=_delayed(log),
         indexes=_indexes(log),
         records=_records(log),
     )
-
-
-def _building(log: LogStore) -> BufferBuilding:
-    runs, identities = log.catalog.reconciliation, log.catalog.identities
-    return BufferBuilding(runs=runs, identities=identities, bulk=log.bulk, snapshots=log.buffer_snapshots)
 
 
 def _records(log: LogStore) -> RecordActivities:

@@ -5,7 +5,7 @@ no bound.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, SextonError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from logstore.ports.catalog import Topic
     from workers.client import Sexton
+    from workflows.building.values import BuildResult
 
 R = TypeVar("R")
 
@@ -130,23 +131,7 @@ def one_or_all(context: CommandContext, name: str | None, *, all_topics: bool) -
     return None if name is None else [context.topic(name)]
 
 
-class BuiltInBulk(Protocol):
-    """What a bulk build of many topics came to."""
-
-    @property
-    def run_id(self) -> str:
-        """Of the build."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Topics by what became of them, and what was built."""
-
-    @property
-    def left_out(self) -> list[str]:
-        """Why some of the topics could not be read, each as `topic: why`."""
-
-
-def built(workflow_id: str, result: BuiltInBulk) -> Answer:
+def built(workflow_id: str, result: "BuildResult") -> Answer:
     """The answer of a bulk build; finished in part where topics could not be read."""
     document = {"workflow_id": workflow_id, "run_id": result.run_id, **counted(result.counts)}
     if not result.counts.get("unreadable"):

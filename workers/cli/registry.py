@@ -58,7 +58,7 @@ COMMANDS = {
         "What storage holds and nobody refers to: find it, look at it, remove it.",
         "orphans.runs",
         "orphans",
-        ("orphans.apply", "orphans.report", "orphans.history"),
+        ("orphans.apply", "orphans.report"),
     ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
     "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed", "delayed"),

@@ -13,13 +13,14 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from temporalio.runtime import Runtime
 
 from infra.catalog import SqlCatalog, open_catalog
+from logstore.ports.catalog import Topic
 from workers.client.payload_codec import data_converter
 from workers.client.temporal_access import temporal_access, unreached
 from workers.client.tracing import TracedCalls
 from workers.identity import namespace
 from workers.identity.stores import refuse_foreign_bucket
 from workers.settings import Settings
-from workflows import limits
+from workflows import limits, search_attributes
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job, Request
 from workflows.offload.values import OffloadPolicy
@@ -78,6 +79,11 @@ def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V
         return await work(await connect_client(settings))
 
     return asyncio.run(connected())
+
+
+def of_topic(topic: Topic) -> SearchAttributePair[Any]:
+    """What jobs on a topic are found by."""
+    return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 
 class OwnJobs:

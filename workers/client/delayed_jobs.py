@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from temporalio.client import WorkflowHandle
-from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
+from workers.client.connections import of_topic
 from workers.client.topic_builds import TopicBuilds
-from workflows import search_attributes
 from workflows.building.values import BuildResult
 from workflows.delayed.values import (
     BUILD_DELAYED_INDEX,
@@ -34,7 +33,7 @@ class DelayedJobs(TopicBuilds):
         """
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
-        return await self.start(SEAL_BUCKETS, request, topic.topic_id, summary=summary, about=_of_topic(topic))
+        return await self.start(SEAL_BUCKETS, request, topic.topic_id, summary=summary, about=[of_topic(topic)])
 
     async def seal_all_buckets(self, reason: str = "", actor: str = "") -> WorkflowHandle[Any, SealBucketsResult]:
         """Seal delayed messages of every topic for which it is time, as the schedule does."""
@@ -59,7 +58,7 @@ class DelayedJobs(TopicBuilds):
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )
         summary = f"merge buckets of {topic.name}"
-        return await self.start(MERGE_BUCKETS, request, topic.topic_id, summary=summary, about=_of_topic(topic))
+        return await self.start(MERGE_BUCKETS, request, topic.topic_id, summary=summary, about=[of_topic(topic)])
 
     async def build_delayed_index(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
@@ -79,7 +78,3 @@ class DelayedJobs(TopicBuilds):
         """
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
-
-
-def _of_topic(topic: Topic) -> list[SearchAttributePair[str]]:
-    return [SearchAttributePair(search_attributes.TOPIC, topic.name)]

@@ -8,7 +8,7 @@ from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from workers.client.connections import OwnJobs
+from workers.client.connections import OwnJobs, of_topic
 from workflows import search_attributes
 from workflows.offload.values import (
     OFFLOAD_LEDGER,
@@ -54,7 +54,7 @@ class OffloadJobs(OwnJobs):
             request,
             topic.topic_id,
             summary=f"offload {topic.name}",
-            about=[_of(topic)],
+            about=[of_topic(topic)],
             signal="ask",
             signal_args=[ask],
         )
@@ -62,10 +62,6 @@ class OffloadJobs(OwnJobs):
     async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> WorkflowHandle[Any, OffloadLedgerResult]:
         """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
-        about = [_of(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
+        about = [of_topic(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
         summary = f"ledger {ledger_id} of {topic.name}"
         return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, about=about)
-
-
-def _of(topic: Topic) -> SearchAttributePair[Any]:
-    return SearchAttributePair(search_attributes.TOPIC, topic.name)

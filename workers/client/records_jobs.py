@@ -9,7 +9,7 @@ from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
 from logstore.records.tombstones import DeletePolicy
-from workers.client.connections import OwnJobs
+from workers.client.connections import OwnJobs, of_topic
 from workflows import search_attributes
 from workflows.limits import records_queue
 from workflows.records.values import (
@@ -121,7 +121,7 @@ class RecordsJobs(OwnJobs):
         )
         whose = topic.name if topic else "all topics"
         about = [SearchAttributePair(search_attributes.RUN_ID, request.batch_id)]
-        about += [SearchAttributePair(search_attributes.TOPIC, topic.name)] if topic else []
+        about += [of_topic(topic)] if topic else []
         summary = f"end records of {whose} by {function}"
         return await self.start(END_RECORDS, request, request.batch_id, summary=summary, about=about)
 

@@ -26,7 +26,7 @@ from logstore.records.compound import Compound
 from logstore.records.tombstones import DeletePolicy
 from workers.client import schedules
 from workers.client.batches import Batches, released
-from workers.client.connections import connect_client
+from workers.client.connections import connect_client, of_topic
 from workers.client.delayed_jobs import DelayedJobs
 from workers.client.offload_jobs import OffloadJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
@@ -79,7 +79,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
         """Use a client that was made with `connect_client`, or one with the pydantic data converter; see `OwnJobs`."""
         super().__init__(client, settings, catalog)
-        self.batches = Batches(client, self._release)
+        self.batches = Batches(client, lambda batch_id: released(self._catalog().deletions, batch_id))
 
     @staticmethod
     async def connect(settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> "Sexton":
@@ -118,7 +118,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
         )
-        about = _of_topic(topic)
+        about = [of_topic(topic)]
         return await self.start(
             TRIM_TOPIC, request, topic.topic_id, summary=f"trim {topic.name}", about=about, signal="again"
         )
@@ -144,7 +144,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             policy=self._policy,
             durable_delete=DeletePolicy.of(durable_delete),
         )
-        about = _of_topic(topic)
+        about = [of_topic(topic)]
         return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=f"delete {topic.name}", about=about)
 
     async def delete_ledgers(
@@ -168,7 +168,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             InvalidInput: None, or more than `MOST_IDS` ids.
         """
         policy = DeletePolicy.of(durable_delete)
-        detach = ExplicitDetach(ledger_ids=_ascending(ledger_ids), force=force, durable_delete=policy)
+        detach = ExplicitDetach(ledger_ids=sorted({int(one) for one in ledger_ids}), force=force, durable_delete=policy)
         return await self._detached(topic, detach, reason, actor)
 
     async def operate(
@@ -207,7 +207,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             policy=self._policy,
             detach=detach,
         )
-        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [*_of_topic(topic), _of(batch_id)]
+        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [of_topic(topic), _of(batch_id)]
         return await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=about)
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
@@ -248,9 +248,6 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
         return done.intents, epoch
 
-    def _release(self, batch_id: str) -> DeleteLedgersProgress | None:
-        return released(self._catalog().deletions, batch_id)
-
     async def history_of(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
         """Everything that Temporal has recorded of a run, the newest one by default; see `visibility.history_of`."""
         return await history_of(self.client, workflow_id, run_id)
@@ -279,14 +276,6 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
         """Those recurring jobs that are scheduled."""
         return await schedules.list_schedules(self.client)
-
-
-def _ascending(ledger_ids: Sequence[LedgerId]) -> list[int]:
-    return sorted({int(ledger_id) for ledger_id in ledger_ids})
-
-
-def _of_topic(topic: Topic) -> list[SearchAttributePair[Any]]:
-    return [SearchAttributePair(search_attributes.TOPIC, topic.name)]
 
 
 def _of(batch_id: str) -> SearchAttributePair[Any]:

@@ -10,7 +10,7 @@ from temporalio.common import SearchAttributePair
 
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import Topic
-from workers.client.connections import OwnJobs
+from workers.client.connections import OwnJobs, of_topic
 from workflows import limits, search_attributes
 from workflows.building.values import BuildResult, BuildTopicsInput
 from workflows.jobs import Job
@@ -45,6 +45,6 @@ class TopicBuilds(OwnJobs):
         )
         about: list[SearchAttributePair[Any]] = [SearchAttributePair(search_attributes.RUN_ID, run_id)]
         if topics is not None and len(request.topic_ids) == 1:
-            about.append(SearchAttributePair(search_attributes.TOPIC, topics[0].name))
+            about.append(of_topic(topics[0]))
         summary = f"{request.builds} of {len(request.topic_ids) or 'all'} topics"
         return await self.start(job, request, run_id, summary=summary, about=about)

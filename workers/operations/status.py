@@ -1,7 +1,7 @@
 """`status` and `doctor`: whether services and this machine are as Sexton needs them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -20,20 +20,23 @@ from temporalio.service import RPCError
 from infra.catalog import Database, check_version, open_catalog
 from infra.catalog.engine.health import check_takes_writes, lost_write_ahead
 from infra.coordination.directory import Directory
+from infra.coordination.identity import compare_path
 from infra.objects import clock_s
 from infra.stack.home import StackHome
 from infra.stack.java import find_java
 from infra.stack.workers import dead_workers, live_workers
-from logstore.errors import ServiceFailed, SextonError
-from logstore.identity.markers import MARKER_KEY
+from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
+from logstore.identity.markers import MARKER_KEY, MarkerState
+from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ownership import MAX_BUNDLES
-from workers.assembly.buckets import primary_bucket
+from logstore.ports.catalog import Identities
+from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.client import search_attributes
 from workers.client.connections import with_client
 from workers.client.temporal_faults import temporal_fault
+from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.operations.builds import read_deployment
-from workers.operations.identity_row import IDENTITY, identity_row
 from workers.operations.owners import open_directory, open_session, overview
 from workers.settings import Settings
 
@@ -41,6 +44,7 @@ Row = Mapping[str, object]
 Check = Callable[[Settings], str]
 
 WORKER: Final = "worker"
+_IDENTITY: Final = "identity"
 _FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
 _ANSWER_WITHIN = timedelta(seconds=5)
 _AT_ONCE: Final = 8
@@ -60,7 +64,7 @@ def status(settings: Settings) -> list[Row]:
     rows: list[Callable[[], Row]] = [
         *(partial(_at, where[name], checked, name, check, settings) for name, check in checks.items()),
         lambda: lost or checked("database", _database, settings),
-        lambda: {"name": IDENTITY, "ok": False, "detail": "cannot be told"} if lost else identity_row(settings),
+        lambda: {"name": _IDENTITY, "ok": False, "detail": "cannot be told"} if lost else _identity(settings),
         lambda: _workers(settings),
         *([lambda: checked("deployment", _current_build, settings)] if settings.deployment_name else []),
     ]
@@ -172,6 +176,53 @@ async def pollers(client: Client, settings: Settings, *, within_s: float = 300.0
     answer = await client.workflow_service.describe_task_queue(request, timeout=_ANSWER_WITHIN)
     oldest = time.time() - within_s
     return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}
+
+
+def _identity(settings: Settings) -> Row:
+    """The catalog's id, and each service that is not its own, with what was expected and found; changes nothing."""
+    ours: list[str] = []
+    foreign: list[str] = []
+    untold: list[str] = []  # why is said in the row of that service
+    try:
+        with open_catalog(settings.database_url) as catalog:
+            catalog_id = catalog.identities.catalog_id()
+            for name, look in _looks(settings, catalog.identities):
+                try:
+                    ours.append(name if look() else f"{name} (nobody's yet)")
+                except CatalogMismatch as error:
+                    foreign.append(str(error))
+                except (RPCError, SextonError):
+                    untold.append(name)
+    except SextonError as error:
+        return {"name": _IDENTITY, "ok": False, "detail": f"cannot be told: {error}"}
+    if untold:
+        foreign.append(f"cannot be told of {', '.join(untold)}: no answer, or a refusal")
+    detail = "; ".join(foreign) or ", ".join(ours) or "no service is known"
+    return {"name": _IDENTITY, "ok": not foreign, "detail": f"catalog {catalog_id}: {detail}"}
+
+
+def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Each service that is known, and how to ask whether it is the catalog's."""
+    if settings.store_is_known:
+        own = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
+        for role, bucket in buckets_of(settings):
+            yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))
+    if settings.ownership == "zookeeper" and settings.zookeeper:
+        yield "zookeeper", lambda: _path(settings, identities.catalog_id())
+    if settings.temporal_address:
+        yield (
+            f"namespace {settings.temporal_namespace}",
+            lambda: with_client(settings, lambda client: namespace.compare(client, identities.catalog_id())),
+        )
+
+
+def _is_ours(store: OwnStore) -> bool:
+    return store.look() is MarkerState.OURS
+
+
+def _path(settings: Settings, catalog_id: str) -> bool:
+    with open_session(settings) as session:
+        return compare_path(session, catalog_id)
 
 
 _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seconds is already worth a word

@@ -65,7 +65,9 @@ class SealBuckets:
             await self._seal_due()
         else:
             await self._seal_one(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
-        outcomes = [name for name in ("FAILED", "HELD", "SEALED", "DROPPED") if _counts(self._result)[name]]
+        done = self._result
+        counts = {"FAILED": done.failed, "HELD": done.held, "SEALED": done.buckets, "DROPPED": done.dropped}
+        outcomes = [name for name, count in counts.items() if count]
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes or ["NOTHING"])])
         return self._result
 
@@ -139,7 +141,3 @@ def shown(result: SealBucketsResult) -> str:
         f" {result.dropped:,} buckets dropped, {result.merging:,} topics to be merged, {result.failed:,} failed\n\n"
         f"{troubles}"
     )
-
-
-def _counts(result: SealBucketsResult) -> dict[str, int]:
-    return {"FAILED": result.failed, "HELD": result.held, "SEALED": result.buckets, "DROPPED": result.dropped}

@@ -99,7 +99,9 @@ def due_topics(
     """See `DelayedIndex.due`."""
     active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     free = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
-    wanted = or_(_is_to_seal(limits, now_us), _is_to_merge(limits), exists().where(_of_index(), _is_passed(now_us)))
+    buckets = select(func.count()).select_from(t.delayed_bucket).where(_of_index()).scalar_subquery()
+    to_merge = literal(limits.buckets) < buckets
+    wanted = or_(_is_to_seal(limits, now_us), to_merge, exists().where(_of_index(), _is_passed(now_us)))
     query = select(_I.topic_id).where(_I.topic_id > after, free, active, wanted)
     return [TopicId(one) for one in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
 
@@ -114,11 +116,6 @@ def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
     ledgers = ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     long_enough = or_(_I.changed_us <= idle_us, literal(limits.ledgers) <= ledgers)
     return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, long_enough))
-
-
-def _is_to_merge(limits: BucketLimits) -> ColumnElement[bool]:
-    buckets = select(func.count()).select_from(t.delayed_bucket).where(_of_index()).scalar_subquery()
-    return literal(limits.buckets) < buckets
 
 
 def delayed_sizes() -> tuple[Select[Any], Select[Any]]:

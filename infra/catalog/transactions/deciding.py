@@ -98,14 +98,11 @@ def put_decisions(
     if not changed:
         return {}
     participating, held = holding_in(connection, list(changed))
-    states = {txn: state if txn in participating else _final(state) for txn, state in changed.items()}
+    final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
+    states = {txn: state if txn in participating else final[state.commits] for txn, state in changed.items()}
     decide(connection, states, now_us=now_us, timed_out=timed_out)
     acknowledge_held(connection, [one for txn, one in held if states[txn].commits], also)
     return states
-
-
-def _final(state: TransactionState) -> TransactionState:
-    return TransactionState.COMMITTED if state.commits else TransactionState.ABORTED
 
 
 def acknowledge_held(

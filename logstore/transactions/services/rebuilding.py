@@ -62,9 +62,11 @@ class Rebuilder:
         for _ in range(_TRIES):
             listed = self._ledgers.listed(topic_id)
             try:
-                return self._concluded(self._read(listed, start), known)
+                read = self._read(listed, start)
             except SegmentGone as gone:
                 missing = gone
+            else:  # the catalog is asked after the log: what it says of a transaction is no older than its markers
+                return concluded(read, self._transactions.states(list(read.open)), known)
             if missing.ledger_id in {one.ledger_id for one in self._ledgers.listed(topic_id)}:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
@@ -94,7 +96,3 @@ class Rebuilder:
                 yield ledger, segment
             if reached < ids.stop:
                 raise SegmentGone(ledger.ledger_id, f"entry {reached} of ledger {ledger.ledger_id}")
-
-    def _concluded(self, buffer: Buffer, known: Buffer | None) -> Buffer:
-        """The catalog is asked after the log was read: what it says of a transaction is no older than its markers."""
-        return concluded(buffer, self._transactions.states(list(buffer.open)), known)

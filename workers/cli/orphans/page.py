@@ -108,13 +108,11 @@ def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int)
         _Bar(one.value, sums.kinds[one], f"{sums.kinds[one]:,}", one is FindingKind.MISSING_DATA) for one in FindingKind
     ]
     yield _bars("Findings by kind", kinds if kind is None else [one for one in kinds if one.name == kind.value])
-    yield _bars(
-        _topics_title(sums), [_Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
-    )
-    yield _bars(
-        "Ages of the newest object at the plan",
-        [_Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in _ages()],
-    )
+    topics = [_Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
+    yield _bars(_topics_title(sums), topics)
+    ages = [*(name for name, _ in _AGES), _OLDER, _UNKNOWN]
+    counts = [_Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in ages]
+    yield _bars("Ages of the newest object at the plan", counts)
     yield from _table(found, sums, kind, limit)
     yield "</body></html>\n"
 
@@ -158,10 +156,6 @@ def _text(value: str) -> str:
 
 def _topic(name: str) -> str:
     return topic_shown(name) if name else "of no known topic"
-
-
-def _ages() -> list[str]:
-    return [*(name for name, _ in _AGES), _OLDER, _UNKNOWN]
 
 
 def _age(newest_us: int | None, before_us: int) -> str:

@@ -1,8 +1,9 @@
-"""`orphans report`: the findings of a plan as rows or as a page, and what became of each."""
+"""`orphans report` and `orphans list`: a plan as rows or as a page, with what became of each finding; and all plans."""
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +14,10 @@ from workers.cli.context import CommandContext
 from workers.cli.orphans.reported import Reported
 from workers.cli.orphans.runs import PLAN, RunId, orphans
 from workers.cli.output import Answer, note
+from workers.pages.texts import shown_s
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import Reconciliation
+    from logstore.ports.catalog import Reconciliation, ReconciliationRun
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many rows.")]
@@ -86,3 +88,53 @@ def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> A
     rows = write_page(found, path, kind=kind, limit=limit)
     document: dict[str, object] = {"html": str(path), "findings": rows}
     return Answer(document={"run_id": found.plan.run_id, **document}, shown={"plan": found.plan.run_id, **document})
+
+
+MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
+
+
+@command(orphans, "list", examples=["sexton orphans list", "sexton orphans list --limit 5 --json"])
+def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
+    """List plans and applies, newest first, by the run id that `report` and `apply` take."""
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+
+    runs = context.catalog.reconciliation
+    found = [one for kind in RunKind for one in runs.runs(kind, limit=limit)]
+    newest = sorted(found, key=lambda one: one.created_us, reverse=True)[:limit]
+    rows = [_run_row(one) for one in newest]
+    columns = ("run_id", "kind", "state", "begun")
+    shown = [{name: row[name] for name in columns} | {"counts": _counts_shown(row)} for row in rows]
+    return Answer(document=rows, shown=shown, beneath=("counts",), empty="no plans; `sexton orphans plan` makes one")
+
+
+def _run_row(run: "ReconciliationRun") -> dict[str, object]:
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.results import plan_run_id  # noqa: PLC0415
+
+    is_plan = run.kind is RunKind.PLAN
+    return {
+        "run_id": run.run_id if is_plan else plan_run_id(run.run_id),
+        "kind": "plan" if is_plan else "apply",
+        "state": "unfinished" if run.finished_us is None else "finished",
+        "begun": shown_s(run.created_us),
+        "finished": None if run.finished_us is None else shown_s(run.finished_us),
+        "actor": run.summary["actor"],
+        "reason": run.summary["reason"],
+        "counts": _counts(run, is_plan=is_plan) if run.finished_us is not None else {},
+    }
+
+
+def _counts(run: "ReconciliationRun", *, is_plan: bool) -> dict[str, int]:
+    """Findings of a plan by kind, zeros too; of an apply what was done about them."""
+    from logstore.reconciliation.results import apply_counts, plan_result  # noqa: PLC0415 - start-up time
+
+    if is_plan:
+        found = plan_result(run.summary).findings
+        return {kind.value: found.get(kind.value, 0) for kind in FindingKind}
+    done = apply_counts(run.summary)
+    return {"applied": sum(done.applied.values()), "kept": sum(done.skipped.values()), "failed": done.failed}
+
+
+def _counts_shown(row: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{rows:,} {name}" for name, rows in row["counts"].items() if rows)
+    return told or ("at work, refused or failed" if row["finished"] is None else "nothing found")
