@@ -6,6 +6,7 @@ rebuild's alone. Where Temporal has forgotten it as well, the database says whic
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -86,8 +87,12 @@ async def _hosted(
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
     await namespace.require(client, parts.catalog_id)
-    rebuild = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
+    rebuild, is_new = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
     await _end_abandoned(client, settings, parts, rebuild, say)
+    if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it
+        await asyncio.to_thread(
+            parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
+        )
     request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
     queue = f"{settings.task_queue}-{rebuild}"
     with ThreadPoolExecutor(_THREADS, "rebuild") as threads:
@@ -107,6 +112,7 @@ async def _hosted(
                 result: RebuildCatalogResult = await result_of(client, handle, say)
             finally:
                 watch.cancel()
+    await asyncio.to_thread(parts.start.unpin, rebuild)  # where it had ended already, and the pin came late
     return result
 
 
@@ -134,8 +140,8 @@ def _worker(client: Client, queue: str, parts: RebuildParts, threads: ThreadPool
     )
 
 
-async def _which(client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool) -> str:
-    """The rebuild that the database belongs to, or a new one from the newest manifest."""
+async def _which(client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool) -> tuple[str, bool]:
+    """The rebuild that the database belongs to, or one from the newest manifest; and whether nothing is loaded yet."""
     target = await asyncio.to_thread(parts.database.target)
     if target.rebuild:
         if target.state == _READY and not await _runs(client, REBUILD_CATALOG.id(target.rebuild)):
@@ -144,10 +150,11 @@ async def _which(client: Client, settings: Settings, parts: RebuildParts, *, ski
                 f"database {shown}: expected an empty one to rebuild into, found the catalog that rebuild"
                 f" {target.rebuild} has completed"
             )
-        return target.rebuild
+        return target.rebuild, False
     newest = await asyncio.to_thread(parts.start.newest)
     url = settings.database_url
-    return str(RebuildId.of(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable))
+    new = RebuildId.of(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
+    return str(new), True
 
 
 async def _end_abandoned(
@@ -156,8 +163,8 @@ async def _end_abandoned(
     """End rebuilds into the same database from older manifests: no command goes on with them any more.
 
     They were killed before their load, and a newer manifest has appeared since. Each still holds its manifest, for
-    which raids wait, and its workflow waits for a worker that nobody starts. One that got as far as its load is never
-    among them: the database says that it is to go on.
+    which raids wait, and its workflow, if it was started, waits for a worker that nobody starts. One that got as far as
+    its load is never among them: the database says that it is to go on.
     """
     mine = RebuildId.parse(rebuild)
     into = partial(RebuildId.of, mine.catalog_id, mine.manifest, database_url=settings.database_url)

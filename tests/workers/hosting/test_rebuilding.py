@@ -1,34 +1,42 @@
 """The command's job on real servers: a database that is gone comes back, whatever dies on the way."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from logstore.records.manifest import Manifest
+from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import RecordLog
 from tests.postgres import Postgres, postgres
+from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from workers.assembly.adapters import open_log
+from workers.client.connections import connect_client
 from workers.hosting.rebuilding import rebuild_catalog
 from workers.settings import Settings
-from workflows.records.rebuild_values import RebuildCatalogResult
+from workflows.records.rebuild_values import REBUILD_CATALOG, RebuildCatalogResult
 
 __all__ = ["postgres"]
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(900)]
 
 NAME: Final = "persistent://a/b/c"
+_RUNNING: Final = WorkflowExecutionStatus.RUNNING
 _SOME: Final = ("adoption.settle.after",)  # its manifest is published, and must not be again
 _ALL: Final = (
     "records.pin.after",
@@ -123,15 +131,20 @@ def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
 
 @pytest.mark.all_faults
 @pytest.mark.sigkill
-def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings) -> None:
-    """It was killed before its load; the next command begins with the newer one, and lets its hold go."""
+@pytest.mark.parametrize("death", ["records.pin.after", "bulk.publish.before"])
+def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, death: str) -> None:
+    """It was killed before its load; the next command begins with the newer one, and lets its hold go.
+
+    It holds its manifest before its workflow is started: so there is none that the next command does not find.
+    """
     write(settings)
     newest = manifests(settings)[-1]
     path = Path(settings.database_url.removeprefix("sqlite:///"))
     kept = path.read_bytes()
     lose(settings)
-    died = command(settings, dies_at="records.pin.after")
+    died = command(settings, dies_at=death)
     assert died.returncode == -signal.SIGKILL, died.stderr
+    assert len(asyncio.run(_running(settings))) == (0 if death == "records.pin.after" else 1)
     path.write_bytes(kept)
     with open_log(settings) as log:
         log.records.flusher.flush(cursors=True)
@@ -146,6 +159,21 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings) ->
     assert any("was abandoned, and has ended" in one for one in said)
     with open_log(settings) as log:
         assert RecordLog(log.record_objects).pins() == []
+    assert asyncio.run(_running(settings)) == []
+
+
+async def _running(settings: Settings) -> list[str]:
+    """Rebuilds into the database of these settings that have not ended."""
+    client = await connect_client(settings)
+    rebuilds = [
+        RebuildId.of(CATALOG_ID, one, database_url=settings.database_url, skip_unreadable=False) for one in range(20)
+    ]
+    found = []
+    for one in map(str, rebuilds):
+        with suppress(RPCError):  # it was never started
+            if (await client.get_workflow_handle(REBUILD_CATALOG.id(one)).describe()).status is _RUNNING:
+                found.append(one)
+    return found
 
 
 @pytest.mark.all_faults
