@@ -40,7 +40,8 @@ class RecordDefragmentation:
 
         with beating(lambda: (far.rewritten, far.dropped)):
             done = self._defragmenter.defragment(progress=told)
-            swept = self._sweeper.sweep(self._records.state().now_us)
+            state = self._records.state()
+            swept = self._sweeper.sweep(state.now_us, staged=state.staged)
         total = DefragmentedBlocks(
             manifest=done.manifest,
             rewritten=done.rewritten,

@@ -61,7 +61,8 @@ class RecordFlushing:
     def _look(self, *, now: bool, far: Callable[[], tuple[int]]) -> FlushedRecords:
         """One look; with `now`, what nobody would wait for is flushed too: cursors that are not due yet."""
         state = self._records.state()
-        if not now and not state.outbox and state.manifest and raised(state.ceilings, state.next_ids) == state.ceilings:
+        nothing = not (state.outbox or state.staged) and raised(state.ceilings, state.next_ids) == state.ceilings
+        if not now and nothing and state.manifest:
             return FlushedRecords(manifest=state.manifest)
         with _own_turn(self._records, far) as mine:
             if not mine:

@@ -119,6 +119,14 @@ tombstone = Table(
     Column("at_us", Big, nullable=False),
     Column("raid", String),
 )
+record_staged = Table(
+    "record_staged",
+    metadata,
+    Column("block_id", String, primary_key=True),
+    Column("manifest", Big, nullable=False),
+    Column("oldest_us", Big),
+    Column("facts", Text, nullable=False),
+)
 record_log = Table(
     "record_log",
     metadata,

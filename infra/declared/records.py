@@ -45,6 +45,16 @@ class TombstoneRow(SQLModel, table=True):
     raid: str | None = None  # the raid whose candidate it is
 
 
+class RecordStagedRow(SQLModel, table=True):
+    """A block of a page of a flush: it is stored, and the manifest that ends the flush is to name it."""
+
+    __tablename__ = "record_staged"
+    block_id: str = Field(primary_key=True)
+    manifest: int = Field(sa_type=Big)  # that of its page
+    oldest_us: int | None = Field(default=None, sa_type=Big)  # of the changes that were in no block before that page
+    facts: str = Field(sa_type=Text)  # JSON: what a manifest says of it
+
+
 class RecordLogRow(SQLModel, table=True):
     """The one row that says how the catalog stands to its record log."""
 

@@ -4,6 +4,10 @@ A manifest is put under its number only if that is free, so of two writers one w
 catalog before it was put: a catalog that knows the stamp of the newest manifest neither as its last one nor as one that
 was about to be put is older than its record log, or another's.
 
+A flush of many changes works page by page. The manifest of a page names what the one before it named, for half of a
+flush is no moment of the catalog; the one that ends the flush names the blocks of all its pages. `shows` tells the two
+apart: replicas apply those alone that show a moment of their own.
+
 Source: Apache Iceberg's metadata files, of which each is complete; Aerospike has one index in memory.
 """
 
@@ -51,6 +55,11 @@ class Block:
         """Of its object."""
         return f"{BLOCKS}{self.block_id}.parquet"
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> "Block":
+        """As its fields were told as JSON; raises TypeError or ValueError where they are others."""
+        return cls(**{**found, "kind": RecordKind(found["kind"])})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -64,6 +73,7 @@ class Manifest:
     flushed_us: int  # the moment of the catalog that it shows, by the catalog's clock
     ceilings: Ceilings
     blocks: tuple[Block, ...] = ()
+    shows: int | None = None  # an earlier one whose moment it shows, 0: none; null: it shows one of its own
     format: int = field(default=FORMAT)
 
     @property
@@ -74,6 +84,11 @@ class Manifest:
     def to_json(self) -> bytes:
         """As it is stored."""
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+
+    @property
+    def moment(self) -> int:
+        """The number of the manifest whose moment it shows; 0: there was none before the first flush."""
+        return self.number if self.shows is None else self.shows
 
     @classmethod
     def of(cls, body: bytes, key: str) -> "Manifest":
@@ -103,7 +118,7 @@ def _read(cls: type[Manifest], found: Mapping[str, Any]) -> Manifest:
     known = {one.name for one in fields(cls)}
     values = {name: value for name, value in found.items() if name in known}
     values["ceilings"] = Ceilings(**found["ceilings"])
-    values["blocks"] = tuple(Block(**{**one, "kind": RecordKind(one["kind"])}) for one in found["blocks"])
+    values["blocks"] = tuple(Block.of(one) for one in found["blocks"])
     return cls(**values)
 
 

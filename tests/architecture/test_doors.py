@@ -29,6 +29,7 @@ _DOORS: Final = {
     "producer_sequence": "log.producer_rows",
     "record_log": "records.log_rows",
     "record_outbox": "records.outbox_rows",
+    "record_staged": "records.log_rows",
     "run": "deletion.runs",
     "schema_version": "log.schemas",
     "segment": "log.ledger_rows",

@@ -49,6 +49,7 @@ def status(context: CommandContext) -> Answer:
         "adopting": state.adopting,
         "flushed": shown_us(newest.flushed_us) if newest else None,
         "changes": state.outbox,
+        "staged_blocks": len(state.staged),
         "oldest_change_s": age_s,
     }
     blocks = newest.blocks if newest else ()

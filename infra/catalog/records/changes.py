@@ -52,12 +52,18 @@ _PARTS: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] 
 class SqlChanges:
     """The `Changes` of one transaction that reads."""
 
-    def __init__(self, connection: Connection, *, cursors: bool, at_us: int) -> None:
-        """Read which outbox rows there are; by this statement the transaction's moment is fixed."""
+    def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
+        """Read which outbox rows there are; by this statement the transaction's moment is fixed.
+
+        They are kept as a bitmap: there may be many millions of them, most of them in a row.
+        """
         self._connection, self._at_us = connection, at_us
-        self._chosen = _chosen(cursors=cursors)
-        rows = connection.execute(selecting(_O.version).where(self._chosen))
-        self._taken = [row[0] for row in rows]
+        self._chosen = _chosen(cursors=cursors) if page is None else _oldest(connection, page)
+        versions = selecting(_O.version).where(self._chosen)
+        rows = connection.execute(versions, execution_options={"yield_per": _BATCH})
+        self._taken = BitMap64()
+        for part in rows.scalars().partitions(_BATCH):
+            self._taken.update(part)
         kinds = connection.execute(selecting(_O.kind).where(self._chosen).distinct()).scalars()
         self._kinds = sorted(RecordKind(kind) for kind in kinds)
         self._epoch = connection.execute(selecting(t.catalog.c.epoch)).scalar_one()
@@ -70,7 +76,7 @@ class SqlChanges:
     @property
     def taken(self) -> Collection[int]:
         """See `Changes.taken`."""
-        return self._taken
+        return self._taken  # type: ignore[return-value]  # a collection; it may be asked for numbers alone
 
     def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
         """See `Changes.batches`; of lists a batch is shorter, for each of them names all of its ledgers."""
@@ -109,6 +115,14 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
     topics = selecting(p.topic_id).select_from(intents).where(p.component == Component.MANAGED_CURSOR.value)
     hurried = selecting(t.cursor.c.cursor_id).where(t.cursor.c.topic_id.in_(topics))
     return or_(_O.kind != RecordKind.CURSOR.value, _O.id.in_(hurried), _O.id.in_(_acknowledged_in_transactions()))
+
+
+def _oldest(connection: Connection, page: int) -> ColumnElement[bool]:
+    """The oldest outbox rows, so many of them, but none of cursors: the end of the flush takes these."""
+    others = _O.kind != RecordKind.CURSOR.value
+    first = selecting(_O.version).where(others).order_by(_O.version).limit(page).subquery("page")
+    last = connection.execute(selecting(func.max(first.c.version))).scalar()
+    return and_(others, _O.version <= (-1 if last is None else last))
 
 
 def _acknowledged_in_transactions() -> Select[tuple[int]]:

@@ -1,22 +1,25 @@
-"""The row of the record log: nothing else writes it.
+"""The row of the record log, and the blocks that are staged for its next manifest: nothing else writes them.
 
 Its stamps tell this catalog from an older copy of itself. Those that were begun stay pending until a manifest is
 settled that the catalog did not know. A writer begins a stamp for one number, and only once the catalog knows the
 manifest before that: so all that are pending then are for this number or an earlier one, and can win neither any more.
 """
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, case, func, literal, or_, select, text, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
 from infra.catalog.records.readiness import READY, REPLICA, require_no_replica
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import Ceilings
+from logstore.records.manifest import Block, Ceilings
 
-_L, _O = t.record_log.c, t.record_outbox.c
+_L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
 
 ADOPTING: Final = "ADOPTING"
 _KNOWN: Final = select(_L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch).join(
@@ -46,7 +49,9 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         topic=_next_topic(connection),
         transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
     )
-    oldest = select(_O.at_us).order_by(_O.version).limit(1)
+    oldest = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
+    staged = connection.execute(select(_B.facts, _B.oldest_us).order_by(_B.manifest, _B.block_id)).all()
+    ages = [one for one in (oldest, *(row.oldest_us for row in staged)) if one is not None]
     oldest_of_cursors = select(func.min(_O.at_us)).where(_O.kind == RecordKind.CURSOR.value)
     return RecordLogState(
         catalog_id=catalog.catalog_id,
@@ -60,9 +65,10 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         ceilings=_ceilings(row),
         next_ids=next_ids,
         outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
-        oldest_us=connection.execute(oldest).scalar(),
+        oldest_us=min(ages, default=None),
         oldest_cursor_us=connection.execute(oldest_of_cursors).scalar(),
         now_us=now_us,
+        staged=tuple(Block.of(json.loads(row.facts)) for row in staged),
     )
 
 
@@ -105,11 +111,13 @@ def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
     connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
 
 
+def knows(connection: Connection, number: int) -> bool:
+    """Whether a manifest of that number, or a newer one, was settled; none can be for as long as the transaction."""
+    return bool(number <= connection.execute(select(_L.manifest).with_for_update()).scalar_one())
+
+
 def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
-    """Let the manifest be the newest, unless the catalog knows it or a newer one; ceilings only rise."""
-    known = connection.execute(select(_L.manifest).with_for_update()).scalar_one()
-    if number <= known:
-        return
+    """Let the manifest be the newest, which the catalog does not know yet; ceilings only rise."""
     raised = {
         "ledger_ceiling": _higher(_L.ledger_ceiling, ceilings.ledger),
         "topic_ceiling": _higher(_L.topic_ceiling, ceilings.topic),
@@ -117,6 +125,23 @@ def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings
     }
     newest: dict[str, Any] = {"manifest": number, "stamp": stamp, "pending": {}, "flushed_us": now_us}
     connection.execute(update(t.record_log).values(**newest, **raised))
+
+
+def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
+    """Keep what the manifest that ends the flush is to name; the outbox rows of this page are still there."""
+    if not blocks:
+        return
+    oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
+    rows = [
+        {"block_id": one.block_id, "manifest": number, "oldest_us": oldest_us, "facts": json.dumps(asdict(one))}
+        for one in blocks
+    ]
+    connection.execute(insert(t.record_staged), rows)
+
+
+def unstage_blocks(connection: Connection) -> None:
+    """A manifest names them by now, or nothing needs them."""
+    connection.execute(delete(t.record_staged))
 
 
 def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column

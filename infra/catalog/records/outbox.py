@@ -1,8 +1,10 @@
 """The outbox and the state of the record log, in SQL."""
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, cast, exists, or_, select
@@ -10,12 +12,23 @@ from sqlalchemy import Connection, cast, exists, or_, select
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
-from infra.catalog.records.log_rows import begin_stamp, known_of, let_claim_go, settle_manifest, state_of, take_claim
+from infra.catalog.records.log_rows import (
+    begin_stamp,
+    known_of,
+    knows,
+    let_claim_go,
+    settle_manifest,
+    stage_blocks,
+    state_of,
+    take_claim,
+    unstage_blocks,
+)
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record, waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
-from logstore.records.manifest import Ceilings
+from logstore.records.manifest import Block, Ceilings
+from logstore.units import between_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +37,8 @@ if TYPE_CHECKING:
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _CHUNK = 50_000
+_FORGOTTEN = 5_000  # outbox rows of one transaction: SQLite lets one writer in at a time
+_REST_S = 0.006  # behind it: a writer that waits for SQLite's lock looks again after 3 ms at the most
 
 
 class SqlRecords(OnDatabase):
@@ -50,34 +65,51 @@ class SqlRecords(OnDatabase):
         self._db.write(lambda c: begin_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
-    def changes(self, *, cursors: bool) -> "Iterator[SqlChanges]":
+    def changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
         """See `Records.changes`."""
         from infra.catalog.records.changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.snapshot() as connection:
-            yield SqlChanges(connection, cursors=cursors, at_us=self._db.now_us(connection))
+            yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def record_all(self) -> None:
         """See `Records.record_all`; a transaction for each kind, so that no writer waits for all of them."""
         for statement in every_record():
             self._db.write(lambda c, rows=statement: record(c, rows, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
-    def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
+    def settle(
+        self,
+        *,
+        number: int,
+        stamp: str,
+        ceilings: Ceilings,
+        taken: Collection[int] = (),
+        whole: bool = True,
+        staged: Sequence[Block] = (),
+    ) -> None:
         """See `Records.settle`; the outbox is emptied in parts, a transaction each, so that no writer waits for long.
 
         Dying between two leaves rows that the manifest covers: they are flushed again, as versions that say the same.
         """
-        ids = sorted(taken)
-        first, *others = [ids[start : start + _CHUNK] for start in range(0, max(1, len(ids)), _CHUNK)]
+        ids = iter(taken)
 
-        def work(connection: Connection) -> None:
-            settle_manifest(
-                connection, number=number, stamp=stamp, ceilings=ceilings, now_us=self._db.now_us(connection)
-            )
+        def work(connection: Connection, first: Sequence[int]) -> bool:
+            if knows(connection, number):
+                if whole:
+                    forget_changes(connection, first)
+                return whole
+            now_us = self._db.now_us(connection)
+            settle_manifest(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
+            stage_blocks(connection, number, staged) if not whole else unstage_blocks(connection)
             forget_changes(connection, first)
+            return True
 
-        self._db.write(work)
-        for part in others:
+        if not self._db.write(partial(work, first=list(islice(ids, _FORGOTTEN)))):
+            return
+        while part := list(islice(ids, _FORGOTTEN)):
+            between_units()
+            if self._db.is_sqlite:
+                time.sleep(_REST_S)
             self._db.write(partial(forget_changes, taken=part))
 
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:

@@ -10,7 +10,7 @@ There are no triggers of removals: a removed row with a tombstone is flushed as 
 copy that is taken away raises the generation of its ledger (see `ledger_rows`), which records the ledger.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -24,6 +24,7 @@ from sqlalchemy import (
     exists,
     insert,
     literal,
+    or_,
     select,
     text,
 )
@@ -68,11 +69,13 @@ def every_record() -> Iterator[Select[Any]]:
 
 
 def waits(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Whether a change of that deletion, ledger or topic is in the outbox: told by the index of these kinds.
+    """Whether that deletion, ledger or topic has a change in no block, or may have one in a block that is staged.
 
-    SQLite uses an index of some rows only where a statement names those rows in the index' own words.
+    It is told by the index of these kinds. SQLite uses an index of some rows only where a statement names those rows in
+    the index' own words.
     """
-    return exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED)
+    filed = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED)
+    return or_(filed, exists().select_from(t.record_staged))
 
 
 _INDEXED: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
@@ -84,6 +87,10 @@ def record(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 
 
-def forget_changes(connection: Connection, taken: Collection[int]) -> None:
-    """Remove the rows that a flush has taken, and no others."""
-    connection.execute(delete(t.record_outbox).where(among(connection, t.record_outbox.c.version, taken)))
+def forget_changes(connection: Connection, taken: Sequence[int]) -> None:
+    """Remove the rows that a flush has taken, and no others; numbers in a row are not told one by one."""
+    if not taken:
+        return
+    version, first, last = t.record_outbox.c.version, min(taken), max(taken)
+    gone = version.between(first, last) if last - first + 1 == len(taken) else among(connection, version, taken)
+    connection.execute(delete(t.record_outbox).where(gone))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from logstore.ports.catalog.batches import Claim
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import Ceilings
+from logstore.records.manifest import Block, Ceilings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +34,10 @@ class RecordLogState(KnownManifest):
     ceilings: Ceilings
     next_ids: Ceilings  # the next ones to be given out
     outbox: int  # changes that are in no block
-    oldest_us: int | None  # of them
+    oldest_us: int | None  # of them, and of those that are in staged blocks alone
     oldest_cursor_us: int | None  # of those of cursors
     now_us: int
+    staged: tuple[Block, ...] = ()  # of pages of a flush: the manifest that ends it is to name them
 
 
 class Changes(Protocol):
@@ -83,28 +84,48 @@ class Records(Protocol):
             CatalogAdopting: The catalog is a replica.
         """
 
-    def changes(self, *, cursors: bool) -> AbstractContextManager[Changes]:
-        """Read all changes in one transaction that stays open for as long as the block.
+    def changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[Changes]:
+        """Read changes in one transaction that stays open for as long as the block.
 
         Args:
             cursors: Whether those of cursors are read too; else they stay in the outbox.
+            page: Only so many of the oldest outbox rows, about; None: all of them.
         """
 
     def record_all(self) -> None:
         """Let every record and tombstone be flushed once more; repeating it is harmless."""
 
-    def settle(self, *, number: int, stamp: str, ceilings: Ceilings, taken: Collection[int] = ()) -> None:
+    def settle(
+        self,
+        *,
+        number: int,
+        stamp: str,
+        ceilings: Ceilings,
+        taken: Collection[int] = (),
+        whole: bool = True,
+        staged: Sequence[Block] = (),
+    ) -> None:
         """The manifest was put: it is the newest, its ceilings hold, and the outbox rows taken are removed.
 
         What was begun is pending no longer: a writer begins a stamp for one number, once the manifest before that is
         settled, so it was for this one or an earlier one. Of a number that is not above the known one nothing but the
-        outbox changes. Repeating it is harmless.
+        outbox changes, and of a page's not even that: others may have flushed what it took, and something newer of it.
+        Repeating it is harmless.
+
+        Args:
+            number: Of the manifest.
+            stamp: Of it.
+            ceilings: That hold from now on, where they are higher.
+            taken: Outbox rows, by their versions.
+            whole: Whether it shows a moment of its own: then blocks that were staged before are so no longer.
+            staged: Blocks of a page of which this is the manifest.
         """
 
     def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Those of the ledgers whose objects must stay until what the catalog says of them is in a block.
 
-        A tombstone, or an intent; and of a ledger that stays, that it has another copy.
+        A tombstone, or an intent; and of a ledger that stays, that it has another copy. While blocks are staged, what
+        is in them cannot be told apart from the rest: then these are all that have one.
         """
 
     def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":

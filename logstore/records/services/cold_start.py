@@ -102,6 +102,7 @@ class ColdStart:
             epoch=state.epoch,
             stamp=stamp,
             ceilings=ceilings,
+            shows=None,  # what was staged is lost with the database
             blocks=tuple(block for block in base.blocks if block.key not in unreadable),
         )
 

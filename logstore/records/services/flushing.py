@@ -1,10 +1,17 @@
 """Flushing: what changed in the catalog since the last time becomes blocks and a manifest of the record log.
 
-All changes are read at one moment of the catalog, so that no cursor or bucket in the log names an entry that the log
-lacks. Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that
-were read, once the manifest is there. What is flushed twice is a newer version that says the same.
+The log shows moments of the catalog, so that no cursor or bucket in it names an entry that the log lacks, and no half
+of a transaction is there. Few changes are read at one moment, and a manifest names their blocks. Many are taken page by
+page: each is read at a moment of its own and has a manifest that names nothing new. The number of that manifest orders
+the versions of the page, and its blocks are staged. The last page is what is left then. It holds all that has changed
+since the pages before it were read, for that is in the outbox again; its manifest names all of their blocks, and shows
+the moment of this page. So a process that dies has lost one page, a catalog that is rebuilt in between is that of the
+flush before, and memory and the time for which the catalog is read do not grow with the outbox.
 
-Source: Aerospike's write blocks; ADR 15.
+Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that were
+read, once the manifest is there. What is flushed twice is a newer version that says the same.
+
+Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
 
 from collections.abc import Callable
@@ -21,6 +28,9 @@ from logstore.units import between_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+PAGE: Final = 500_000
+"""Changes that are taken at one moment of the catalog, unless fewer than twice as many are left."""
 
 _US: Final = 1_000_000
 _OVERTAKEN: Final = f"record log: others published {TRIES} manifests, each just before this flush"
@@ -39,12 +49,26 @@ class Flushed:
     left: int = 0  # in the outbox: what came meanwhile, and cursors that are not due
     named: int = 0  # blocks of all manifests so far: many small ones are worth a defragmentation
 
+    def plus(self, later: "Flushed") -> "Flushed":
+        """Both together: a page, and what came after it."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
+        return replace(later, **sums)
+
+
+_SUMS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
+
 
 class Flusher:
     """Flushes one catalog. Threads and processes may do it at once: one of them wins each number."""
 
     def __init__(
-        self, records: Records, log: RecordLog, *, clock_bound_s: float, cursor_interval_s: float = 60.0
+        self,
+        records: Records,
+        log: RecordLog,
+        *,
+        clock_bound_s: float,
+        cursor_interval_s: float = 60.0,
+        page: int = PAGE,
     ) -> None:
         """Work on a catalog and its record log.
 
@@ -53,15 +77,17 @@ class Flusher:
             log: Its record log.
             clock_bound_s: A catalog whose clock is further from the store's is refused.
             cursor_interval_s: Changes of cursors wait so long for others of the same cursor.
+            page: Changes that are taken at one moment, 1 or more.
         """
         self._records, self._log = records, log
         self._clock_bound_s, self._cursor_interval_s = clock_bound_s, cursor_interval_s
+        self._page = page
 
     def flush(self, *, cursors: bool = False, progress: Callable[[int], None] = lambda _: None) -> Flushed:
         """Write what is in the outbox, and raise ceilings of ids of which less than half is left.
 
-        Idempotency: with nothing to write nothing is written. Repeated after a death it writes the rest, or all of it
-        again as newer versions.
+        Idempotency: with nothing to write nothing is written. Repeated after a death it writes the rest, and the page
+        in hand again as newer versions. What comes while it runs is in the last page, however much that is: it ends.
 
         Args:
             cursors: Those of cursors too, however new they are.
@@ -72,12 +98,25 @@ class Flusher:
             CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `standing`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: Repeating is fine.
         """
-        for _ in range(TRIES):
+        total, pages, lost = Flushed(manifest=0), -1, 0
+
+        def told(written: int) -> None:
+            progress(total.records + written)
+
+        while lost < TRIES:
             between_units()
             found = standing(self._records, self._log)
-            done = self._flush(found, cursors or self._due(found.state), progress)
-            if done:
-                return replace(done, left=self._records.state().outbox)
+            if pages < 0:
+                pages = max(0, found.state.outbox // self._page - 1)
+            more = pages > 0
+            done = self._staged(found, told) if more else self._flush(found, cursors or self._due(found.state), told)
+            if done is None:
+                lost += 1
+                continue
+            total, lost = total.plus(done), 0
+            if not more:
+                return replace(total, left=self._records.state().outbox)
+            pages = pages - 1 if done.changes else 0
         raise CatalogBusy(_OVERTAKEN)
 
     def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> Flushed:
@@ -112,38 +151,58 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN)
 
     def _due(self, state: RecordLogState) -> bool:
-        """Whether a change of a cursor has waited for long enough."""
+        """Whether a change of a cursor has waited for long enough; or pages may hold what must not be without it."""
         oldest_us = state.oldest_cursor_us
+        if state.staged:
+            return True
         return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
+
+    def _staged(self, found: Standing, progress: Callable[[int], None]) -> Flushed | None:
+        """One page of many: its blocks are staged, and its manifest names what the one before it named."""
+        with self._records.changes(cursors=False, page=self._page) as changes:
+            blocks = self._written(changes, found.number + 1, progress)
+            taken, at_us = changes.taken, changes.at_us
+        if not taken:
+            return Flushed(manifest=found.number)
+        self._require_clock(blocks, at_us)
+        done = publish(
+            self._records,
+            self._log,
+            found,
+            blocks=found.blocks,
+            ceilings=raised(found.state.ceilings, found.state.next_ids),
+            flushed_us=found.manifest.flushed_us if found.manifest else 0,
+            taken=taken,
+            staged=blocks,
+        )
+        return _flushed(done, blocks, len(taken)) if done else None
 
     def _flush(
         self, found: Standing, cursors: bool, progress: Callable[[int], None], *, anew: bool = False
     ) -> Flushed | None:
         state, ceilings = found.state, raised(found.state.ceilings, found.state.next_ids)
-        settled = found.manifest is not None and ceilings == state.ceilings and not anew
-        if settled and not state.outbox:
+        staged = () if anew else state.staged
+        settled = found.moment > 0 and found.moment == found.number and ceilings == state.ceilings and not anew
+        if settled and not (state.outbox or staged):
             return Flushed(manifest=found.number, named=len(found.blocks))
         with self._records.changes(cursors=cursors) as changes:
             blocks = self._written(changes, found.number + 1, progress)
             taken, at_us = changes.taken, changes.at_us
-        if settled and not taken and not blocks:
+        if settled and not (taken or blocks or staged):
             return Flushed(manifest=found.number, named=len(found.blocks))
         self._require_clock(blocks, at_us)
-        together = (*found.blocks, *blocks)
+        together = (*found.blocks, *staged, *blocks)
         done = publish(
-            self._records, self._log, found, blocks=together, ceilings=ceilings, flushed_us=at_us, taken=taken
+            self._records,
+            self._log,
+            found,
+            blocks=together,
+            ceilings=ceilings,
+            flushed_us=at_us,
+            taken=taken,
+            ends=True,
         )
-        if done is None:
-            return None
-        return Flushed(
-            manifest=done.number,
-            records=sum(one.records for one in blocks),
-            tombstones=sum(one.tombstones for one in blocks),
-            blocks=len(blocks),
-            bytes=sum(one.size_bytes for one in blocks),
-            changes=len(taken),
-            named=len(together),
-        )
+        return _flushed(done, blocks, len(taken)) if done else None
 
     def _written(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
         """Blocks of all changes, whose versions have the number of the manifest that is to name them."""
@@ -180,6 +239,18 @@ class Flusher:
                 f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
                 f"the catalog's at {at_us} and the store's at {stored_us} (microseconds since 1970); set the clocks"
             )
+
+
+def _flushed(manifest: Manifest, blocks: list[Block], changes: int) -> Flushed:
+    return Flushed(
+        manifest=manifest.number,
+        records=sum(one.records for one in blocks),
+        tombstones=sum(one.tombstones for one in blocks),
+        blocks=len(blocks),
+        bytes=sum(one.size_bytes for one in blocks),
+        changes=changes,
+        named=len(manifest.blocks),
+    )
 
 
 def _emptied(state: RecordLogState) -> Manifest | None:

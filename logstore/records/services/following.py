@@ -90,7 +90,7 @@ class Follower:
         seen = self._database.applied()
         if seed or seen is None:
             return self._seeded(seen, proceed)
-        newest = self._followed.newest()
+        newest = self._followed.newest_moment()
         if newest is None:
             raise self._refusal(f"manifest {seen.manifest} or a newer one in {self._follow.bucket}", "none")
         word = self._own_word(seen, newest)

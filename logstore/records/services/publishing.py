@@ -49,12 +49,17 @@ class Standing:
         """Of the newest manifest; 0: there is none."""
         return self.manifest.number if self.manifest else 0
 
+    @property
+    def moment(self) -> int:
+        """Of the newest manifest that shows a moment of its own; 0: there is none."""
+        return self.manifest.moment if self.manifest else 0
+
 
 def standing(records: Records, log: RecordLog) -> Standing:
     """Read the catalog's state and the newest manifest, and settle one that its writer could not settle.
 
     Settling it takes nothing out of the outbox: what it holds is flushed again, as newer versions that say the same.
-    Repeating this is harmless.
+    For the same reason nothing is staged by it: the blocks of that page are nobody's. Repeating this is harmless.
 
     Raises:
         CatalogMismatch: The bucket has no manifest though the catalog knows one, or one of another catalog.
@@ -73,7 +78,7 @@ def standing(records: Records, log: RecordLog) -> Standing:
             return Standing(state=state, manifest=newest)
         if newest.stamp in state.pending:
             with effect("records.settle"):
-                records.settle(number=newest.number, stamp=newest.stamp, ceilings=newest.ceilings)
+                _settle(records, newest)
             continue
         require_known(records.known(), newest)
     raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
@@ -141,42 +146,58 @@ def publish(
     ceilings: Ceilings,
     flushed_us: int,
     taken: Collection[int] = (),
+    staged: Sequence[Block] = (),
+    ends: bool = False,
 ) -> Manifest | None:
     """Put the manifest that follows the newest one, and settle it; None if another writer took its number.
 
-    A process that dies before the manifest is put leaves a stamp and blocks that nobody names: both are harmless, and
-    blocks are swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing`
-    settles it. One whose put lands late wins the number or loses it to another one, as if it had been in time.
+    A process that dies before it is put leaves a stamp and blocks that nobody names: both are harmless, and blocks are
+    swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing` settles it.
+    One whose put lands late wins the number or loses it to another one, as if it had been in time.
 
     Args:
         records: The catalog's side.
         log: Where to put it.
         found: What `standing` said before the blocks were made.
-        blocks: All that count from then on.
+        blocks: All that count from then on. In the midst of a flush, they show what those before them showed.
         ceilings: Of ids; they hold in the catalog once the manifest is there, never before.
         flushed_us: The moment of the catalog that the blocks show.
-        taken: Outbox rows that they cover.
+        taken: Outbox rows that they cover, or those that a page covers.
+        staged: Blocks of the page.
+        ends: Whether nothing is staged any more: it is among the blocks that count, or not needed.
     """
-    stamp = uuid4().hex
+    stamp, state = uuid4().hex, found.state
     with effect("records.begin"):
         records.begin(stamp)
     manifest = Manifest(
         number=found.number + 1,
-        catalog_id=found.state.catalog_id,
-        epoch=found.state.epoch,
-        bundles=found.state.bundles,
+        catalog_id=state.catalog_id,
+        epoch=state.epoch,
+        bundles=state.bundles,
         stamp=stamp,
         flushed_us=flushed_us,
         ceilings=ceilings,
         blocks=tuple(blocks),
+        shows=found.moment if not ends and (staged or state.staged) else None,
     )
     try:
         log.put_manifest(manifest)
     except AlreadyExists:
         return None
     with effect("records.settle"):
-        records.settle(number=manifest.number, stamp=stamp, ceilings=ceilings, taken=taken)
+        _settle(records, manifest, taken=taken, staged=staged)
     return manifest
+
+
+def _settle(records: Records, manifest: Manifest, *, taken: Collection[int] = (), staged: Sequence[Block] = ()) -> None:
+    records.settle(
+        number=manifest.number,
+        stamp=manifest.stamp,
+        ceilings=manifest.ceilings,
+        taken=taken,
+        whole=manifest.shows is None,
+        staged=staged,
+    )
 
 
 class BlockWriter:

@@ -88,6 +88,13 @@ class RecordLog:
             raise StoreUnavailable(f"{manifest_key(numbers[-1])}: it was listed, and is not there")
         return found
 
+    def newest_moment(self) -> Manifest | None:
+        """The newest manifest that shows a moment of its own; None where there is none. Raises as `newest`."""
+        newest = self.newest()
+        if newest is None or newest.shows is None:
+            return newest
+        return self.manifest(newest.shows) if newest.shows else None
+
     def manifest(self, number: int) -> Manifest | None:
         """The manifest of a number; None where there is none (any more). Raises as `newest`."""
         last = self._last
@@ -156,17 +163,23 @@ class RecordLog:
         self._only(folder, key)
 
     def pin_newest(self, pin_id: str, until_us: int, what: str) -> Manifest | None:
-        """Pin the newest manifest and give it; None where there is none.
+        """Pin the newest manifest that shows a moment of its own and give it; None where there is none.
 
         A sweep that lists pins just before would miss one for a manifest that it is about to remove. So the pin
-        counts only if the manifest is still among the newest ones once it stands.
+        counts only if the manifest is still among the newest ones once it stands, or the newest one still shows it:
+        sweeps spare both.
         """
-        while (found := self.newest()) is not None:
+        while (found := self.newest_moment()) is not None:
             between_units()
             self.pin(pin_id, found.number, until_us, what)
-            if len(self.numbers(after=found.number)) < _NEAR:
+            newer = self.numbers(after=found.number)
+            if len(newer) < _NEAR or self._shows(newer[-1], found.number):
                 return found
         return None
+
+    def _shows(self, number: int, moment: int) -> bool:
+        manifest = self.manifest(number)
+        return manifest is not None and manifest.moment == moment
 
     def unpin(self, pin_id: str) -> None:
         """Let go of what it pinned; a pin that is not there is no error."""

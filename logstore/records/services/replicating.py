@@ -66,7 +66,7 @@ class Replication:
 
     def standings(self) -> list[Replica]:
         """Every replica that is named, or that has acknowledged anything, ascending by name."""
-        newest, now_us = self._source.newest(), self._now_us()
+        newest, now_us = self._source.newest_moment(), self._now_us()
         told = {one.replica_id: one for one in self._source.replicas()}
         number = newest.number if newest else 0
         found = []
@@ -103,7 +103,7 @@ class Replication:
         if replica not in self._replicas:
             known = ", ".join(self._replicas) or "no replica"
             raise InvalidInput("replica", expected=f"one of those in replica_buckets: {known}", found=replica)
-        if (newest := self._source.newest()) is None:
+        if (newest := self._source.newest_moment()) is None:
             return ShippedBlocks(replica=replica)
         _refuse_promoted(replica, RecordLog(self._replicas[replica]).newest(), newest)
         if all(self._is_stale(one) for one in self._source.replicas() if one.replica_id == replica):  # or it is new

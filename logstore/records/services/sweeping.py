@@ -3,21 +3,22 @@
 A block that no manifest names may be one that a writer is about to name. Such a writer has read a manifest that was the
 newest, and puts its own under the next number: it stored the block after that manifest was put, or at most an hour
 before, and it fails once there is another one. So a block that is a day older than the newest manifest, by the clock of
-the store that keeps both, is nobody's, however long a writer was paused.
+the store that keeps both, is nobody's, however long a writer was paused. But those of a flush that goes on page by page
+are known to the catalog until a manifest names them: they are asked for before manifests are read, and stay.
 
 Dying anywhere, and repeating it, is harmless: manifests go first, and what they alone named goes then or the next time.
 
 Source: Apache Iceberg (expire snapshots, remove orphan files); field cases 85 and 98.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.objects import ObjectInfo, OwnedStore
-from logstore.records.manifest import BLOCKS, PREFIX, number_of
+from logstore.records.manifest import BLOCKS, PREFIX, Block, number_of
 from logstore.records.services.record_log import RecordLog
 from logstore.units import between_units
 
@@ -50,11 +51,14 @@ class Sweeper:
         """Work on the bucket of that log."""
         self._objects, self._log = objects, log
 
-    def sweep(self, now_us: int, *, progress: Callable[[], None] = lambda: None) -> Swept:
+    def sweep(
+        self, now_us: int, *, staged: Collection[Block] = (), progress: Callable[[], None] = lambda: None
+    ) -> Swept:
         """Remove what nobody needs.
 
         Args:
             now_us: By the catalog's clock: pins that have run out then do not count.
+            staged: Blocks that the catalog knew to be staged before this was called.
             progress: Called after each manifest that was read.
 
         Raises:
@@ -69,14 +73,15 @@ class Sweeper:
             return Swept()
         found = [(number, one) for one in self._objects.list(PREFIX) if (number := number_of(one.key)) is not None]
         pinned = {one.manifest for one in self._log.pins(now_us=now_us - _GRACE_US)}
-        spared = {number for number, _ in found[-KEPT:]} | pinned
+        spared = {number for number, _ in found[-KEPT:]} | pinned | {newest.moment}
         gone = [
             (number, one) for number, one in found if number not in spared and _older(one, newest_us, MANIFEST_AGE_US)
         ]
         with effect("records.sweep_manifests"):
             self._delete(one.key for _, one in gone)
         left = {number for number, _ in found if number <= newest.number} - {number for number, _ in gone}
-        unnamed = self._unnamed(newest_us, left, progress)
+        kept = {one.key for one in staged}
+        unnamed = [one for one in self._unnamed(newest_us, left, progress) if one.key not in kept]
         with effect("records.sweep_blocks"):
             self._delete(one.key for one in unnamed)
         return Swept(manifests=len(gone), blocks=len(unnamed), bytes=sum(one.size_bytes for one in unnamed))

@@ -23,6 +23,7 @@ from logstore.errors import PreconditionFailed, RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
 from logstore.records import defragmentation
+from logstore.records.services.flushing import PAGE
 from logstore.records.services.record_log import RecordLog
 from logstore.units import ended_by
 from tests.contracts.catalog.world import CAUSE, claim
@@ -59,12 +60,18 @@ _JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "a
 class Durability(RuleBasedStateMachine):
     """One topic whose ledgers come and go."""
 
-    @initialize(replicated=st.sampled_from([None, "records", FAR]), joined=st.booleans())
-    def begin(self, replicated: str | None, joined: bool) -> None:
-        """An empty catalog, with a replica or without one; small blocks are joined, or only sparse ones rewritten."""
+    @initialize(
+        replicated=st.sampled_from([None, "records", FAR]), joined=st.booleans(), page=st.sampled_from([1, 3, PAGE])
+    )
+    def begin(self, replicated: str | None, joined: bool, page: int) -> None:
+        """An empty catalog, with a replica or without one; small blocks are joined, or only sparse ones rewritten.
+
+        A flush has many pages, some, or one.
+        """
         defragmentation.SMALL_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
+        self.world.page = page
         self.durable: set[LedgerId] = set()  # deleted durably, whether or not that is flushed
         self.dead: set[int] = set()  # of these, those whose tombstone is in a block: they never return
         self.plain: set[LedgerId] = set()

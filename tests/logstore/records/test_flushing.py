@@ -1,6 +1,7 @@
 """Flushes: what is in the outbox comes into a manifest once, wherever the flusher dies, and whoever else publishes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,11 @@ from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import FREE_IDS, PREFIX, Ceilings
-from logstore.records.services.flushing import Flusher, raised
-from logstore.records.services.publishing import standing
+from logstore.records.services.flushing import PAGE, Flusher, raised
+from logstore.records.services.publishing import publish, standing
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.records.mirror import Mirror
 from tests.logstore.records.world import AGE_S, RecordsWorld
 
 _EFFECTS = ("records.put_block", "records.begin", "records.put_manifest", "records.settle")
@@ -56,7 +58,7 @@ def test_a_late_outbox_row_of_a_lower_number_wins_all_the_same(world: RecordsWor
     ledger_id = world.create()
     world.flush()
     world.touch(ledger_id)
-    world.sql("UPDATE record_outbox SET version = -5")
+    world.sql("UPDATE record_outbox SET version = 0")
     world.flush()
     (row,) = world.winners().to_pylist()
     assert row["generation"] == 1
@@ -269,6 +271,166 @@ def test_flush_reads_the_state_of_the_catalog_before_and_after(
     monkeypatch.setattr(records, "state", counted)
     Flusher(records, RecordLog(world.objects), clock_bound_s=600).flush()
     assert read == 2
+
+
+def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
+    """A manifest for each page; a rebuild between two finds what the flush before had left, and nothing else."""
+    kept, gone = world.create(), world.create()
+    world.flush()
+    world.page = 4
+    world.end(gone, durable=True)
+    more = [world.create() for _ in range(6)]
+    seen: list[set[int]] = []
+    deletes: list[frozenset[int]] = []
+
+    def look() -> None:
+        seen.append(world.returning())
+        deletes.append(world.catalog.records.unflushed([gone]))
+
+    looks = Fault(
+        operation=Operation.PUT, kind=FaultKind.CALL, action=look, matches=lambda key: PREFIX in key, times=50
+    )
+    world.objects.plan(looks)
+    told: list[int] = []
+    changes = world.catalog.records.state().outbox
+    done = world.flusher.flush(cursors=True, progress=told.append)
+    assert len(seen) == done.manifest - 1 == changes // 4 >= 3
+    assert seen == [{kept, gone}] * len(seen)
+    assert deletes == [{gone}] * len(seen), "its objects stay until a manifest that shows a moment names its tombstone"
+    assert told == sorted(told)
+    assert (told[-1], done.changes, done.left) == (done.records, changes, 0)
+    assert world.returning() == world.standing() == {kept, *more}
+    assert [_shows(world, number) for number in range(1, done.manifest + 1)] == [1] * (done.manifest - 1) + [
+        done.manifest
+    ]
+    assert (world.catalog.records.state().staged, world.catalog.records.unflushed([gone])) == ((), frozenset())
+    assert world.flush().blocks == 0
+
+
+def _shows(world: RecordsWorld, number: int) -> int:
+    manifest = world.log.manifest(number)
+    assert manifest is not None
+    return manifest.moment
+
+
+def _die_between_pages(world: RecordsWorld, nth: int = 2) -> None:
+    """A flush that dies once it has staged some pages."""
+    arm("records.begin.before", "crash", nth=nth)
+    with pytest.raises(SimulatedCrash):
+        world.flush()
+    disarm()
+    assert world.catalog.records.state().staged
+
+
+@pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
+@pytest.mark.parametrize("nth", [2, 4])
+def test_a_flush_may_die_in_any_page(world: RecordsWorld, point: str, nth: int) -> None:
+    """The next one goes on behind the pages that are staged, and does the one in hand again."""
+    changed, buried = world.create(), world.create()
+    world.flush()
+    world.page = 3
+    world.end(buried, durable=True)
+    others = {world.create() for _ in range(4)}
+    arm(point, "crash", nth=nth)
+    with pytest.raises(SimulatedCrash):
+        world.flush()
+    disarm()
+    world.touch(changed)
+    world.flush()
+    state = world.catalog.records.state()
+    assert (state.outbox, state.pending, state.staged) == (0, frozenset(), ())
+    assert world.returning() == world.standing() == {changed, *others}
+    assert world.on_disk([buried])[buried][-1] is True
+    assert {row["id"]: row["generation"] for row in world.winners().to_pylist()}[changed] == 1
+    world.defragment()
+    assert world.returning() == {changed, *others}
+
+
+def test_pages_end_though_more_comes_than_they_take(world: RecordsWorld) -> None:
+    """The last one takes whatever is left."""
+    world.page = 2
+    for _ in range(4):
+        world.create()
+    pages = world.catalog.records.state().outbox // 2
+
+    def append() -> None:
+        world.create()
+
+    world.objects.plan(
+        Fault(
+            operation=Operation.PUT,
+            kind=FaultKind.CALL,
+            action=append,
+            matches=lambda key: PREFIX in key,
+            times=100,
+        )
+    )
+    done = world.flush()
+    assert done.manifest == pages
+    assert done.left > 0, "what came while the last manifest was put"
+
+
+def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -> None:
+    """A flush that died may be taken up days later; manifests of others in between make its blocks no older."""
+    ledgers = {world.create() for _ in range(3)}
+    world.page = 2
+    _die_between_pages(world)
+    staged = {one.key for one in world.catalog.records.state().staged}
+    world.advance(seconds=3 * AGE_S)
+    found = standing(world.catalog.records, world.log)
+    assert publish(
+        world.catalog.records, world.log, found, blocks=found.blocks, ceilings=found.state.ceilings, flushed_us=0
+    )
+    world.sweep()
+    assert staged <= set(world.objects.keys)
+    world.flush()
+    assert world.returning() == ledgers
+    assert staged & {one.key for one in standing(world.catalog.records, world.log).blocks} == staged
+
+
+def test_cursors_go_with_the_end_of_a_flush_of_pages(world: RecordsWorld) -> None:
+    """An intent, or a commit, that is in a page may rest on a cursor that is not due."""
+    world.create()
+    world.flush()
+    world.catalog.cursors.subscribe(world.topic_id, "mine", latest=False)
+    world.page = 2
+    for _ in range(3):
+        world.create()
+    assert world.flusher.flush().left == 0
+    assert world.winners(RecordKind.CURSOR).num_rows == 1
+
+
+def test_rewrite_drops_what_is_staged(world: RecordsWorld) -> None:
+    """It may be of records that ended since, and is older than what the rewrite holds."""
+    gone = world.create()
+    kept = world.create()
+    world.page = 2
+    _die_between_pages(world)
+    world.end(gone, durable=False)
+    world.page = PAGE
+    world.flusher.rewrite()
+    assert world.catalog.records.state().staged == ()
+    assert world.returning() == {kept}
+
+
+def test_replica_and_raid_take_a_page_for_the_moment_that_it_shows(world: RecordsWorld, tmp_path: Path) -> None:
+    """Versions of a page have its number, and come with a later manifest: one that had it would pass them over."""
+    mirror = Mirror(world, tmp_path)
+    try:
+        first = world.create()
+        world.flush()
+        mirror.step()
+        world.page = 2
+        later = [world.create() for _ in range(3)]
+        _die_between_pages(world)
+        assert mirror.step().steps == 0
+        assert [one.manifest for one in world.log.replicas()] == [1]
+        assert world.log.pin_newest("raid", 1, "raid").number == 1  # type: ignore[union-attr]
+        world.flush()
+        mirror.step()
+        assert mirror.ledgers == {first, *later}
+    finally:
+        mirror.close()
 
 
 def _damaged(world: RecordsWorld) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from logstore.errors import PreconditionFailed
 from logstore.positions import LedgerId
+from logstore.records.services.flushing import PAGE
 from logstore.units import ended_by
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 
@@ -78,6 +79,7 @@ def test_a_job_between_any_two_steps_of_another_loses_nothing_and_brings_nothing
     world: RecordsWorld, outer: str, inner: str, first: int
 ) -> None:
     """Flush, defragmentation and raid, each within each, again and again; then each of them once more."""
+    world.page = PAGE if first == 1 else 2
     store = _Store(world)
     store.begin()
     steps, runs, inside = [0], [0], [False]

@@ -15,7 +15,7 @@ from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
 from logstore.records.services.defragmenting import Defragmented, Defragmenter
-from logstore.records.services.flushing import Flushed, Flusher
+from logstore.records.services.flushing import PAGE, Flushed, Flusher
 from logstore.records.services.raiding import Raided, Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.sweeping import Sweeper, Swept
@@ -43,6 +43,7 @@ class RecordsWorld(SqlWorld):
         self.database.now_us = lambda connection: self.objects.now_us + self.offset_us  # type: ignore[method-assign]
         self.log = RecordLog(self.objects)
         self.slept: list[float] = []
+        self.page = PAGE  # changes that a flush takes at one moment
         self.eligible_age_s = eligible_age_s
         self.replica_age_s: float | None = None  # none: as that
         self.topic_id = self.catalog.topics.create(TOPIC, RetentionPolicy()).topic_id
@@ -50,7 +51,7 @@ class RecordsWorld(SqlWorld):
     @property
     def flusher(self) -> Flusher:
         """As a process has it."""
-        return Flusher(self.catalog.records, RecordLog(self.objects), clock_bound_s=600)
+        return Flusher(self.catalog.records, RecordLog(self.objects), clock_bound_s=600, page=self.page)
 
     @property
     def raider(self) -> Raider:
@@ -105,7 +106,8 @@ class RecordsWorld(SqlWorld):
 
     def sweep(self) -> Swept:
         """Manifests and blocks."""
-        return Sweeper(self.objects, RecordLog(self.objects)).sweep(self.catalog.records.state().now_us)
+        state = self.catalog.records.state()
+        return Sweeper(self.objects, RecordLog(self.objects)).sweep(state.now_us, staged=state.staged)
 
     def raid(self, run_id: str = "raid-tombstones") -> Raided:
         """All that may go."""

@@ -121,6 +121,7 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
         "adopting": False,
         "flushed": "2027-01-15T08:00:00Z",
         "changes": 4,
+        "staged_blocks": 0,
         "oldest_change_s": 2.5,
         "blocks": 3,
         "bytes": 300,

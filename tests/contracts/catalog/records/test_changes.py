@@ -1,7 +1,7 @@
 """What a flush reads: the versions of the records that have changed, all of one moment."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import KnownManifest
 from logstore.positions import Position
 from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block
 from tests.contracts.catalog.records.steps import drawn, flush, high, of, recorded
 from tests.contracts.catalog.steps import NAME, acknowledge, append, filled, new_topic, newborn, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold
@@ -184,13 +185,13 @@ def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld
 
 def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that dies between two has settled its manifest, and leaves the rest to be flushed once more."""
-    monkeypatch.setattr(outbox, "_CHUNK", 2)
+    monkeypatch.setattr(outbox, "_FORGOTTEN", 2)
     filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
     found, taken = drawn(sql_world)
-    parts: list[Collection[int]] = []
+    parts: list[Sequence[int]] = []
 
-    def forget(connection: Connection, taken: Collection[int]) -> None:
+    def forget(connection: Connection, taken: Sequence[int]) -> None:
         if len(parts) == 2:
             raise StoreUnavailable("planned")
         parts.append(taken)
@@ -204,6 +205,68 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
     assert (state.manifest, state.outbox) == (1, len(taken) - 4)
     again, _ = drawn(sql_world)
     assert again.keys() < found.keys()
+
+
+def test_page_holds_the_oldest_changes_and_is_staged_with_its_manifest(sql_world: SqlWorld) -> None:
+    """What waits for a block waits until a manifest shows a moment; what is staged is told until then."""
+    topic_id = new_topic(sql_world).topic_id
+    filled(sql_world, topic_id, 2)
+    sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
+    records, before = sql_world.catalog.records, sql_world.catalog.records.state()
+    with records.changes(cursors=True, page=3) as changes:
+        kinds = [kind for kind, _ in changes.batches()]
+        taken = sorted(changes.taken)
+    oldest = [row.version for row in sql_world.sql("SELECT version FROM record_outbox ORDER BY version")]
+    assert taken == oldest[:3]
+    assert RecordKind.CURSOR not in kinds
+    one = _block("ledger-a")
+    for _ in range(2):
+        records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[one])
+    state = records.state()
+    assert (state.manifest, state.staged, state.outbox) == (1, (one,), before.outbox - 3)
+    assert state.oldest_us == before.oldest_us
+    records.settle(number=2, stamp="b", ceilings=high(), whole=False)
+    assert records.state().staged == (one,), "a defragmentation in the midst of a flush"
+    records.settle(number=3, stamp="c", ceilings=high())
+    assert records.state().staged == ()
+
+
+def test_page_that_others_have_overtaken_is_neither_staged_nor_taken(sql_world: SqlWorld) -> None:
+    """They have flushed what is in it, and perhaps the tombstone of a record that lives in it."""
+    filled(sql_world, new_topic(sql_world).topic_id, 1)
+    records = sql_world.catalog.records
+    _, taken = drawn(sql_world)
+    records.settle(number=1, stamp="a", ceilings=high())
+    records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[_block("ledger-a")])
+    state = records.state()
+    assert (state.staged, state.outbox) == ((), len(taken))
+
+
+def test_deletes_wait_for_what_is_staged(sql_world: SqlWorld) -> None:
+    """A tombstone in a staged block is in no manifest: a rebuild would not find it."""
+    topic_id = new_topic(sql_world).topic_id
+    first, _ = filled(sql_world, topic_id, 2)
+    sql_world.catalog.phase_one.detach(topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE)
+    records = sql_world.catalog.records
+    _, taken = drawn(sql_world)
+    records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[_block("ledger-a")])
+    assert records.state().outbox == 0
+    assert records.unflushed([first]) == {first}
+    records.settle(number=2, stamp="b", ceilings=high())
+    assert records.unflushed([first]) == frozenset()
+
+
+def _block(block_id: str) -> Block:
+    return Block(
+        block_id=block_id,
+        kind=RecordKind.LEDGER,
+        records=1,
+        tombstones=0,
+        size_bytes=1,
+        sha256="",
+        first_id=0,
+        last_id=0,
+    )
 
 
 def test_removed_record_without_a_tombstone_has_no_version(sql_world: SqlWorld) -> None:

@@ -14,6 +14,7 @@ _NOT_RECORDED = {
     "catalog": "manifests say its id, its epoch, its bundles and its ceilings",
     "record_log": "it says how the catalog stands to the record log",
     "record_outbox": "it is what is not in the record log yet",
+    "record_staged": "it is what no manifest names yet",
     "run": "work in hand: rows without it are stalled, and are taken up",
     "transaction_coordinator": "manifests say the ceiling of its sequences",
 }
