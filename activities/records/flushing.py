@@ -84,6 +84,8 @@ def flushed(flusher: Flusher, *, now: bool) -> FlushedRecords:
         bytes=found.bytes,
         left=found.left,
         named=found.named,
+        refused=len(found.refused),
+        refusal=str(found.refused[0]) if found.refused else "",
     )
 
 

@@ -16,11 +16,12 @@ BUCKETS: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0,
 
 
 def flushed(done: FlushedRecords) -> None:
-    """Count a flush that put a manifest."""
+    """Count a flush, and again what it left out, at each flush."""
     _add("sexton_records_flushes_total", "Manifests that flushes put", done.flushes)
     _add("sexton_records_flushed_total", "Versions of records that were written into blocks", done.records)
     _add("sexton_records_flushed_tombstones_total", "Of these, tombstones", done.tombstones)
     _add("sexton_records_flushed_bytes_total", "Bytes of blocks that flushes wrote", done.bytes)
+    _add("sexton_records_refused_total", "Records that a flush left out, for no block can hold them", done.refused)
 
 
 def defragmented(done: DefragmentedBlocks) -> None:

@@ -16,6 +16,8 @@ class FlushedRecords:
     left: int = 0  # changes that were in no block when it ended
     named: int = 0  # blocks that the newest manifest names, where that was looked at
     held: bool = False  # another job was at work on the record log for as long as this one waited
+    refused: int = 0  # records that no block can hold: their changes are left, and the others were flushed
+    refusal: str = ""  # why one of them is
 
     def plus(self, later: "FlushedRecords") -> "FlushedRecords":
         """Both together; what can be said of the end alone is the later's."""

@@ -35,8 +35,10 @@ def status(context: CommandContext) -> Answer:
     """Show the newest manifest, what it names, and what has changed since and is in no block yet.
 
     `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now. A bucket without
-    the manifest that the catalog knows, and a database that is older than its record log, are refused.
+    the manifest that the catalog knows, and a database that is older than its record log, are refused. `refused` are
+    records with a value that no block can hold: flushes leave them out, and `refused_records` says what to mend.
     """
+    from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
     from logstore.records.services.publishing import require_known  # noqa: PLC0415 - start-up time
 
     state = context.catalog.records.state()
@@ -58,12 +60,17 @@ def status(context: CommandContext) -> Answer:
         kind = by_kind.setdefault(one.kind.value, {"blocks": 0, "records": 0, "tombstones": 0, "bytes": 0})
         for name, count in zip(kind, (1, one.records, one.tombstones, one.size_bytes), strict=True):
             kind[name] += count
+    left_out = [{"record": str(one)} for one in refused(context.catalog.records)] if state.outbox else []
+    facts |= {"deletions_waiting": context.catalog.records.waiting_deletions(), "refused": len(left_out)}
     rows = [{"kind": kind, **found} for kind, found in sorted(by_kind.items())]
     totals = {"blocks": len(blocks), "bytes": sum(one.size_bytes for one in blocks)}
     return Answer(
-        document={**facts, **totals, "kinds": rows},
+        document={**facts, **totals, "kinds": rows, "refused_records": left_out},
         shown={**facts, **totals},
-        more=[Answer(document=rows, title="kinds", empty="nothing is flushed yet")],
+        more=[
+            Answer(document=rows, title="kinds", empty="nothing is flushed yet"),
+            *([Answer(document=left_out, title="records that no block can hold")] if left_out else []),
+        ],
     )
 
 
@@ -84,7 +91,10 @@ def flush(context: CommandContext, *, reason: Reason = "", wait: Wait = True) ->
 
 
 def _flushed(workflow_id: str, result: "FlushRecordsResult") -> Answer:
-    return _told(workflow_id, result.done, held=result.done.held)
+    done = result.done
+    if done.refused and not done.held:
+        return in_part({"workflow_id": workflow_id, **counts(done)}, [{"id": workflow_id, "error": done.refusal}])
+    return _told(workflow_id, done, held=done.held)
 
 
 def _told(workflow_id: str, done: object, *, held: bool) -> Answer:

@@ -203,7 +203,7 @@ async def _of_task(client: Client, look: _Look) -> str:
     task = look.found.pending_workflow_task
     newest = await _newest(client, look.found.workflow_execution_info.execution)
     failed = [one.workflow_task_failed_event_attributes for one in newest]
-    why = next((_innermost(one.failure) for one in failed if one.HasField("failure")), "")
+    why = next((innermost(one.failure) for one in failed if one.HasField("failure")), "")
     if task.attempt > 1 and why:
         told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}): {why}"
         stop = f"`temporal workflow terminate --workflow-id {look.id}`"
@@ -219,7 +219,7 @@ async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) ->
         return f"{name} is paused; `temporal activity unpause --workflow-id {look.id} --activity-id {one.activity_id}`"
     lost = one.last_failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
     if one.HasField("last_failure") and not lost:
-        sentence = _innermost(one.last_failure)
+        sentence = innermost(one.last_failure)
         return f"{name} is tried again and again (attempt {one.attempt}): {sentence}; it goes on once that is mended"
     before = f", after attempt {one.attempt - 1} lost its worker" if lost else ""
     if one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
@@ -260,7 +260,8 @@ async def _newest(client: Client, run: WorkflowExecution) -> Sequence[HistoryEve
     return (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
 
 
-def _innermost(failure: Failure) -> str:
+def innermost(failure: Failure) -> str:
+    """The failure that was the cause of all, with its type."""
     while failure.HasField("cause"):
         failure = failure.cause
     kind = failure.application_failure_info.type

@@ -216,7 +216,7 @@ async def _gauges(log: LogStore, shown: Shown) -> AsyncIterator[None]:
     deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
     transactions = TransactionGauges(meter, catalog.transactions.counts)
     delayed = DelayedGauges(meter, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes)
-    records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts)
+    records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts, catalog.records.waiting_deletions)
     replicas = ReplicaGauges(meter, log.records.replication)
     reads = (deletions.read, plans.read, transactions.read, delayed.read, records.read, replicas.read)
     async with alongside(CatalogGauges(*reads).run()), alongside(ReadinessGauges(meter, shown.readiness).run()):

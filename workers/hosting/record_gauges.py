@@ -16,10 +16,17 @@ class RecordGauges:
     """What is in no block yet and for how long, the newest manifest, and tombstones, read from SQL."""
 
     def __init__(
-        self, meter: MetricMeter, state: Callable[[], RecordLogState], counts: Callable[[], TombstoneCounts]
+        self,
+        meter: MetricMeter,
+        state: Callable[[], RecordLogState],
+        counts: Callable[[], TombstoneCounts],
+        waiting: Callable[[], int],
     ) -> None:
         """Take the meter of the process's runtime, and how to ask the catalog."""
-        self._state, self._counts = state, counts
+        self._state, self._counts, self._waiting = state, counts, waiting
+        self._deletions = meter.create_gauge(
+            "sexton_records_deletions_waiting", "Unfinished deletions whose intent is in no block yet"
+        )
         self._outbox = meter.create_gauge("sexton_records_outbox", "Changes of records that are in no block yet")
         self._age = meter.create_gauge(
             "sexton_records_outbox_oldest_seconds", "For how long the oldest of them has waited", "s"
@@ -42,6 +49,7 @@ class RecordGauges:
         waited_us = 0 if state.oldest_us is None else max(0, state.now_us - state.oldest_us)
         self._age.set(waited_us // 1_000_000)
         self._manifest.set(state.manifest)
+        self._deletions.set(self._waiting())
         self._adopting.set(int(state.adopting))
         for kind in ("ledger", "topic"):
             self._tombstones.set(counts.by_kind.get(kind, 0), {"kind": kind})

@@ -16,6 +16,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.ports.catalog import Catalog, ReconciliationRun, RunKind, StoredTransaction
 from logstore.reconciliation.results import plan_result
+from logstore.records.services.flushing import refused
 from logstore.records.services.replicating import Replica
 from logstore.transactions.transactions import TransactionState
 from workers.pages.texts import shown_s, topic_shown
@@ -156,6 +157,8 @@ class StoreStatus:
             "manifest": state.manifest,
             "outbox": state.outbox,
             "outbox_oldest_s": _age_s(state.oldest_us),
+            "deletions_waiting": self._catalog.records.waiting_deletions(),
+            "refused": [str(one) for one in refused(self._catalog.records)][:MOST_ROWS] if state.outbox else [],
             "tombstones": dict(tombstones.by_kind),
             "cenotaphs": tombstones.candidates,
             "oldest_tombstone_s": _age_s(tombstones.oldest_us),

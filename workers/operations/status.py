@@ -38,6 +38,7 @@ from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.operations.builds import read_deployment
 from workers.operations.owners import open_directory, open_session, overview
+from workers.operations.records_row import RECORD_LOG, records_row
 from workers.settings import Settings
 
 Row = Mapping[str, object]
@@ -65,6 +66,7 @@ def status(settings: Settings) -> list[Row]:
         *(partial(_at, where[name], checked, name, check, settings) for name, check in checks.items()),
         lambda: lost or checked("database", _database, settings),
         lambda: {"name": _IDENTITY, "ok": False, "detail": "cannot be told"} if lost else _identity(settings),
+        lambda: {"name": RECORD_LOG, "ok": False, "detail": "cannot be told"} if lost else records_row(settings),
         lambda: _workers(settings),
         *([lambda: checked("deployment", _current_build, settings)] if settings.deployment_name else []),
     ]

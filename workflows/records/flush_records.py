@@ -119,6 +119,8 @@ def shown(result: FlushRecordsResult) -> str:
     """What was flushed, as the Web UI shows it."""
     done = result.done
     waits = "\n\nAnother job is at work on the record log." if done.held else ""
+    if done.refused:
+        waits += f"\n\nNo block can hold {done.refused:,} records, which are left out: {done.refusal}"
     return (
         f"{done.records:,} records in {done.blocks:,} blocks, {done.tombstones:,} of them tombstones;"
         f" {done.flushes:,} manifests put, the newest is **{done.manifest}**; {done.left:,} changes wait{waits}"

@@ -1,7 +1,8 @@
 """What changed since the last flush, read in one transaction: the rows of the records that the outbox names.
 
 A statement reads the rows of one kind, joined with what belongs to them. What it cannot read in one row, as the
-participants of a transaction, is read for each batch by one more statement.
+participants of a transaction, is read for each batch by one more statement. A batch that cannot be made is halved until
+the row that is the cause stands alone.
 """
 
 import json
@@ -32,10 +33,14 @@ from sqlalchemy import select as selecting
 from infra.catalog import tables as t
 from infra.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
+from logstore.ports.catalog import Unrecordable
 from logstore.records.kinds import FIELDS, TOMBSTONED, RecordKind, schema
 
 _BATCH: Final = 50_000  # rows
 _LISTS: Final = 500  # rows, each of which has as many ids as its list has ledgers
+_SHOWN: Final = 100  # characters of a value that no block can hold
+_NOT_HELD: Final = (pa.ArrowException, ArithmeticError, TypeError, ValueError)
+_EXPECTED: Final = {"int64": "a whole number of 64 bits", "string": "text that UTF-8 can hold", "bool": "true or false"}
 _O, _S = t.record_outbox.c, t.tombstone.c
 _PRIMARY, _TIERED = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
 _OTHERWISE: Final = {"list_version": "version", "ledger_epoch": "epoch"}  # field → column
@@ -58,10 +63,11 @@ class SqlChanges:
         They are kept as a bitmap: there may be many millions of them, most of them in a row.
         """
         self._connection, self._at_us = connection, at_us
-        self._chosen = _chosen(cursors=cursors) if page is None else _oldest(connection, page)
+        self._chosen = _chosen(cursors=cursors) if page is None else _oldest(connection, page, cursors=cursors)
         versions = selecting(_O.version).where(self._chosen)
         rows = connection.execute(versions, execution_options={"yield_per": _BATCH})
         self._taken = BitMap64()
+        self._refused: list[Unrecordable] = []
         for part in rows.scalars().partitions(_BATCH):
             self._taken.update(part)
         kinds = connection.execute(selecting(_O.kind).where(self._chosen).distinct()).scalars()
@@ -78,6 +84,11 @@ class SqlChanges:
         """See `Changes.taken`."""
         return self._taken  # type: ignore[return-value]  # a collection; it may be asked for numbers alone
 
+    @property
+    def refused(self) -> Sequence[Unrecordable]:
+        """See `Changes.refused`."""
+        return self._refused
+
     def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
         """See `Changes.batches`; of lists a batch is shorter, for each of them names all of its ledgers."""
         for kind in self._kinds:
@@ -86,12 +97,26 @@ class SqlChanges:
             query = _query(kind, latest, self._epoch, self._connection.dialect.name)
             with self._connection.execute(query, execution_options={"yield_per": size}) as result:
                 for rows in result.partitions(size):
-                    yield kind, self._batch(kind, latest, result.keys(), rows)
+                    for batch in self._halved(kind, latest, list(result.keys()), rows):
+                        yield kind, batch
 
-    def _batch(
-        self, kind: RecordKind, latest: FromClause, names: Collection[str], rows: Sequence[Any]
-    ) -> pa.RecordBatch:
-        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    def _halved(
+        self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows as one batch; those among which is one that cannot be held, in halves, until it stands alone."""
+        try:
+            yield self._batch(kind, latest, names, rows)
+        except _NOT_HELD as error:
+            if len(rows) == 1:
+                self._refused.append(_unrecordable(kind, names, rows[0], error))
+                self._taken.discard(rows[0].version)
+                return
+            middle = len(rows) // 2
+            yield from self._halved(kind, latest, names, rows[:middle])
+            yield from self._halved(kind, latest, names, rows[middle:])
+
+    def _batch(self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
+        columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         if kind is RecordKind.LIST:
             columns["ledgers"] = tuple(_bitmap(found) for found in columns["ledgers"])
         for name, (table, keys) in _PARTS.get(kind, {}).items():
@@ -99,6 +124,21 @@ class SqlChanges:
             columns[name] = tuple(json.dumps(parts[row.id, row.sub]) for row in rows)
         wanted = schema(kind)
         return pa.record_batch([pa.array(columns[one.name], one.type) for one in wanted], schema=wanted)
+
+
+def _unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Exception) -> Unrecordable:  # noqa: ANN401
+    """Which field it is: the first one whose value alone cannot be held."""
+    values = dict(zip(names, row, strict=True))
+    field, expected, found = "", "values that Arrow can hold", ascii(str(error))
+    for one in schema(kind):
+        try:
+            if one.name in values and not pa.types.is_binary(one.type):
+                pa.array([values[one.name]], one.type)
+        except _NOT_HELD:
+            field, expected, found = one.name, _EXPECTED[str(one.type)], ascii(values[one.name])
+            break
+    sub = row.sub.encode("ascii", "backslashreplace").decode()
+    return Unrecordable(kind=kind, id=row.id, sub=sub, field=field, expected=expected, found=found[:_SHOWN])
 
 
 def _chosen(*, cursors: bool) -> ColumnElement[bool]:
@@ -117,12 +157,12 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
     return or_(_O.kind != RecordKind.CURSOR.value, _O.id.in_(hurried), _O.id.in_(_acknowledged_in_transactions()))
 
 
-def _oldest(connection: Connection, page: int) -> ColumnElement[bool]:
-    """The oldest outbox rows, so many of them, but none of cursors: the end of the flush takes these."""
-    others = _O.kind != RecordKind.CURSOR.value
-    first = selecting(_O.version).where(others).order_by(_O.version).limit(page).subquery("page")
+def _oldest(connection: Connection, page: int, *, cursors: bool) -> ColumnElement[bool]:
+    """The oldest outbox rows, so many of them; without cursors, which the end of a flush takes."""
+    wanted = literal(1) == literal(1) if cursors else _O.kind != RecordKind.CURSOR.value
+    first = selecting(_O.version).where(wanted).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(selecting(func.max(first.c.version))).scalar()
-    return and_(others, _O.version <= (-1 if last is None else last))
+    return and_(wanted, _O.version <= (-1 if last is None else last))
 
 
 def _acknowledged_in_transactions() -> Select[tuple[int]]:

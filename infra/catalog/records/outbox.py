@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, cast, exists, or_, select
+from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
@@ -23,7 +23,7 @@ from infra.catalog.records.log_rows import (
     take_claim,
     unstage_blocks,
 )
-from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record, waits
+from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record, waiting_ids, waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
@@ -118,6 +118,18 @@ class SqlRecords(OnDatabase):
         def work(connection: Connection) -> frozenset[int]:
             asking = _unflushed(connection.dialect.name)
             return frozenset(asking.execute(connection, ((one,) for one in ledger_ids)).scalars())
+
+        return self._db.read(work)
+
+    def waiting_deletions(self) -> int:
+        """See `Records.waiting_deletions`."""
+        unfinished = select(func.count()).select_from(t.pending_deletion).where(_P.state != DeletionState.DELETED.value)
+        filed = waiting_ids(RecordKind.DELETION.value)
+
+        def work(connection: Connection) -> int:
+            staged = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
+            wanted = unfinished if staged else unfinished.where(_P.row_id.in_(filed))
+            return int(connection.execute(wanted).scalar_one())
 
         return self._db.read(work)
 

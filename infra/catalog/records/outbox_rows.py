@@ -78,6 +78,11 @@ def waits(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
     return or_(filed, exists().select_from(t.record_staged))
 
 
+def waiting_ids(kind: str) -> Select[tuple[int]]:
+    """Ids of the deletions, ledgers or topics that have a change in the outbox."""
+    return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED)
+
+
 _INDEXED: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
 
 

@@ -61,6 +61,7 @@ from logstore.ports.catalog.records import (
     Tombstone,
     TombstoneCounts,
     Tombstones,
+    Unrecordable,
 )
 from logstore.ports.catalog.schemas import Schemas, SchemaVersion
 from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
@@ -182,6 +183,7 @@ __all__ = [
     "TransactionEntries",
     "TransactionSnapshots",
     "Transactions",
+    "Unrecordable",
     "Unsealed",
     "Upkeep",
     "Write",

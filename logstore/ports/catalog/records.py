@@ -40,6 +40,23 @@ class RecordLogState(KnownManifest):
     staged: tuple[Block, ...] = ()  # of pages of a flush: the manifest that ends it is to name them
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecordable:
+    """A record with a value that no block can hold: its change stays in the outbox, and others are flushed."""
+
+    kind: RecordKind
+    id: int
+    sub: str
+    field: str  # empty: the record as a whole
+    expected: str
+    found: str  # as ASCII, and cut
+
+    def __str__(self) -> str:
+        """The refusal in a sentence."""
+        record = f"{self.kind} {self.id}" + (f" {self.sub}" if self.sub else "")
+        return f"{record}: {self.field or 'its row'}: expected {self.expected}, found {self.found}"
+
+
 class Changes(Protocol):
     """What has changed since it was last flushed, at one moment of the catalog."""
 
@@ -50,6 +67,10 @@ class Changes(Protocol):
     @property
     def taken(self) -> Collection[int]:
         """Outbox rows that are covered once all batches were drawn."""
+
+    @property
+    def refused(self) -> Sequence[Unrecordable]:
+        """Records that were left out of the batches that were drawn; an outbox row of each is not taken."""
 
     def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Versions of records in the schema of their kind, those of one kind one after the other, by id and sub.
@@ -127,6 +148,9 @@ class Records(Protocol):
         A tombstone, or an intent; and of a ledger that stays, that it has another copy. While blocks are staged, what
         is in them cannot be told apart from the rest: then these are all that have one.
         """
+
+    def waiting_deletions(self) -> int:
+        """How many unfinished deletions have an intent in no block: none of their objects goes until then."""
 
     def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
         """Which of the records have a row, or a tombstone; in the order of `keys`, with its columns `id` and `sub`."""

@@ -14,12 +14,12 @@ read, once the manifest is there. What is flushed twice is a newer version that 
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.ports.catalog import Changes, RecordLogState, Records
+from logstore.ports.catalog import Changes, RecordLogState, Records, Unrecordable
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import FREE_IDS, Block, Ceilings, Manifest
 from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PAGE: Final = 500_000
 """Changes that are taken at one moment of the catalog, unless fewer than twice as many are left."""
 
+_LOOKED_AT: Final = 1_000  # changes
 _US: Final = 1_000_000
 _OVERTAKEN: Final = f"record log: others published {TRIES} manifests, each just before this flush"
 
@@ -48,6 +49,7 @@ class Flushed:
     changes: int = 0  # taken out of the outbox
     left: int = 0  # in the outbox: what came meanwhile, and cursors that are not due
     named: int = 0  # blocks of all manifests so far: many small ones are worth a defragmentation
+    refused: tuple[Unrecordable, ...] = ()  # records that no block can hold: their changes are left
 
     def plus(self, later: "Flushed") -> "Flushed":
         """Both together: a page, and what came after it."""
@@ -187,9 +189,9 @@ class Flusher:
             return Flushed(manifest=found.number, named=len(found.blocks))
         with self._records.changes(cursors=cursors) as changes:
             blocks = self._written(changes, found.number + 1, progress)
-            taken, at_us = changes.taken, changes.at_us
+            taken, at_us, refused = changes.taken, changes.at_us, tuple(changes.refused)
         if settled and not (taken or blocks or staged):
-            return Flushed(manifest=found.number, named=len(found.blocks))
+            return Flushed(manifest=found.number, named=len(found.blocks), refused=refused)
         self._require_clock(blocks, at_us)
         together = (*found.blocks, *staged, *blocks)
         done = publish(
@@ -202,7 +204,7 @@ class Flusher:
             taken=taken,
             ends=True,
         )
-        return _flushed(done, blocks, len(taken)) if done else None
+        return replace(_flushed(done, blocks, len(taken)), refused=refused) if done else None
 
     def _written(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
         """Blocks of all changes, whose versions have the number of the manifest that is to name them."""
@@ -251,6 +253,17 @@ def _flushed(manifest: Manifest, blocks: list[Block], changes: int) -> Flushed:
         changes=changes,
         named=len(manifest.blocks),
     )
+
+
+def refused(records: Records) -> Sequence[Unrecordable]:
+    """Records that flushes leave out, as far as they are among the oldest changes; nothing is changed.
+
+    A flush takes whatever it can, so they soon are the oldest.
+    """
+    with records.changes(cursors=True, page=_LOOKED_AT) as changes:
+        for _ in changes.batches():
+            between_units()
+        return changes.refused
 
 
 def _emptied(state: RecordLogState) -> Manifest | None:

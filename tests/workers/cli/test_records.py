@@ -1,5 +1,6 @@
 """`records` and `tombstones`: what there is, and what their jobs come to."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from logstore.deletion.intents import Certificate, Refusal
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import RecordLogState, TombstoneCounts
+from logstore.ports.catalog import RecordLogState, TombstoneCounts, Unrecordable
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
@@ -27,6 +28,9 @@ from workflows.records.values import (
 
 _US = 1_000_000
 _NOW_US = 1_800_000_000 * _US
+_BAD = Unrecordable(
+    kind=RecordKind.SEGMENT, id=5, sub="0", field="size_bytes", expected="a whole number of 64 bits", found="1e+19"
+)
 _DONE = Certificate(batch_id="expired-1", outcomes={"DELETED": 2}, objects=2, size_bytes=2)
 
 
@@ -92,7 +96,12 @@ def _known(
         oldest_cursor_us=None,
         now_us=_NOW_US,
     )
-    services.log.catalog.records = SimpleNamespace(state=lambda: state, known=lambda: state)
+    services.log.catalog.records = SimpleNamespace(
+        state=lambda: state,
+        known=lambda: state,
+        waiting_deletions=lambda: 3,
+        changes=lambda **_: nullcontext(SimpleNamespace(batches=list, refused=[_BAD])),
+    )
     log = SimpleNamespace(newest=lambda after: manifest)
     replication = SimpleNamespace(standings=lambda: list(replicas))
     services.log.records = SimpleNamespace(log=log, replication=replication)  # type: ignore[attr-defined]
@@ -123,11 +132,16 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
         "changes": 4,
         "staged_blocks": 0,
         "oldest_change_s": 2.5,
+        "deletions_waiting": 3,
+        "refused": 1,
         "blocks": 3,
         "bytes": 300,
         "kinds": [
             {"kind": "ledger", "blocks": 2, "records": 15, "tombstones": 3, "bytes": 200},
             {"kind": "topic", "blocks": 1, "records": 2, "tombstones": 0, "bytes": 100},
+        ],
+        "refused_records": [
+            {"record": "segment 5 0: size_bytes: expected a whole number of 64 bits, found 1e+19"},
         ],
     }
     shown = run("records", "status").stdout.splitlines()
@@ -179,8 +193,17 @@ def test_flush_answers_what_was_written(run: Run, jobs: _Jobs) -> None:
         "bytes": 900,
         "left": 1,
         "named": 12,
+        "refused": 0,
     }
     assert jobs.asked == [("flush", "before a move")]
+
+
+def test_flush_that_left_a_record_out_is_done_in_part(run: Run, jobs: _Jobs) -> None:
+    """Exit code 5, with the record that no block can hold."""
+    jobs.results["flush"] = FlushRecordsResult(done=FlushedRecords(records=9, refused=1, refusal=str(_BAD)))
+    told = run("records", "flush", "--json")
+    assert told.exit_code == 5
+    assert "size_bytes: expected a whole number of 64 bits" in told.stdout
 
 
 def test_jobs_that_another_one_kept_waiting_are_not_done(run: Run, jobs: _Jobs) -> None:

@@ -40,7 +40,7 @@ def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
         TombstoneCounts(by_kind={"ledger": 3}, candidates=2, oldest_us=1),
         TombstoneCounts(by_kind={}, candidates=0, oldest_us=None),
     ]
-    gauges = RecordGauges(meter, lambda: states.pop(0), lambda: counts.pop(0))
+    gauges = RecordGauges(meter, lambda: states.pop(0), lambda: counts.pop(0), lambda: 4)
     shown = []
     for _ in range(2):
         gauges.read()
@@ -48,6 +48,7 @@ def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
         tombs = [meter.values[series("sexton_tombstones", kind=kind)] for kind in ("ledger", "topic")]
         cenotaphs = meter.values[series("sexton_tombstones_cenotaphs")]
         shown.append(([meter.values[series(f"sexton_records_{name}")] for name in names], tombs, cenotaphs))
+    assert meter.values[series("sexton_records_deletions_waiting")] == 4
     assert shown == [([5, 7, 12, 1], [3, 0], 2), ([0, 0, 12, 0], [0, 0], 0)]
 
 

@@ -1,5 +1,6 @@
 """`status` of services that were not started here, and of workers that were killed."""
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -10,11 +11,15 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.failure.v1 import Failure
 from temporalio.api.taskqueue.v1 import PollerInfo
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database
@@ -23,8 +28,12 @@ from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
+from logstore.deletion.intents import Refusal
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
+from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
+from workers.operations import records_row as records_row_module
+from workers.operations.records_row import records_row, why_flushes_fail
 from workers.operations.status import _ownership, checked, doctor, status
 from workers.settings import Settings
 
@@ -33,7 +42,7 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     """A production set-up is not told that its home never saw a start, and looking creates nothing."""
     settings = Settings(home=tmp_path / "home", temporal_address="127.0.0.1:1", s3_endpoint="http://127.0.0.1:1")
     rows = {str(row["name"]): row for row in status(settings)}
-    assert list(rows) == ["temporal", "object store", "zookeeper", "database", "identity", "worker"]
+    assert list(rows) == ["temporal", "object store", "zookeeper", "database", "identity", "record log", "worker"]
     assert not any(row["ok"] for row in rows.values())
     assert "127.0.0.1:1" in str(rows["temporal"]["detail"])
     assert "http://127.0.0.1:1" in str(rows["object store"]["detail"])
@@ -199,3 +208,69 @@ def _upgraded(home: Path, **changes: object) -> Settings:
 
 def _named(settings: Settings, name: str) -> dict[str, object]:
     return next(dict(row) for row in status(settings) if row["name"] == name)
+
+
+class _Described:
+    """A handle on `flush-records` that Temporal knows like this."""
+
+    def __init__(self, status: WorkflowExecutionStatus, *pending: PendingActivityInfo, refused: object = None) -> None:
+        self._found = SimpleNamespace(status=status, raw_description=SimpleNamespace(pending_activities=pending))
+        self._result = SimpleNamespace(refused=refused)
+
+    async def describe(self) -> SimpleNamespace:
+        return self._found
+
+    async def result(self) -> SimpleNamespace:
+        return self._result
+
+
+@pytest.mark.parametrize(
+    ("handle", "told"),
+    [
+        (_Described(WorkflowExecutionStatus.RUNNING, PendingActivityInfo(attempt=1)), None),
+        (
+            _Described(
+                WorkflowExecutionStatus.RUNNING,
+                PendingActivityInfo(
+                    attempt=8,
+                    last_started_time=Timestamp(seconds=60),
+                    last_failure=Failure(message="x", cause=Failure(message="503 SlowDown")),
+                ),
+            ),
+            "flushes fail, 7 attempts so far, the last one at 1970-01-01T00:01:00Z: 503 SlowDown",
+        ),
+        (
+            _Described(
+                WorkflowExecutionStatus.COMPLETED,
+                refused=Refusal(type="CatalogOutdated", message="the database is older"),
+            ),
+            "flushes are refused: CatalogOutdated: the database is older",
+        ),
+    ],
+)
+def test_record_log_tells_why_flushes_fail(handle: _Described, told: str | None) -> None:
+    """From what Temporal knows of the one workflow: nothing else is kept of a failure."""
+    client = SimpleNamespace(get_workflow_handle=lambda *_, **__: handle)
+    assert asyncio.run(why_flushes_fail(cast("Client", client))) == told
+
+
+def test_record_log_tells_what_waits_and_what_no_block_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new change is well; one that is old, or that cannot be flushed, is not."""
+    world = RecordsWorld(tmp_path)
+    try:
+        monkeypatch.setattr(records_row_module, "_failing", lambda _: None)
+        settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'catalog.db'}")
+        ledger_id = world.create()
+        assert records_row(settings)["ok"]
+        world.sql("UPDATE segment SET size_bytes = 1e19")
+        row = records_row(settings)
+        assert (row["ok"], f"segment {ledger_id} 0: size_bytes" in str(row["detail"])) == (False, True)
+        world.sql("UPDATE segment SET size_bytes = 1")
+        world.sql("UPDATE record_outbox SET at_us = 1")
+        assert "0 deletions wait" in str(records_row(settings)["detail"])
+        world.sql("DELETE FROM record_outbox")
+        assert records_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
+    finally:
+        world.database.close()
