@@ -277,12 +277,66 @@ def test_unit_drains_before_it_is_killed_and_has_no_power() -> None:
     assert said["ExecStart"].endswith("sexton worker run --queue %i")
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+_YES = "yes|no"
+_TIME = "[0-9]+"  # seconds
+_UNIT = r"[a-z-]+\.target"
+_PATH = r"/[\w./%@-]+"
+_UNIT_GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
+    "Unit": {
+        "Description": ".+", "After": _UNIT, "Wants": _UNIT, "StartLimitIntervalSec": _TIME,
+        "StartLimitBurst": "[0-9]+",
+    },
+    "Service": {
+        "Type": "simple|exec|notify", "EnvironmentFile": _PATH, "Environment": r"[A-Z_]+=\S*",
+        "WorkingDirectory": _PATH,
+        "ExecStart": rf"{_PATH}( .+)?", "Restart": "no|always|on-failure", "RestartSec": _TIME,
+        "KillMode": "control-group|mixed|process", "KillSignal": "SIG[A-Z]+", "TimeoutStopSec": _TIME,
+        "User": "[a-z]+", "Group": "[a-z]+", "DynamicUser": _YES, "StateDirectory": "[a-z]+",
+        "StateDirectoryMode": "0[0-7]{3}", "UMask": "0[0-7]{3}", "ProtectSystem": f"{_YES}|full|strict",
+        "RestrictAddressFamilies": "(AF_[A-Z0-9]+ ?)+", "CapabilityBoundingSet": "",
+        "SystemCallArchitectures": "native", "LimitNOFILE": "[0-9]+",
+        **dict.fromkeys(
+            (
+                "NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome", "ProtectKernelTunables",
+                "ProtectKernelModules", "ProtectKernelLogs", "ProtectControlGroups", "ProtectClock", "ProtectHostname",
+                "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality",
+            ),
+            _YES,
+        ),
+    },
+    "Install": {"WantedBy": _UNIT},
+}  # fmt: skip
+"""What systemd takes of what the unit uses, by section: each key, and the values that it may have (systemd.exec(5))."""
+
+
+def _unit_faults(text: str) -> list[str]:
+    """Lines that systemd would pass over or refuse."""
+    known: Mapping[str, str] = {}
+    faults = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("["):
+            known = _UNIT_GRAMMAR.get(line[1:-1], {})
+            faults += [] if known and line.endswith("]") else [line]
+        elif not line.startswith(("#", ";")):
+            key, equals, value = line.partition("=")
+            if not equals or key not in known or not re.fullmatch(known[key], value):
+                faults.append(line)
+    return faults
+
+
 def test_unit_is_what_systemd_accepts(tmp_path: Path) -> None:
-    """Every key and every value, with a program that exists on this machine."""
-    unit = tmp_path / "sexton-worker@.service"
+    """Every key stands in its section and has a value of its kind; where systemd is at hand it says so itself."""
+    assert _unit_faults(_unit()) == []
+    assert _unit_faults("[Service]\nRestartSec=soon\nUsr=x\n[Instal]\nType=exec") == [
+        "RestartSec=soon",
+        "Usr=x",
+        "[Instal]",
+        "Type=exec",
+    ]
+    if shutil.which("systemd-analyze") is None:
+        return
+    unit = tmp_path / "sexton-worker@x.service"  # with a program that exists on this machine
     unit.write_text(_unit().replace("/opt/sexton/bin/sexton", sys.executable), encoding="utf-8")
-    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(tmp_path / "sexton-worker@x.service")]
-    (tmp_path / "sexton-worker@x.service").write_text(unit.read_text(encoding="utf-8"), encoding="utf-8")
+    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, "Unknown" in done.stderr) == (0, False), done.stderr
