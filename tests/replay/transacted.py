@@ -47,7 +47,7 @@ async def coordinator_that_hands_over(house: House) -> Handle:
         parties.away.add(parties.topics[1].topic_id)
         handle = await parties.coordinator(tc_id=11)
         await worked(handle)
-        await owing(house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(stuck)))
+        await owing(house.client.get_workflow_handle(broadcast_id(stuck)))
         parties.away.clear()
         await parties.told(stuck)
     return handle
@@ -57,7 +57,7 @@ async def coordinator_continued(house: House) -> Handle:
     """Signals without end."""
     async with _parties(house) as parties:
         handle = await parties.coordinator(tc_id=12)
-        newest = house.client.get_workflow_handle_for(TransactionCoordinator.run, handle.id)
+        newest = house.client.get_workflow_handle(handle.id)
         while (await newest.describe()).run_id == handle.first_execution_run_id:
             txn = parties.decided(tc_id=12)
             await newest.signal(TransactionCoordinator.wake)

@@ -256,10 +256,7 @@ def _flushed(manifest: Manifest, blocks: list[Block], changes: int) -> Flushed:
 
 
 def refused(records: Records) -> Sequence[Unrecordable]:
-    """Records that flushes leave out, as far as they are among the oldest changes; nothing is changed.
-
-    A flush takes whatever it can, so they soon are the oldest.
-    """
+    """Records that flushes leave out; they soon are the oldest changes, which are looked at. Nothing is changed."""
     with records.changes(cursors=True, page=_LOOKED_AT) as changes:
         for _ in changes.batches():
             between_units()

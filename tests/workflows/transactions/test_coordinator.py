@@ -111,7 +111,7 @@ async def test_coordinator_continues_as_new_without_losing_a_wake_up(house: Hous
         handle = await parties.coordinator()
         for _ in range(40):
             txn = parties.decided()
-            newest = house.client.get_workflow_handle_for(TransactionCoordinator.run, handle.id)
+            newest = house.client.get_workflow_handle(handle.id)
             await newest.signal(TransactionCoordinator.wake)
             await parties.told(txn)
         progress = await worked(newest, finished=40)
@@ -133,7 +133,7 @@ async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_o
     async with house.worker():
         handle = await parties.coordinator()
         await parties.told(other)
-        alone = house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(stuck))
+        alone = house.client.get_workflow_handle(broadcast_id(stuck))
         await assert_eventually(lambda: bool(house.attempts("transactions.tell")))
         progress = await owing(alone)
         assert parties.state(stuck) is TransactionState.COMMITTING
@@ -159,7 +159,7 @@ async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: H
     async with house.worker(instead=[_drain(answers, calls)]):
         handle = await parties.coordinator()
         progress = await worked(handle, drains=2)
-        alone = house.client.get_workflow_handle_for(BroadcastTransaction.run, broadcast_id(txn))
+        alone = house.client.get_workflow_handle(broadcast_id(txn))
         await owing(alone)
         parties.away.clear()
         await alone.signal(BroadcastTransaction.retry)
