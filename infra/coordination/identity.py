@@ -30,6 +30,7 @@ def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
         try:
             client.create(CATALOG, catalog_id.encode())
         except NodeExistsError:
+            session.protect(client, CATALOG)
             return _read(client) or catalog_id  # removed by hand in between: the next session puts it again
         return catalog_id
 

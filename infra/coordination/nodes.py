@@ -38,6 +38,7 @@ class Nodes(Directory):
     def _prepare(self, client: KazooClient) -> None:
         for path in _PARENTS:
             client.ensure_path(path)
+            self._session.protect(client, path)
         _create_own(client, session_path(self._session.id), b"", self._session.id)
 
     def stand(self) -> None:

@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
 
 from infra.coordination.faults import ZOOKEEPER, translated
+from infra.coordination.trust import Tls, unreached
 from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
 
@@ -83,12 +85,16 @@ class Ensemble:
     Args:
         hosts: `host:port`, several separated by commas, then the path under which everything of ours is, if any.
         timeout_s: After that long without a word from us the server ends the session; it may negotiate another.
-        auth: Scheme and credential, as `("digest", "user:password")`, if the nodes are protected.
+        auth: Scheme and credential, as `("digest", "user:password")`; of the scheme `sasl` by its mechanism DIGEST-MD5.
+        protected: Whether nodes of ours are for that identity alone.
+        tls: How to trust the servers and be trusted by them; None: the connection is plain.
     """
 
     hosts: str
     timeout_s: float = 10.0
     auth: tuple[str, str] | None = field(default=None, repr=False)
+    protected: bool = False
+    tls: Tls | None = None
 
 
 class ZooKeeperSession:
@@ -108,13 +114,11 @@ class ZooKeeperSession:
         self._client = _client(ensemble)
         try:
             if not self._client.start_async().wait(timeout=ensemble.timeout_s):
-                raise ServiceFailed(  # noqa: TRY301 - whatever it is, what was begun is closed
-                    ZOOKEEPER,
-                    f"cannot be reached at {ensemble.hosts}",
-                    advice="start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`",
-                )
+                self._require_let_in()
+                raise unreached(ensemble.hosts, ensemble.tls)  # noqa: TRY301 - whatever it is, what was begun is closed
             self.id = self._now()
             self._client.add_listener(self._heard)
+            self._require_let_in()
             if self._now() != self.id:  # kazoo does not tell what became of the session before we listened
                 raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")  # noqa: TRY301
             if not self.ask("looking for the path", lambda client: client.exists("/")):
@@ -145,12 +149,24 @@ class ZooKeeperSession:
             SessionLost: This session is over.
             ServiceFailed: ZooKeeper refuses us.
         """
+        self._require_let_in()
         wait_s = min(patience_s, self.timeout_s)
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
-        with zookeeper_span(doing), translated(doing, self.address), self._client.handler.waiting(wait_s):
-            answer: T = retry(self._while_alive, work)
+        try:
+            with zookeeper_span(doing), translated(doing, self.address), self._client.handler.waiting(wait_s):
+                answer: T = retry(self._while_alive, work)
+        except SessionLost:
+            self._require_let_in()  # else it ended for another reason
+            raise
         self._require_alive(doing)  # an answer that another session got says nothing of ours
         return answer
+
+    def protect(self, client: KazooClient, path: str) -> None:
+        """Make a node that stands this identity's alone, where nodes are to be; repeating it is harmless."""
+        if self._ensemble.protected:
+            found, _ = client.get_acls(path)
+            if any(one.id.scheme == "world" for one in found):
+                client.set_acls(path, CREATOR_ALL_ACL)
 
     def close(self) -> None:
         """End the session: its ephemeral nodes go at once, if the server can be reached; repeating is harmless."""
@@ -175,6 +191,11 @@ class ZooKeeperSession:
         if self.link is SessionEvent.SUSPENDED:
             raise ConnectionLoss  # kazoo would queue the call, and wait until the connection is back
         return work(self._client)
+
+    def _require_let_in(self) -> None:
+        if self._client.refused:
+            advice = "check the password in the setting `zookeeper_auth`, and that the servers know this user"
+            raise ServiceFailed(ZOOKEEPER, f"{self.address} refuses our identity", advice=advice)
 
     def _require_alive(self, doing: str) -> None:
         if self.link is SessionEvent.EXPIRED:
@@ -204,13 +225,32 @@ class ZooKeeperSession:
         )
 
 
-def _client(ensemble: Ensemble) -> KazooClient:
+class _Client(KazooClient):  # type: ignore[misc]
+    """Kazoo's, which remembers that it was refused: it tells its listeners only that the session is over."""
+
+    refused = False
+
+    def _session_callback(self, state: str) -> None:
+        self.refused |= state == KeeperState.AUTH_FAILED
+        super()._session_callback(state)
+
+
+def _client(ensemble: Ensemble) -> _Client:
     soon = min(2.0, ensemble.timeout_s / 3)  # once a server is back, before it ends the session
     as_long_as_it_takes = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=soon)  # away is not over
-    return KazooClient(
+    scheme, credential = ensemble.auth or ("", "")
+    user, _, password = credential.partition(":")
+    sasl = {"mechanism": "DIGEST-MD5", "username": user, "password": password} if scheme == "sasl" else None
+    tls = ensemble.tls
+    return _Client(
         hosts=ensemble.hosts,
         timeout=ensemble.timeout_s,
-        auth_data=[ensemble.auth] if ensemble.auth else None,
+        auth_data=[ensemble.auth] if ensemble.auth and not sasl else None,
+        sasl_options=sasl,
+        default_acl=CREATOR_ALL_ACL if ensemble.protected else None,
+        use_ssl=tls is not None,
+        check_hostname=tls is not None,
+        **({"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None} if tls else {}),
         connection_retry=as_long_as_it_takes,
         handler=PatientHandler(ensemble.timeout_s),
         logger=_kazoo_log,

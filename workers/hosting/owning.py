@@ -10,13 +10,15 @@ from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.sole import SoleOwner
-from logstore.errors import SextonError
+from infra.coordination.trust import Tls
+from logstore.errors import InvalidInput, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences, Topic
 from logstore.ports.owners import Owners
 from workers.assembly.log import LogStore
 from workers.settings import Settings
+from workers.settings.tls_files import TlsFiles
 
 
 class Ownership(Owners, Protocol):
@@ -99,14 +101,22 @@ def new_ownership(
 
 
 def ensemble_of(settings: Settings) -> Ensemble:
-    """Where ZooKeeper is.
+    """Where ZooKeeper is, and how to be let in there.
 
     Raises:
+        InvalidInput: Nodes are to be for an identity that is not told, or files of TLS cannot be used.
         ServiceFailed: It is not known.
     """
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
+    if settings.zookeeper_acl == "creator" and not credential:
+        raise InvalidInput("zookeeper_acl", expected="anyone, for there is no zookeeper_auth", found="creator")
+    files = TlsFiles.of(settings, "zookeeper")
+    if files and settings.zookeeper_tls == "off":
+        raise InvalidInput("zookeeper_tls", expected="on, for there are files of TLS", found="off")
     return Ensemble(
         hosts=settings.required("zookeeper"),
         timeout_s=float(settings.session_timeout),
         auth=(scheme, credential) if credential else None,
+        protected=settings.zookeeper_acl == "creator",
+        tls=Tls(ca=files.ca, cert=files.cert, key=files.key) if files or settings.zookeeper_tls == "on" else None,
     )

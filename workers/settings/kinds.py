@@ -12,7 +12,7 @@ from workers.settings.durations import LONGEST_S, format_duration, parse_duratio
 _MOST_PATH: Final = 4_096
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
-_IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+")
+_IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+|sasl:[^:]+:.+")
 _MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}")
 _WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9_/-]{1,128}")  # a dot would end it in Temporal's own texts
@@ -59,7 +59,7 @@ def _ensemble(value: str) -> str:
 
 def _identity(value: SecretStr) -> SecretStr:
     if value.get_secret_value() and not _IDENTITY.fullmatch(value.get_secret_value()):
-        raise ValueError("scheme:credential, as in digest:user:password; sasl is not supported")
+        raise ValueError("scheme:credential, as in digest:user:password or sasl:user:password")
     return value
 
 

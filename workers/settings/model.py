@@ -58,6 +58,11 @@ SERVICES = frozenset({
     "replica_buckets",
     "zookeeper",
     "zookeeper_auth",
+    "zookeeper_acl",
+    "zookeeper_tls",
+    "zookeeper_ca_file",
+    "zookeeper_cert_file",
+    "zookeeper_key_file",
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
@@ -102,6 +107,13 @@ class Settings(BaseModel):
     ownership: Literal["zookeeper", "single"] = "zookeeper"  # single: one worker owns everything, without ZooKeeper
     zookeeper: Ensemble = ""  # one or several addresses, separated by commas; then the path of ours, if any
     zookeeper_auth: Identity = SecretStr("")
+    zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: our nodes are for this identity alone
+    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on where one of the next three is given
+    zookeeper_ca_file: File = (
+        ""  # the authorities that may sign the servers' certificates; empty: those of this machine
+    )
+    zookeeper_cert_file: File = ""
+    zookeeper_key_file: File = ""
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # the server ends a session that is silent so long
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"
     session_reconnect_attempts: Count = 10

@@ -253,10 +253,13 @@ def test_load_settings_zookeeper_takes_an_ensemble_and_a_path(tmp_path: Path, va
     assert _load(tmp_path, environ={"SEXTON_ZOOKEEPER": value}).settings.zookeeper == value
 
 
-def test_load_settings_refuses_an_identity_of_sasl(tmp_path: Path) -> None:
-    """The client would take it for something else, and end in a traceback."""
-    with pytest.raises(InvalidInput, match="sasl is not supported"):
-        _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH": "sasl:user"})
+@pytest.mark.parametrize("value", ["sasl:user", "sasl::secret", "sasl:"])
+def test_load_settings_identity_of_sasl_needs_user_and_password(tmp_path: Path, value: str) -> None:
+    """The server would refuse it, and the client would not say why."""
+    with pytest.raises(InvalidInput, match="digest:user:password or sasl:user:password"):
+        _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH": value})
+    found = _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH": "sasl:user:secret"}).settings
+    assert found.zookeeper_auth.get_secret_value() == "sasl:user:secret"
 
 
 def test_load_settings_bad_secret_is_not_shown(tmp_path: Path) -> None:

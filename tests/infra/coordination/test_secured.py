@@ -1,0 +1,216 @@
+"""A real ZooKeeper that knows users: who is let in, whose nodes are whose, and TLS before it."""
+
+import gc
+import itertools
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import methodcaller
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from infra.coordination.identity import claim_path
+from infra.coordination.nodes import OWNERS, SESSIONS, WORKERS, Nodes
+from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.trust import Tls
+from infra.stack.java import find_java
+from infra.stack.zookeeper import _class_path
+from logstore.errors import InvalidInput, ServiceFailed, SessionLost
+from logstore.ownership import BundleId, WorkerLoad
+from tests.logstore.eventually import assert_eventually
+from tests.tls import HOST, Authority, TlsFront
+from workers.hosting.owning import ensemble_of
+from workers.settings import Settings
+
+pytestmark = pytest.mark.external_service
+_PASSWORD = "hunter2"
+_JAAS = f"""\
+Server {{
+  org.apache.zookeeper.server.auth.DigestLoginModule required user_sexton="{_PASSWORD}" user_other="theirs";
+}};
+"""
+_numbers = itertools.count()
+_quiet = logging.getLogger("tests.zookeeper")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server with two users."""
+    home = Path(tempfile.mkdtemp(prefix="sx-"))
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    (home / "jaas.conf").write_text(_JAAS)
+    (home / "zoo.cfg").write_text(f"tickTime=500\ndataDir=data\nclientPort={port}\nadmin.enableServer=false\n")
+    options = {
+        "java.security.auth.login.config": "jaas.conf",
+        "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "zookeeper.jmx.log4j.disable": "true",
+    }
+    given = [f"-D{name}={value}" for name, value in options.items()]
+    argv = [str(find_java().path), "-Xmx128m", "-XX:TieredStopAtLevel=1", *given, "-cp", _class_path()]
+    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen([*argv, main, "zoo.cfg"], cwd=home, stdout=log, stderr=log, env=dict(os.environ))
+    try:
+        assert_eventually(lambda: _listens(port))
+        yield f"{HOST}:{port}"
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def ensemble(server: str) -> Ensemble:
+    """A path of the test's own, and a user whose nodes are its own."""
+    path = f"/secured-{next(_numbers)}"
+    client = KazooClient(hosts=server, logger=_quiet)
+    client.start(timeout=20)
+    client.create(path)
+    client.stop()
+    client.close()
+    return Ensemble(hosts=f"{server}{path}", timeout_s=2.0, auth=("sasl", f"sexton:{_PASSWORD}"), protected=True)
+
+
+def _session(ensemble: Ensemble) -> ZooKeeperSession:
+    return ZooKeeperSession(ensemble, lambda _: None)
+
+
+def _take_part(ensemble: Ensemble) -> ZooKeeperSession:
+    session = _session(ensemble)
+    nodes = Nodes(session, "w1", 4)
+    claim_path(session, "c1")
+    assert nodes.enlist(WorkerLoad())
+    assert nodes.take([BundleId(0)])
+    return session
+
+
+def _denied(session: ZooKeeperSession, act: Callable[[KazooClient], object]) -> None:
+    with pytest.raises(ServiceFailed, match=r"NoAuthError.*zookeeper_auth"):
+        session.ask("meddling", act)
+
+
+@pytest.mark.parametrize("auth", [("sasl", f"sexton:{_PASSWORD}"), ("digest", f"sexton:{_PASSWORD}")])
+def test_nodes_are_for_their_creator_alone(ensemble: Ensemble, auth: tuple[str, str]) -> None:
+    """Another user, and who is nobody, can neither change, remove nor even read them."""
+    session = _take_part(replace(ensemble, auth=auth))
+    strangers = [replace(ensemble, auth=None, protected=False), replace(ensemble, auth=("sasl", "other:theirs"))]
+    try:
+        for one in strangers:
+            other = _session(one)
+            for path in (SESSIONS, WORKERS, OWNERS, "/catalog", f"{WORKERS}/w1"):
+                _denied(other, methodcaller("set", path, b"x"))
+                _denied(other, methodcaller("get", path))
+            _denied(other, methodcaller("delete", f"{WORKERS}/w1"))
+            _denied(other, methodcaller("create", f"{OWNERS}/stolen"))
+            other.close()
+    finally:
+        session.close()
+
+
+def test_nodes_that_anyone_could_write_are_protected_once_the_setting_says_so(ensemble: Ensemble) -> None:
+    """What earlier workers made stands; new ones make it their identity's alone."""
+    _take_part(replace(ensemble, protected=False)).close()
+    session = _take_part(ensemble)
+    looker = _session(ensemble)
+    for path in (SESSIONS, WORKERS, OWNERS, "/catalog"):
+        acls = looker.ask("looking", methodcaller("get_acls", path))[0]
+        assert acls != OPEN_ACL_UNSAFE, path
+        assert [one.id.scheme for one in acls] == ["sasl"], path
+    looker.close()
+    session.close()
+
+
+def test_wrong_password_is_refused_with_the_setting_and_not_shown(ensemble: Ensemble) -> None:
+    """It is told at once, as a refusal and not as an outage: nobody waits for it to pass."""
+    for auth in (("sasl", "sexton:wrong-one"), ("sasl", "nobody:wrong-one")):
+        with pytest.raises(ServiceFailed, match=r"refuses .*zookeeper_auth") as refused:
+            _session(replace(ensemble, auth=auth))
+        assert "wrong-one" not in str(refused.value)
+
+
+def test_wrong_password_is_a_refusal_however_late_it_is_noticed(
+    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kazoo says that it is connected before it says who it is; then the session is over, which would be an outage."""
+
+    def late(session: ZooKeeperSession) -> int:
+        assert_eventually(lambda: session._client.refused)
+        return 1
+
+    monkeypatch.setattr(ZooKeeperSession, "_now", late)
+    with pytest.raises(ServiceFailed, match="refuses our identity"):
+        _session(replace(ensemble, auth=("sasl", "sexton:wrong-one")))
+
+
+def test_identity_is_proven_again_after_an_expiry(ensemble: Ensemble) -> None:
+    """A new session is the same user's, and finds the nodes of before its own."""
+    heard: list[SessionEvent] = []
+    session = ZooKeeperSession(ensemble, heard.append)
+    Nodes(session, "w1", 4)
+    sid = session.ask("telling its id", lambda client: client.client_id)
+    thief = KazooClient(hosts=ensemble.hosts, client_id=sid, logger=_quiet)
+    thief.start(timeout=20)
+    thief.stop()
+    thief.close()
+    assert_eventually(lambda: SessionEvent.EXPIRED in heard)
+    with pytest.raises(SessionLost):
+        session.ask("looking", lambda client: client.exists("/"))
+    session.close()
+    _take_part(ensemble).close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # kazoo drops sockets whose handshake failed
+def test_tls_before_the_servers_is_verified(ensemble: Ensemble, server: str, tmp_path: Path) -> None:
+    """Mutual, with a user behind it; who is not trusted is told, and nobody waits for long."""
+    authority = Authority(tmp_path)
+    (tmp_path / "other").mkdir()
+    other, ours = Authority(tmp_path / "other"), authority.pair("client", "sexton")
+    front = TlsFront(server, authority.server(), clients=authority.ca)
+    misnamed = TlsFront(server, authority.pair("foreign", "elsewhere.test"))
+    tls = Tls(ca=str(authority.ca), cert=str(ours.cert), key=str(ours.key))
+    secured = replace(ensemble, hosts=ensemble.hosts.replace(server, front.address), tls=tls)
+    try:
+        _take_part(secured).close()
+        told = {
+            "self-signed|unable to get": replace(secured, tls=replace(tls, ca=str(other.ca))),
+            "IP address mismatch": replace(secured, hosts=misnamed.address),
+            "wants our certificate": replace(secured, tls=Tls(ca=str(authority.ca))),
+        }
+        for part, given in told.items():
+            with pytest.raises(ServiceFailed, match=f"no trusted connection .*({part}).*zookeeper_ca_file"):
+                _session(replace(given, timeout_s=1.0))
+    finally:
+        front.close()
+        misnamed.close()
+        gc.collect()
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    """Nodes for nobody's identity, and files of TLS where it is off."""
+    (tmp_path / "ca").mkdir()
+    ca = str(Authority(tmp_path / "ca").ca)
+    for field, given in (
+        ("zookeeper_acl", {"zookeeper_acl": "creator"}),
+        ("zookeeper_tls", {"zookeeper_tls": "off", "zookeeper_ca_file": ca}),
+        ("zookeeper_key_file", {"zookeeper_cert_file": ca}),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            ensemble_of(Settings.model_validate({"home": tmp_path, "zookeeper": "127.0.0.1:1", **given}))
+        assert refused.value.field == field
