@@ -25,6 +25,7 @@ from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, plann
 from workers.client import Sexton
 from workers.client import waiting as waits_for
 from workers.client.waiting import JobStopped, _tree, result_of
+from workers.operations.builds import deploy_new
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk
@@ -70,6 +71,14 @@ async def test_waiting_without_a_worker_names_the_queue_that_nobody_polls(house:
     async with waiting(house, await house.trim()) as waits:
         await waits.hears(f"started {house.trim_id}")
         await waits.hears("no worker polls the task queue", house.queue, "sexton worker run")
+
+
+async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(house: House) -> None:
+    """Workers poll, and Temporal gives a versioned worker no new run before its build is current."""
+    async with house.build("a"), waiting(house, await house.trim()) as waits:
+        await waits.hears(f"no build of {house.queue} is current", "workers of a poll", "worker deploy --build-id a")
+        await deploy_new(house.client, house.queue, "a")
+        await waits.task
 
 
 async def test_waiting_for_what_another_started_says_since_when(house: House) -> None:

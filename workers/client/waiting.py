@@ -5,15 +5,21 @@ command that waits for it here says within seconds why.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import EventType, PendingActivityState, TaskQueueType, TimeoutType
+from temporalio.api.enums.v1 import (
+    EventType,
+    PendingActivityState,
+    TaskQueueType,
+    TimeoutType,
+    WorkerVersioningMode,
+)
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import (
     DescribeTaskQueueRequest,
@@ -245,11 +251,27 @@ async def _served(client: Client, queue: str, kind: TaskQueueType.ValueType) -> 
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
     )
-    pollers = (await client.workflow_service.describe_task_queue(request)).pollers
+    answer = await client.workflow_service.describe_task_queue(request)
+    pollers = answer.pollers
     if not pollers:
         return f"no worker polls the task queue {queue}; {_SERVE}"
+    builds = _builds(pollers)
+    if builds and not answer.versioning_info.current_deployment_version.build_id:
+        deployment, build_id = builds[-1]
+        return (
+            f"no build of {deployment} is current, though workers of {build_id} poll the task queue {queue}: only a"
+            f" current build gets new work; `sexton worker deploy --build-id {build_id}`"
+        )
     names = ", ".join(sorted({one.identity for one in pollers})[:3])
     return f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago; {_SERVE}"
+
+
+def _builds(pollers: Iterable[PollerInfo]) -> list[tuple[str, str]]:
+    """Deployments and builds of the workers; none where one of them takes part in no versioning, and gets new work."""
+    told = [one.deployment_options for one in pollers]
+    if any(one.worker_versioning_mode != WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED for one in told):
+        return []
+    return sorted({(one.deployment_name, one.build_id) for one in told})
 
 
 async def _newest(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
