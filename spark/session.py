@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 _tracer = trace.get_tracer("sexton.spark")
 _LOCAL: Final = "local"
+_ELASTIC: Final = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.executorIdleTimeout": "10s",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "60s",  # what is needed after that is computed again
+}
+"""Of a cluster: a session that is warm and idle gives its cores back, or those of other workers would wait for ever."""
 _TRIES: Final = 4  # of a task, where Spark's local mode would try once
 
 
@@ -119,7 +127,8 @@ def _properties(settings: SparkSettings) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
     loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    return common | (loopback if _on_loopback(settings.master) else {})
+    elastic = {} if settings.master.startswith(_LOCAL) else _ELASTIC
+    return common | elastic | (loopback if _on_loopback(settings.master) else {})
 
 
 def _on_loopback(master: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import ServiceFailed
-from spark.session import SparkSettings, WarmSession
+from spark.session import SparkSettings, WarmSession, _properties
 
 
 @pytest.fixture
@@ -41,3 +41,12 @@ def test_log_that_is_closed_leaves_the_java_of_another_alone(warm: WarmSession, 
     session = warm.get()
     WarmSession(SparkSettings(scratch=tmp_path)).close()
     assert warm.get() is session
+
+
+def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
+    """Every worker process has a session that stays; in one process there is nobody to give them to."""
+    alone, shared = (
+        _properties(SparkSettings(scratch=tmp_path, master=master)) for master in ("local[2]", "spark://a:7")
+    )
+    assert shared["spark.dynamicAllocation.enabled"] == "true"
+    assert "spark.dynamicAllocation.enabled" not in alone

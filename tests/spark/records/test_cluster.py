@@ -1,5 +1,8 @@
 """The same job on a cluster of Spark's own kind: one master and two workers."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,35 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
     SqlRebuild(target).load(load_from(manifest, target, summary), LoadFiles(Path(summary.folder)), lambda: None)
     assert dump(target) == dump(settings.database_url)
+
+
+_COUNT = """
+import json, sys
+import json
+import subprocess
+import sys
+from pathlib import Path
+from spark.session import SparkSettings, WarmSession
+
+scratch, master, more = sys.argv[1:]
+session = WarmSession(SparkSettings(scratch=Path(scratch), master=master, driver_memory="512m", more=json.loads(more)))
+print(session.get().range(10).count())
+session.close()
+"""
+
+
+@pytest.mark.all_faults  # starts a cluster and two drivers
+def test_warm_session_that_is_idle_leaves_the_cluster_to_another_process(warm: WarmSession, tmp_path: Path) -> None:
+    """Every worker process has a session of its own; with one that kept its cores the other would wait for ever."""
+    warm.close()
+    with standalone(tmp_path) as master:
+        settings = SparkSettings(scratch=tmp_path / "one", master=master, driver_memory="512m", more=PROPERTIES)
+        session = WarmSession(settings)
+        try:
+            assert session.get().range(10).count() == 10
+            other = [sys.executable, "-c", _COUNT, str(tmp_path / "two"), master, json.dumps(PROPERTIES)]
+            done = subprocess.run(other, capture_output=True, text=True, timeout=300, check=False)
+            assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr[-2_000:]
+            assert session.get().range(20).count() == 20, "it takes cores again"
+        finally:
+            session.close()
