@@ -33,6 +33,7 @@ BORNE: Final = (SextonError, RPCError, WorkflowFailureError, TimeoutError)
 """What faults may do to a program: an answer that says so. Anything else is a violation."""
 
 _SESSIONS: Final = 3  # transactions at a time
+_JOBS: Final = 4  # the same of these
 _TXN_TIMEOUT_S: Final = 20.0
 _LOOKED_BACK: Final = 40  # elements of a list that a reader reads again
 
@@ -187,7 +188,7 @@ class Client:
             jobs = Jobs(sexton, self._log, self._ops, random.Random())
             await asyncio.gather(
                 *(self._kept_on(lambda: self._transaction(transactions)) for _ in range(_SESSIONS)),
-                *(self._kept_on(jobs.one) for _ in range(2)),
+                *(self._kept_on(jobs.one) for _ in range(_JOBS)),
             )
 
     async def _connected(self) -> Sexton | None:

@@ -285,13 +285,18 @@ class Ground:
             if self.postgres:
                 every.callback(self.postgres.stop)
             every.callback(stack.kill, self.home)
-            every.callback(self._kill_marked)
+            every.callback(end_marked, _MARK, self.mark)
 
-    def _kill_marked(self) -> None:
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(_MARK) == self.mark:
-                    process.kill()
+
+def end_marked(variable: str, mark: str) -> None:
+    """Kill every process whose environment says that it was started here, and wait until they are gone."""
+    ours = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(variable) == mark:
+                process.kill()
+                ours.append(process)
+    psutil.wait_procs(ours, timeout=10)
 
 
 def new_home() -> Path:

@@ -17,7 +17,7 @@ from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SPARE, Ops
 from workers.assembly.log import LogStore
 from workers.client import Sexton
 
-_WITHIN_S: Final = 180.0
+_WITHIN_S: Final = 90.0  # that a client waits for a job, which goes on without it
 _ACTOR: Final = {"reason": "soak", "actor": "soak"}
 _PLANNED_AGE_S: Final = 120.0
 """Below the floor, and above four times the time in which an upload of the soak is registered or never."""
