@@ -64,7 +64,8 @@ def ends(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
             return answer is None
     except BaseException as error:  # noqa: BLE001 - one that calls `sys.exit` would else be asked without end
         told = f"{type(error).__name__}: {error}"
-        raise FunctionFailed(f"{whose}: {told[:_TOLD]}") from (error if len(told) <= _TOLD else None)
+        fit = told[:_TOLD].encode(errors="backslashreplace").decode()  # no lone surrogate travels
+        raise FunctionFailed(f"{whose}: {fit}") from (error if fit == told else None)
     if not isinstance(answer, LedgerRecord):
         found = f"a {type(answer).__name__}"
     else:

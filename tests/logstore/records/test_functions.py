@@ -46,13 +46,14 @@ def test_function_that_fails_is_named_with_its_record(function: Callable[[Any], 
         ends("mine", function, RECORD)
 
 
-def test_what_a_function_says_is_told_in_part_where_it_is_long() -> None:
-    """An answer that is too large for Temporal would be lost, and the function asked again without end."""
+@pytest.mark.parametrize(("said", "told"), [("long " * 1_000_000, "long long"), ("odd \udcff", r"odd \\udcff")])
+def test_what_a_function_says_is_told_as_far_as_it_travels(said: str, told: str) -> None:
+    """An answer that Temporal cannot take would be lost, and the function asked again without end."""
 
     def talking(_: LedgerRecord) -> LedgerRecord | None:
-        raise ValueError("long " * 1_000_000)
+        raise ValueError(said)
 
-    with pytest.raises(FunctionFailed, match="ValueError: long long") as failed:
+    with pytest.raises(FunctionFailed, match=f"ValueError: {told}") as failed:
         ends("talking", talking, RECORD)
-    assert len(str(failed.value)) < 2_000
+    assert len(str(failed.value).encode()) < 2_000
     assert failed.value.__cause__ is None
