@@ -4,7 +4,7 @@ Whose buckets they are, the marker of the source's records bucket says; the cata
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ class FollowParts:
     catalog_id: str
     replica: str  # how its name begins
     activities: RecordFollowing
+    require: Callable[[], None]  # looks whether bucket and database can be what they are to be
 
 
 def replica_name(bucket: str, database_url: str) -> str:
@@ -63,4 +64,9 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
             follow, source=source, followed=followed, database=database, store_now_us=store_clock(settings)
         )
         activities = RecordFollowing(follower, interval_s=settings.records_interval)
-        yield FollowParts(catalog_id=known.catalog_id(), replica=follow.replica, activities=activities)
+
+        def require() -> None:
+            followed.require()
+            database.applied()
+
+        yield FollowParts(catalog_id=known.catalog_id(), replica=follow.replica, activities=activities, require=require)

@@ -6,22 +6,14 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.records.jobs import FollowedRecords, counts
+from workers.cli import rebuild
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.cli.rebuild import known_database
 from workers.cli.records import records
 
-Into = Annotated[
-    str,
-    typer.Option(
-        "--into",
-        metavar="DATABASE_URL",
-        callback=known_database,
-        help="The replica's database, or an empty one: sqlite:///PATH or postgresql+psycopg://…",
-    ),
-]
+Into = Annotated[str, rebuild.into("The replica's database, or an empty one")]
 
 
 def _known_bucket(name: str | None) -> str | None:

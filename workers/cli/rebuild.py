@@ -1,6 +1,6 @@
 """`records rebuild`: the database is gone, and the catalog comes back from the record log and from storage."""
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -29,15 +29,13 @@ def known_database(url: str) -> str:
     return url
 
 
-Into = Annotated[
-    str,
-    typer.Option(
-        "--into",
-        metavar="DATABASE_URL",
-        callback=known_database,
-        help="An empty database, which becomes the catalog: sqlite:///PATH or postgresql+psycopg://…",
-    ),
-]
+def into(what: str) -> Any:  # noqa: ANN401 - Typer's option
+    """The option `--into`, for a database that is so."""
+    told = f"{what}: sqlite:///PATH or postgresql+psycopg://…"
+    return typer.Option("--into", metavar="DATABASE_URL", callback=known_database, help=told)
+
+
+Into = Annotated[str, into("An empty database, which becomes the catalog")]
 SkipUnreadable = Annotated[
     bool,
     typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),

@@ -7,28 +7,24 @@ replica's alone, or has ended, and another one is started. One that nobody goes 
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.worker import Worker
 
 from logstore import failpoints
 from logstore.records.jobs import FollowedRecords
 from workers.assembly.following import FollowParts, open_following
 from workers.client.connections import connect_client
 from workers.client.waiting import result_of
-from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.commanded import hosting
 from workers.identity import namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
 from workflows.records.follow_values import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
 
 _THREADS: Final = 2
-_REMEMBERED: Final = timedelta(seconds=5)  # so long its task waits for the process that was killed
 _WATCH_S: Final = 600.0  # of one run of the job
 _FORGOTTEN: Final = timedelta(days=2)  # so long a run waits for its command
 
@@ -54,9 +50,10 @@ def follow_records(
 
     Raises:
         PreconditionFailed: The database holds something else, or the replica must be seeded again.
+        CatalogVersionMismatch: It is of another build's version.
         CatalogMismatch: Buckets, namespace or database are not of one catalog.
         WorkflowFailureError: The job failed, or a guard refused.
-        ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
+        ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer, or are no such.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     with open_following(settings, bucket) as parts:
@@ -72,20 +69,20 @@ async def _hosted(
     say: Callable[[str], None],
     tell: Callable[[FollowedRecords], None],
 ) -> FollowedRecords:
+    await asyncio.to_thread(parts.require)
     client = await connect_client(settings)
     await namespace.require(client, parts.catalog_id)
     queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
     total = FollowedRecords(replica=parts.replica)
-    with ThreadPoolExecutor(_THREADS, "follow") as threads:
-        async with _worker(client, queue, parts, threads, settings):
-            while True:
-                watch_s = _WATCH_S if watch and not seed else 0.0
-                request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
-                result = await result_of(client, await _started(client, queue, request), say)
-                total, seed = total.plus(result.done), False
-                tell(total)
-                if not watch:
-                    return total
+    async with hosting(client, queue, FollowRecords, [parts.activities.follow], threads=_THREADS, settings=settings):
+        while True:
+            watch_s = _WATCH_S if watch and not seed else 0.0
+            request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
+            result = await result_of(client, await _started(client, queue, request), say)
+            total, seed = total.plus(result.done), False
+            tell(total)
+            if not watch:
+                return total
 
 
 async def _started(client: Client, queue: str, request: FollowRecordsInput) -> WorkflowHandle[Any, FollowRecordsResult]:
@@ -103,18 +100,3 @@ async def _started(client: Client, queue: str, request: FollowRecordsInput) -> W
         static_details=request.details(),
     )
     return handle
-
-
-def _worker(client: Client, queue: str, parts: FollowParts, threads: ThreadPoolExecutor, settings: Settings) -> Worker:
-    return Worker(
-        client,
-        task_queue=queue,
-        workflows=[FollowRecords],
-        activities=[parts.activities.follow],
-        activity_executor=threads,
-        max_concurrent_activities=_THREADS,
-        workflow_runner=CheckedRunner(),
-        interceptors=[ActivityEdge()],
-        sticky_queue_schedule_to_start_timeout=_REMEMBERED,
-        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
-    )

@@ -7,17 +7,14 @@ rebuild's alone. Where Temporal has forgotten it as well, the database says whic
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import Worker
 
 from infra.catalog.engine.database import shown_url
 from logstore import failpoints
@@ -26,8 +23,7 @@ from logstore.records.rebuilding import RebuildId
 from workers.assembly.rebuilding import RebuildParts, open_rebuild
 from workers.client.connections import connect_client
 from workers.client.waiting import result_of
-from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.commanded import hosting
 from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.settings import Settings
@@ -44,7 +40,6 @@ OnProgress = Callable[[RebuildCatalogProgress], None]
 _READY: Final = "READY"
 _LOOK_EVERY_S: Final = 1.0
 _THREADS: Final = 4
-_REMEMBERED: Final = timedelta(seconds=5)  # so long its task waits for the process that was killed
 
 
 def rebuild_catalog(
@@ -95,49 +90,37 @@ async def _hosted(
         )
     request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
     queue = f"{settings.task_queue}-{rebuild}"
-    with ThreadPoolExecutor(_THREADS, "rebuild") as threads:
-        async with _worker(client, queue, parts, threads, settings):
-            handle: WorkflowHandle[Any, RebuildCatalogResult] = await client.start_workflow(
-                REBUILD_CATALOG.name,
-                request,
-                id=REBUILD_CATALOG.id(rebuild),
-                task_queue=queue,
-                result_type=RebuildCatalogResult,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                static_summary=f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}",
-                static_details=request.details(),
-            )
-            watch = asyncio.create_task(_watch(handle, tell))
-            try:
-                result: RebuildCatalogResult = await result_of(client, handle, say)
-            finally:
-                watch.cancel()
+    async with hosting(client, queue, RebuildCatalog, _steps(parts), threads=_THREADS, settings=settings):
+        handle: WorkflowHandle[Any, RebuildCatalogResult] = await client.start_workflow(
+            REBUILD_CATALOG.name,
+            request,
+            id=REBUILD_CATALOG.id(rebuild),
+            task_queue=queue,
+            result_type=RebuildCatalogResult,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}",
+            static_details=request.details(),
+        )
+        watch = asyncio.create_task(_watch(handle, tell))
+        try:
+            result: RebuildCatalogResult = await result_of(client, handle, say)
+        finally:
+            watch.cancel()
     await asyncio.to_thread(parts.start.unpin, rebuild)  # where it had ended already, and the pin came late
     return result
 
 
-def _worker(client: Client, queue: str, parts: RebuildParts, threads: ThreadPoolExecutor, settings: Settings) -> Worker:
+def _steps(parts: RebuildParts) -> Sequence[Callable[..., Any]]:
     does = parts.activities
-    return Worker(
-        client,
-        task_queue=queue,
-        workflows=[RebuildCatalog],
-        activities=[
-            does.begin,
-            does.find_rows,
-            does.load_rows,
-            does.publish,
-            does.adopt_shards,
-            does.finish_adoption,
-            does.let_go,
-        ],
-        activity_executor=threads,
-        max_concurrent_activities=_THREADS,
-        workflow_runner=CheckedRunner(),
-        interceptors=[ActivityEdge()],
-        sticky_queue_schedule_to_start_timeout=_REMEMBERED,
-        graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
-    )
+    return [
+        does.begin,
+        does.find_rows,
+        does.load_rows,
+        does.publish,
+        does.adopt_shards,
+        does.finish_adoption,
+        does.let_go,
+    ]
 
 
 async def _which(client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool) -> tuple[str, bool]:

@@ -68,3 +68,19 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
         newest = RecordLog(log.record_objects).newest()
         assert newest
         assert (word.replica_id, word.manifest) == (json.loads(done.stdout)["replica"], newest.number)
+    _refused(settings, url, tmp_path)
+
+
+def _refused(settings: Settings, url: str, folder: Path) -> None:
+    """What is no replica's database is refused at once, and a replica that nobody waits for by its job: in words."""
+    with open_log(settings) as log:
+        records = RecordLog(log.record_objects)
+        for one in records.replicas():
+            records.forget_replica(one.replica_id)
+    (folder / "text.db").write_text("no database")
+    for found, code, told in (
+        (url, 3, "expected its acknowledgement in the bucket of the source"),
+        (f"sqlite:///{folder / 'text.db'}", 4, "is no SQLite database"),
+    ):
+        done = _command(settings, found)
+        assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
