@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from logstore.clock import Backoff
 from logstore.identity.markers import NamedBucket, Role
+from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.offload.locations import CopyLocation
 from workers.settings import Settings
@@ -66,6 +67,23 @@ def bare_buckets(settings: Settings) -> "Callable[[str], S3ObjectStore]":
     home = primary_bucket(settings)
     known = S3Buckets(home, partial(_store_at, settings, False), own_stack=on_own_stack(settings))
     return lambda bucket: known(CopyLocation(bucket))
+
+
+def marked_buckets(
+    settings: Settings,
+) -> "tuple[LostCatalog, Callable[[Role, str], tuple[NamedBucket, S3ObjectStore]]]":
+    """The catalog of which the marker of the records bucket tells, without asking it; and buckets of the store by name.
+
+    Raises:
+        CatalogMismatch: The records bucket says of no catalog that it is its own.
+        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+    """
+    bare = bare_buckets(settings)
+
+    def at(role: Role, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
+        return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), bare(bucket)
+
+    return LostCatalog.of(*at(Role.RECORDS, settings.records_bucket)), at
 
 
 def own_buckets_by_name(

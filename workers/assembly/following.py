@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from activities.records.following import RecordFollowing
 from infra.catalog.engine.database import shown_url
 from infra.catalog.records.following import open_replica
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.lost_catalogs import LostCatalog
+from logstore.identity.markers import Role
 from logstore.records.services.following import Follow, Follower
 from logstore.records.services.record_log import RecordLog
 from workers.assembly.adapters import store_clock
-from workers.assembly.buckets import bare_buckets
+from workers.assembly.buckets import marked_buckets
 from workers.settings import Settings
 
 
@@ -43,16 +42,10 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
         CatalogMismatch: The records bucket says of no catalog that it is its own, or the other bucket is another's.
         StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
     """
-    bare = bare_buckets(settings)
-
-    def named(role: Role, name: str) -> NamedBucket:
-        return NamedBucket(role=role, bucket=name, address=settings.s3_endpoint)
-
-    records = named(Role.RECORDS, settings.records_bucket)
-    known = LostCatalog.of(records, bare(records.bucket))
-    source = RecordLog(known.own(records, bare(records.bucket)))
+    known, at = marked_buckets(settings)
+    source = RecordLog(known.own(*at(Role.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
-    followed = RecordLog(known.own(named(Role.REPLICA, bucket), bare(bucket))) if copied else source
+    followed = RecordLog(known.own(*at(Role.REPLICA, bucket))) if copied else source
     follow = Follow(
         replica=replica_name(bucket, settings.database_url),
         bucket=bucket,

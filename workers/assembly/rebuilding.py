@@ -13,15 +13,14 @@ from activities.records.rebuilding import Loaded, Rebuilding
 from infra.catalog import open_catalog
 from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.lost_catalogs import LostCatalog
+from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.locations import CopyLocation
 from logstore.ports.catalog.rebuilding import Rebuild
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.buckets import bare_buckets, own_buckets
+from workers.assembly.buckets import marked_buckets, own_buckets
 from workers.assembly.bulk import bulk_jobs
 from workers.settings import Settings
 
@@ -44,18 +43,12 @@ def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Ite
         CatalogMismatch: The records bucket says of no catalog that it is its own.
         StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
     """
-    bare = bare_buckets(settings)
-
-    def named(role: Role, bucket: str) -> NamedBucket:
-        return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint)
-
-    records = named(Role.RECORDS, settings.records_bucket)
-    lost = LostCatalog.of(records, bare(records.bucket))
-    start = ColdStart(RecordLog(lost.own(records, bare(records.bucket))))
+    lost, at = marked_buckets(settings)
+    start = ColdStart(RecordLog(lost.own(*at(Role.RECORDS, settings.records_bucket))))
     database = SqlRebuild(settings.database_url)
 
     def markers() -> Sequence[tuple[Role, str]]:
-        known = [(named(role, bucket), bare(bucket)) for role, bucket in buckets]
+        known = [at(role, bucket) for role, bucket in buckets]
         marked = []
         for one, store in known:
             try:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pytest
 from pyroaring import BitMap64
 from sqlalchemy import Connection, Table, delete, insert, select, text, update
 
@@ -31,6 +32,7 @@ from spark.records.rebuilding import rebuild_records
 from tests.every_record import record_everything
 from tests.fakes.objects import FakeObjectStore
 from tests.migrated import migrate
+from tests.postgres import Postgres
 
 CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c01d"
 NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
@@ -296,3 +298,14 @@ def remove_ledger(connection: Connection, ledger_id: int) -> None:
     connection.execute(
         update(t.ledger_list).where(t.ledger_list.c.list_id == list_id).values(version=t.ledger_list.c.version + 1)
     )
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.external_service)])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database, for the module that imports this, and the fixture `postgres`."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'target' / 'catalog.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    with server.database() as name:
+        yield server.url(name)

@@ -18,20 +18,9 @@ from logstore.records.rebuilding import SKIPPED, LoadFiles
 from logstore.transactions.transactions import MOST_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
-from tests.spark.records.lost import LostWorld, dump, remove_ledger
+from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 
-__all__ = ["postgres"]
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.external_service)])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'rebuilt' / 'catalog.db'}"
-        return
-    server: Postgres = request.getfixturevalue("postgres")
-    with server.database() as name:
-        yield server.url(name)
+__all__ = ["postgres", "target"]
 
 
 @pytest.fixture

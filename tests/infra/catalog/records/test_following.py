@@ -20,23 +20,12 @@ from logstore.positions import TopicId
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.following import Follow, Follower
-from tests.postgres import Postgres, postgres
-from tests.spark.records.lost import LostWorld, dump, remove_ledger
+from tests.postgres import postgres
+from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 
-__all__ = ["postgres"]
+__all__ = ["postgres", "target"]
 
 _FOLLOW = Follow(replica="records/mirror", bucket="records", copied=False, eligible_age_s=1_000)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.external_service)])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'replica' / 'catalog.db'}"
-        return
-    server: Postgres = request.getfixturevalue("postgres")
-    with server.database() as name:
-        yield server.url(name)
 
 
 @pytest.fixture
