@@ -18,11 +18,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same plan; any by default")
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=2, help="2 or more: each topic is consumed by every other one")
     parser.add_argument("--json", type=Path, help="where the report is written for programs")
     parser.add_argument("--plan", action="store_true", help="only tell the plan of faults")
     parser.add_argument("--keep", action="store_true", help="keep the home, whatever was found")
     asked = parser.parse_args()
+    if asked.clients < 2:
+        parser.error(f"--clients: expected 2 or more, found {asked.clients}")
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
     if asked.plan:
         drawn = plan(seed, seconds=asked.seconds, workers=asked.workers, clients=asked.clients)
