@@ -32,10 +32,10 @@ _REBUILDING = {
     *(f"records.{step}" for step in ("load_rows", "name_database")),
 }
 _FOLLOWING = {"records.apply", "records.forget", "records.revoke"}
-_MET_ALONE = {"bulk.publish"} | _REBUILDING | _FOLLOWING
-"""Met by the tests of publication, for the courses have bulk jobs that publish without Spark; by those of rebuilds, for
-no worker rebuilds or adopts a catalog that it works on; and by those of replicas that follow, whose databases are none
-of a worker's either."""
+_MET_ALONE = {"bulk.publish", "append.put_confirmation"} | _REBUILDING | _FOLLOWING
+"""Met by the tests of publication, for the courses have bulk jobs that publish without Spark; by those of races between
+appends, for the courses append alone; by those of rebuilds, for no worker rebuilds a catalog that it works on;
+and by those of replicas that follow, whose databases are none of a worker's either."""
 _RUN_ALONE = {"rebuild-catalog", "follow-records"}  # by the workers of their commands, whose effects are these
 _DONE_TWICE = ("after", "reported_failed")
 """Behind these the main job is run once more; behind the second with --all-faults, for the first says the same."""

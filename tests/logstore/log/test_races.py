@@ -15,6 +15,7 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
+from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledgers import LedgerState, segment_key, segment_number
 from logstore.log.services import ManagedLedger
@@ -175,6 +176,40 @@ def test_race_whose_confirmation_fails_is_not_answered_as_stored(world: World, m
     assert set(said) == {f"{last.last_segment}:{last.entries}"}
     assert len(said) > 1, "a blip is borne"
     assert process.append(world.topic, numbered([1])).duplicates == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_race_crash_at_its_confirmation_stores_once_and_lets_others_append(
+    world: World, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It is registered and not answered: a producer that asks again is told so, and others go on behind it."""
+    process = _losing(world)
+    before = _confirmed(world)
+    monkeypatch.setattr(random, "randint", lambda least, _: least + 1)
+    arm(f"append.put_confirmation.{moment}", "crash")
+    with pytest.raises(SimulatedCrash):
+        process.append(world.topic, numbered([1]))
+    disarm()
+    assert len(_confirmed(world)) == len(before) + (moment == "after")
+    other = world.process()
+    assert other.append(world.topic, numbered([1])).duplicates == 1
+    other.append(world.topic, plain(b"behind"))
+    assert world.payloads()[-2:] == [b"p1", b"behind"]
+
+
+def test_race_confirmation_that_is_there_and_reported_as_failed_is_put_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another number: two that say the same do no harm."""
+    numbers = iter([2, 70_000, 70_001])
+    process = _losing(world)
+    before = _confirmed(world)
+    monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
+    arm("append.put_confirmation.reported_failed", "fail")
+    process.append(world.topic, plain(b"two"))
+    disarm()
+    last = world.catalog.ledger_rows[LedgerId(0)]
+    assert sorted(_confirmed(world)) == sorted([*before, *2 * [f"{last.last_segment}:{last.entries}"]])
 
 
 def test_race_number_of_a_confirmation_that_is_taken_is_another_one_the_next_time(
