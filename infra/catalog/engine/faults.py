@@ -25,6 +25,9 @@ _REFUSED = re.compile(r"authentication|password|role .* does not exist|pg_hba|pe
 _DISTRUST = re.compile(
     r"(SSL error: |server certificate |server does not support SSL|root certificate |certificate |private key ).*"
 )
+_ENDED = re.compile(r"SSL SYSCALL error|reset by peer|closed the connection unexpectedly", re.IGNORECASE)
+_WITH_TLS = frozenset({"require", "verify-ca", "verify-full"})
+_TRUST = "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL"
 _NO_DATABASE = re.compile(r"database .* does not exist", re.IGNORECASE)
 
 
@@ -91,8 +94,10 @@ def missed(said: str, url: URL, *, lost: bool) -> str:
     if _NO_DATABASE.search(said):
         return f"there is no database {url.database} at {_server(url)}; create it, or correct SEXTON_DATABASE_URL"
     if distrust := _DISTRUST.search(said):
-        advice = "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL"
-        return f"no trusted connection to {_server(url)}: {distrust[0]}; {advice}"
+        return f"no trusted connection to {_server(url)}: {distrust[0]}; {_TRUST}"
+    if not lost and url.query.get("sslmode") in _WITH_TLS and _ENDED.search(said):
+        why = "it ended the connection, and may want our certificate"  # the reason may be lost with the connection
+        return f"no trusted connection to {_server(url)}: {why}; {_TRUST}"
     if _REFUSED.search(said):
         return f"{_server(url)} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
     if lost:

@@ -11,6 +11,7 @@ from sqlalchemy import URL, make_url, text
 
 from infra.catalog import Database
 from infra.catalog.engine.adbc import adbc_connect
+from infra.catalog.engine.faults import missed
 from infra.catalog.reconciliation import facts
 from logstore.errors import StoreUnavailable
 from tests.migrated import migrate
@@ -101,3 +102,19 @@ def test_database_that_is_not_trusted_or_does_not_trust_us_is_told_without_the_p
             assert "no trusted connection to 127.0.0.1:" in said, said
             assert "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL" in said, said
             assert _PASSWORD not in said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "connection to server failed: SSL SYSCALL error: EOF detected",
+        "could not receive data from server: Connection reset by peer",
+        "server closed the connection unexpectedly",
+    ],
+)
+def test_database_that_ends_a_connection_by_tls_may_not_trust_us(said: str) -> None:
+    """The alert that says so may be lost with the connection; without TLS, or later, it says nothing of trust."""
+    url = make_url("postgresql+psycopg://u@db.example/s?sslmode=verify-full")
+    assert "no trusted connection to db.example:5432: it ended the connection" in missed(said, url, lost=False)
+    assert "no trusted" not in missed(said, url, lost=True)
+    assert "no trusted" not in missed(said, url.set(query={}), lost=False)

@@ -286,7 +286,7 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
     SqlRebuild(target).load(load, files, lambda: None)
     assert dump(target) == dump(lost.url)
     if target.startswith("sqlite"):
-        assert [path.name for path in (tmp_path / "rebuilt").iterdir()] == ["catalog.db"]
+        assert [path.name for path in Path(target.removeprefix("sqlite:///")).parent.iterdir()] == ["catalog.db"]
     with pytest.raises(PreconditionFailed):
         SqlRebuild(target).load(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
     SqlRebuild(target).end(load.rebuild)

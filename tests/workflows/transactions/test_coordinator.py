@@ -11,6 +11,7 @@ from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
+from workflows.transactions.values import BroadcastProgress
 
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 
@@ -133,7 +134,7 @@ async def test_transaction_with_a_participant_that_is_away_goes_to_a_broadcast_o
     async with house.worker():
         handle = await parties.coordinator()
         await parties.told(other)
-        alone = house.client.get_workflow_handle(broadcast_id(stuck))
+        alone = house.client.get_workflow_handle(broadcast_id(stuck), result_type=BroadcastProgress)
         await assert_eventually(lambda: bool(house.attempts("transactions.tell")))
         progress = await owing(alone)
         assert parties.state(stuck) is TransactionState.COMMITTING

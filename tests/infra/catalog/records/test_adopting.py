@@ -522,7 +522,8 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
         topic = _topic(log)
         log.managed.append(topic, _plain("flushed"))
         losing.flush()
-    losing.lose()
+    buried = "INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('ledger', 999, 1, 1, 0)"
+    losing.lose(buried, "DELETE FROM record_outbox")
     claim = Claim(workflow_id="w", run_id="r", ttl_s=60)
     with losing.process() as log:
         detach = partial(
