@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from logstore.errors import ServiceFailed
@@ -25,7 +25,7 @@ class Credentials:
     """The key pair of the embedded object store, generated once for each home."""
 
     access_key: str
-    secret_key: str
+    secret_key: str = field(repr=False)
 
 
 class _Inside:

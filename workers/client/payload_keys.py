@@ -4,14 +4,13 @@ The first encrypts what is new, all of them decrypt what was written before: so 
 which something cannot be read. Empty lines and lines that begin with `#` count for nothing.
 """
 
-import binascii
 import re
 from base64 import b64decode
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from logstore.errors import InvalidInput
+from workers.settings.files import read_text
 
 PAYLOAD_KEY_FILE: Final = "payload_key_file"
 _BYTES: Final = 32
@@ -27,11 +26,7 @@ def read_payload_keys(path: str) -> Mapping[str, bytes]:
     """
     if not path:
         return {}
-    try:
-        lines = Path(path).read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InvalidInput(PAYLOAD_KEY_FILE, expected=f"a file of {_RULE} ({why})", found=path) from None
+    lines = read_text(PAYLOAD_KEY_FILE, path, f"a file of {_RULE}").splitlines()
     keys: dict[str, bytes] = {}
     for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")
@@ -48,7 +43,7 @@ def read_payload_keys(path: str) -> Mapping[str, bytes]:
 def _key(path: str, number: int, text: str) -> bytes:
     try:
         key = b64decode(text.strip(), validate=True)
-    except binascii.Error:
+    except ValueError:  # no base64, or no ASCII
         raise _refused(path, number) from None
     if len(key) != _BYTES:
         raise _refused(path, number)

@@ -4,8 +4,7 @@ import asyncio
 import logging
 import re
 import weakref
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Final
 
 from temporalio.client import Client
@@ -14,6 +13,7 @@ from temporalio.service import TLSConfig
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import REFUSED_KEY
 from workers.settings import Settings, read_secret
+from workers.settings.files import read_bytes
 from workers.settings.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ _following: set[asyncio.Task[None]] = set()  # the loop itself keeps tasks by we
 class TemporalAccess:
     """What a connection is made with; without TLS it is plain."""
 
-    tls: TLSConfig | None
-    api_key: str
+    tls: TLSConfig | None = field(repr=False)  # our key is in it
+    api_key: str = field(repr=False)
     api_key_file: str
 
     def follow(self, client: Client) -> None:
@@ -58,7 +58,8 @@ def temporal_access(settings: Settings) -> TemporalAccess:
 
 
 def _tls(files: TlsFiles, server_name: str) -> TLSConfig:
-    ca, cert, key = (Path(path).read_bytes() if path else None for path in (files.ca, files.cert, files.key))
+    found = {"ca": files.ca, "cert": files.cert, "key": files.key}
+    ca, cert, key = (read_bytes(f"temporal_{one}_file", path) if path else None for one, path in found.items())
     return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=server_name or None)
 
 

@@ -1,10 +1,11 @@
 """Settings: one validated, immutable value, and for each field where it came from."""
 
 from workers.settings.durations import format_duration, parse_duration
+from workers.settings.files import read_secret
 from workers.settings.kinds import OFF, checked_master
 from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
-from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings, read_secret
+from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings
 
 __all__ = [
     "DEFAULT_HOME",

@@ -76,7 +76,7 @@ class Settings(BaseModel):
     default addresses on purpose, or a command with another home would reach the stack on the usual ports.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     home: Path
     temporal_address: Addresses = ""
@@ -94,7 +94,7 @@ class Settings(BaseModel):
     task_queue: Word = "sexton"
     deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it
     build_id: BuildId = ""  # of a worker in it; empty: made of the version and of the code that is installed
-    database_url: str = ""  # filled in: a SQLite file in the home
+    database_url: str = Field(default="", repr=False)  # may hold a password. Filled in: a SQLite file in the home
     s3_endpoint: WebAddress = ""
     s3_region: Word = "us-east-1"
     s3_access_key: SecretStr = SecretStr("")

@@ -15,6 +15,7 @@ from pydantic import PlainSerializer, ValidationError
 
 from logstore.errors import InvalidInput
 from workers.settings.durations import format_duration
+from workers.settings.files import read_secret
 from workers.settings.model import SERVICES, Settings
 from workers.settings.recorded import read_recorded
 
@@ -94,23 +95,6 @@ def _secret_in(file: str, path: object, cwd: Path, origin: str) -> str:
         return read_secret(file, str(cwd / Path(str(path)).expanduser()))
     except InvalidInput as error:
         raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
-
-
-def read_secret(field: str, path: str) -> str:
-    """The text of a file that holds one secret, without the space around it.
-
-    Raises:
-        InvalidInput: It cannot be read, or is empty.
-    """
-    rule = "a file with a secret in it"
-    try:
-        text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:  # of the second kind: a path or a content that is no text
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InvalidInput(field, expected=f"{rule} ({why})", found=path) from None
-    if not text:
-        raise InvalidInput(field, expected=f"{rule} (it is empty)", found=path)
-    return text
 
 
 def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:

@@ -3,10 +3,10 @@
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Literal, Self
 
 from logstore.errors import InvalidInput
+from workers.settings.files import read_bytes
 from workers.settings.model import Settings
 
 _NOTHING: Final = "nothing"
@@ -32,7 +32,7 @@ class TlsFiles:
         found = {one: str(getattr(settings, name, "")) for one, name in names.items()}
         for one, path in found.items():
             if path:
-                _readable(names[one], path)
+                read_bytes(names[one], path)
         if found["ca"]:
             _try_authorities(names["ca"], found["ca"])
         if found["cert"] or found["key"]:
@@ -43,13 +43,6 @@ class TlsFiles:
     def __bool__(self) -> bool:
         """Whether any is given."""
         return bool(self.ca or self.cert or self.key)
-
-
-def _readable(field: str, path: str) -> None:
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(field, expected=f"a file that can be read ({error.strerror})", found=path) from None
 
 
 def _try_authorities(field: str, path: str) -> None:
@@ -69,7 +62,7 @@ def _try_pair(names: dict[str, str], cert: str, key: str) -> None:
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
     try:
-        first = x509.load_pem_x509_certificates(Path(cert).read_bytes())[0]
+        first = x509.load_pem_x509_certificates(read_bytes(names["cert"], cert))[0]
     except ValueError:
         raise InvalidInput(names["cert"], expected="a certificate in PEM", found=cert) from None
     now, since, until = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc

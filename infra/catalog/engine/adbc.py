@@ -14,7 +14,7 @@ import pyarrow as pa
 from sqlalchemy import URL, BigInteger, Column, Integer, LargeBinary, Select
 
 from infra.catalog.engine import faults, files
-from infra.catalog.engine.database import parsed_url
+from infra.catalog.engine.urls import parsed_url
 from logstore.errors import CatalogBusy, CorruptData, ServiceFailed, SextonError, StoreUnavailable
 
 if TYPE_CHECKING:

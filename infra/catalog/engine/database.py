@@ -1,7 +1,6 @@
 """Transactions on SQLite and PostgreSQL: begun right, retried whole, their errors translated at one edge."""
 
 import random
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from infra.catalog.engine import files
 from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
+from infra.catalog.engine.urls import parsed_url
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -29,34 +28,6 @@ _PATIENCE_S = 30.0
 _PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
 _OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
 _CONNECT_S = 10
-_URLS = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
-_SECRET = re.compile(r"(?<=:)[^:/@]*[^/@]*(?=@)|(?<=password=)[^&]*")
-
-
-def shown_url(url: str) -> str:
-    """The URL as it may be printed: no password, wherever it stands in it."""
-    return _SECRET.sub("***", url)
-
-
-def parsed_url(url: str) -> URL:
-    """Read `sqlite:///PATH` or `postgresql+psycopg://…`.
-
-    Raises:
-        InvalidInput: Neither of the two, or SQLite without a plain path: every connection to `:memory:` would
-            see a database of its own.
-    """
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):  # from None: their messages show the password
-        raise InvalidInput("database_url", expected=_URLS, found=shown_url(url)) from None
-    if parsed.drivername == "postgresql+psycopg":
-        return parsed
-    path = parsed.database or ""
-    plain = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
-    if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
-        return parsed
-    shown = parsed.render_as_string(hide_password=True)
-    raise InvalidInput("database_url", expected=_URLS, found=shown_url(shown))
 
 
 class Database:

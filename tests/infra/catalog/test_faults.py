@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
-from infra.catalog import Database, SqlCatalog, upgrade
+from infra.catalog import Database, SqlCatalog, shown_url, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
 from tests.every_topic import every_topic
@@ -64,6 +64,27 @@ def test_database_bad_url_is_invalid_input_and_shows_no_password(url: str) -> No
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in "".join(traceback.format_exception_only(caught.value))
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql+psycopg://u:pa/ss@h/db", "postgresql+psycopg://u:***@h/db"),
+        ("postgresql+psycopg://u:p@ss@h/db", "postgresql+psycopg://u:***@h/db"),
+        ("postgresql+psycopg://u@h:p?:x@h:1/db?a=b@c", "postgresql+psycopg://u@h:***@h:1/db?a=b@c"),
+        ("postgresql+psycopg:/u:pw@h/db", "postgresql+psycopg:/u:***@h/db"),
+        ("u:pw@h/db", "u:***@h/db"),
+        (
+            "postgresql+psycopg://h:5432/db?sslpassword=pw&user=u",
+            "postgresql+psycopg://h:5432/db?sslpassword=***&user=u",
+        ),
+        ("postgresql+psycopg://h/db?oauth_client_secret=pw", "postgresql+psycopg://h/db?oauth_client_secret=***"),
+        ("sqlite:////home/me@corp/x:1.db", "sqlite:////home/me@corp/x:1.db"),
+    ],
+)
+def test_url_is_shown_without_its_password_whatever_signs_are_in_it(url: str, shown: str) -> None:
+    """Signs that should have been encoded, and words of libpq that hold secrets; nothing else is hidden."""
+    assert shown_url(url) == shown
 
 
 def test_sqlite_folder_that_cannot_be_made_is_invalid_input(tmp_path: Path) -> None:

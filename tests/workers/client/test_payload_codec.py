@@ -43,6 +43,7 @@ def test_keys_stand_one_a_line_in_order(tmp_path: Path) -> None:
         ("\xe9", "it is no text"),
         ("one AAAA\n", "line 1"),
         ("one not-base64!\n", "line 1"),
+        ("one caf\xe9".encode().decode("cp1252"), "line 1"),
         (_line("a", _ONE) + _line("a", _TWO), "line 2"),
         (_line("with/slash", _ONE), "line 1"),
         (_line("a", _ONE).replace(" ", ""), "line 1"),
@@ -54,7 +55,7 @@ def test_file_of_keys_that_cannot_be_used_is_refused_and_not_shown(
     """The setting, the rule, and the line; never what stands there."""
     path = tmp_path / "keys"
     if content is not None:
-        path.write_text(content, encoding="utf-8")
+        path.write_text(content, encoding="cp1252")
     with pytest.raises(InvalidInput, match=told) as refused:
         data_converter(str(path))
     assert refused.value.field == "payload_key_file"

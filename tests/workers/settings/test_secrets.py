@@ -1,0 +1,67 @@
+"""Values that hold a secret never show it: a message, a log or a traceback may print any of them."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infra.coordination.session import Ensemble
+from infra.stack.home import Credentials
+from logstore.identity.markers import Role
+from tests.tls import Authority
+from workers.assembly.bulk import native_addresses, store_address
+from workers.client.temporal_access import temporal_access
+from workers.hosting.owning import ensemble_of
+from workers.settings import LoadedSettings, Settings
+
+_CANARY = "canary-5f2a"
+
+
+def _settings(home: Path) -> Settings:
+    authority = Authority(home)
+    ours = authority.pair("ours", "ours")
+    return Settings(
+        home=home,
+        database_url=f"postgresql+psycopg://u:{_CANARY}@h/db?sslpassword={_CANARY}",
+        s3_endpoint="http://h:1",
+        s3_access_key=_CANARY,
+        s3_secret_key=_CANARY,
+        zookeeper="h:1",
+        zookeeper_auth=f"sasl:u:{_CANARY}",
+        temporal_api_key=_CANARY,
+        temporal_cert_file=str(ours.cert),
+        temporal_key_file=str(ours.key),
+    )
+
+
+def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
+    """Settings, and what is made of them for each service and for tasks of Spark."""
+    settings = _settings(tmp_path)
+    access, ensemble = temporal_access(settings), ensemble_of(settings)
+    assert (access.api_key, ensemble.auth) == (_CANARY, ("sasl", f"u:{_CANARY}"))
+    held = [
+        settings,
+        LoadedSettings(settings, {}),
+        access,
+        ensemble,
+        Ensemble(hosts="h:1", auth=("digest", _CANARY)),
+        store_address(settings, Role.PRIMARY, "bucket"),
+        native_addresses(settings),
+        Credentials(access_key="key", secret_key=_CANARY),
+    ]
+    key = Path(settings.temporal_key_file).read_text().splitlines()[1]
+    for one in held:
+        for shown in (repr(one), str(one), f"{one}"):
+            assert _CANARY not in shown, type(one)
+            assert key not in shown, type(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("database_url", [_CANARY]), ("s3_secret_key", [_CANARY]), ("zookeeper_auth", _CANARY)]
+)
+def test_setting_that_is_refused_is_not_shown_by_the_refusal(tmp_path: Path, name: str, value: object) -> None:
+    """Also where a program makes settings itself, and prints what it is told."""
+    with pytest.raises(ValidationError) as refused:
+        Settings.model_validate({"home": tmp_path, name: value})
+    assert name in str(refused.value)
+    assert _CANARY not in str(refused.value)

@@ -1,0 +1,49 @@
+"""Files that settings name: each is read by one function, which refuses what cannot be read in one sentence."""
+
+from pathlib import Path
+
+from logstore.errors import InvalidInput
+
+
+def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
+    """What stands in a file.
+
+    Args:
+        field: The setting that names it.
+        path: Where it is.
+        rule: What the setting expects, as a phrase.
+
+    Raises:
+        InvalidInput: It cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(field, expected=f"{rule} ({error.strerror})", found=path) from None
+    except ValueError:  # of a path with a NUL in it
+        raise InvalidInput(field, expected=f"{rule} (it is no path)", found=path) from None
+
+
+def read_text(field: str, path: str, rule: str) -> str:
+    """The text of a file in UTF-8; arguments are those of `read_bytes`.
+
+    Raises:
+        InvalidInput: It cannot be read, or is no text; nothing of what stands there is shown.
+    """
+    try:
+        return read_bytes(field, path, rule).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(field, expected=f"{rule} (it is no text)", found=path) from None
+
+
+def read_secret(field: str, path: str) -> str:
+    """The text of a file that holds one secret, without the space around it.
+
+    Raises:
+        InvalidInput: It cannot be read, or is empty.
+    """
+    rule = "a file with a secret in it"
+    text = read_text(field, path, rule).strip()
+    if not text:
+        raise InvalidInput(field, expected=f"{rule} (it is empty)", found=path)
+    return text
