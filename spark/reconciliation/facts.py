@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from logstore.log.ledgers import SHARDS
 from logstore.whole_files import replacing, unnamed
 
 Groups = npt.NDArray[np.int64]
 
-SHARDS: Final = 256
 YOUNG: Final = 2**62
 """In the place of a time that the store does not tell: younger than any cut-off."""
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from logstore.errors import InvalidInput
 from logstore.identity.markers import MARKER_KEY
+from logstore.log.ledgers import SHARDS
 from logstore.reconciliation.jobs import BulkSummary, ListStorage
 from spark.reconciliation.facts import OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG, GroupFiles, groups_for, put
 from spark.reconciliation.references import bounds
@@ -22,7 +23,6 @@ from spark.runner import JobRun
 from spark.sources.inventory import Inventory, InventoryPart, check_part, parts, read_manifest, read_part
 from spark.sources.keys import parse_keys
 from spark.sources.objects import (
-    SHARDS,
     TIERED_RANGES,
     KeyRange,
     NativeAddresses,

@@ -13,10 +13,9 @@ from typing import Final
 import pyarrow as pa
 
 from infra.objects import S3ObjectStore, make_client
-from logstore.log.ledgers import shard_prefix
+from logstore.log.ledgers import SHARDS, shard_prefix
 from logstore.ports.objects import ObjectInfo, ObjectStore
 
-SHARDS: Final = 256
 LISTED: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
 """One object of a listing; `modified_us` is by the store's own clock, null where it tells none."""
 

@@ -33,13 +33,13 @@ from infra.catalog.engine.adbc import adbc_connect, schema_of
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import InvalidInput
 from logstore.log.entries import schema as entry_schema
+from logstore.log.ledgers import SHARDS
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
 from spark.executors import spare_the_collector
 from spark.sources.objects import (
     LISTED,
-    SHARDS,
     TIERED_RANGES,
     KeyRange,
     NativeAddresses,

@@ -1,10 +1,11 @@
 """`records rebuild`: the database is gone, and the catalog comes back from the record log and from storage."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from logstore.errors import InvalidInput
+from logstore.log.ledgers import SHARDS
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.jobs import in_part
@@ -40,7 +41,6 @@ SkipUnreadable = Annotated[
     bool,
     typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),
 ]
-_SHARDS: Final = 256
 
 
 @command(
@@ -76,7 +76,7 @@ def rebuild(
 
 def _show(bar: ProgressBar, found: "RebuildCatalogProgress") -> None:
     counts = f"{found.records or found.versions:,} {'records' if found.records else 'versions'}"
-    total = _SHARDS if found.step == "adopting" else None
+    total = SHARDS if found.step == "adopting" else None
     bar.say(f"rebuilding the catalog: {found.step}, {counts}", found.shards if total else 0, total)
 
 

@@ -35,11 +35,6 @@ class DelayedJobs(TopicBuilds):
         summary = f"seal delayed messages of {topic.name}"
         return await self.start(SEAL_BUCKETS, request, topic.topic_id, summary=summary, about=[of_topic(topic)])
 
-    async def seal_all_buckets(self, reason: str = "", actor: str = "") -> WorkflowHandle[Any, SealBucketsResult]:
-        """Seal delayed messages of every topic for which it is time, as the schedule does."""
-        request = SealBucketsInput(actor=actor, reason=reason)
-        return await self.start(SEAL_BUCKETS, request, summary="seal delayed messages of all topics")
-
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> WorkflowHandle[Any, MergeBucketsResult]:

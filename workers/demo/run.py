@@ -247,13 +247,16 @@ async def _owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
     Raises:
         ServiceFailed: That did not happen.
     """
+    fences: Fences = {}
 
-    def owned(now: Fences) -> bool:
-        return sum(worker_id.startswith(by) for _, worker_id in now.values()) == bundles
+    def owned() -> bool:
+        nonlocal fences
+        fences = auditor.fences()
+        return sum(worker_id.startswith(by) for _, worker_id in fences.values()) == bundles
 
-    if not await happens(lambda: owned(auditor.fences())):
+    if not await happens(owned):
         raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
-    return auditor.fences()
+    return fences
 
 
 async def _until_dead(settings: Settings) -> None:

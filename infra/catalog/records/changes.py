@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     literal,
     or_,
+    true,
 )
 from sqlalchemy import select as selecting
 
@@ -149,7 +150,7 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
     of a commit that is in a block all is there, or half of it would be undone.
     """
     if cursors:
-        return literal(1) == literal(1)
+        return true()
     p, filed = t.pending_deletion.c, t.record_outbox.alias("filed")
     intents = t.pending_deletion.join(filed, and_(filed.c.kind == RecordKind.DELETION.value, filed.c.id == p.row_id))
     topics = selecting(p.topic_id).select_from(intents).where(p.component == Component.MANAGED_CURSOR.value)
@@ -159,7 +160,7 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
 
 def _oldest(connection: Connection, page: int, *, cursors: bool) -> ColumnElement[bool]:
     """The oldest outbox rows, so many of them; without cursors, which the end of a flush takes."""
-    wanted = literal(1) == literal(1) if cursors else _O.kind != RecordKind.CURSOR.value
+    wanted = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first = selecting(_O.version).where(wanted).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(selecting(func.max(first.c.version))).scalar()
     return and_(wanted, _O.version <= (-1 if last is None else last))

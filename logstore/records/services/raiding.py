@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from logstore.clock import Clock
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.log.ledgers import ledger_prefix, shard_prefix
+from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
 from logstore.ports.catalog import RecordId, Records, Tombstones
 from logstore.ports.objects import OwnedStore
 from logstore.positions import LedgerId
@@ -47,7 +47,7 @@ _PINNED_US: Final = 7 * 86_400 * 1_000_000  # a raid that takes longer than that
 _FEW: Final = 8
 """Up to so many candidates of one shard are looked up one by one; for more, all of its ledgers are listed at once."""
 
-_SHARDS, _NONE = 256, -1
+_NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +231,9 @@ class Raider:
         self._primary.confirm()
         graves = scan.graves[RecordKind.LEDGER]
         left = graves.left
-        for shard in np.unique(left % _SHARDS).tolist():
+        for shard in np.unique(left % SHARDS).tolist():
             progress(scan.done)
-            ids = left[left % _SHARDS == shard].tolist()
+            ids = left[left % SHARDS == shard].tolist()
             asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
             there = [one for one in asked if self._holds(one)]
             graves.needed |= np.isin(graves.ids, there)

@@ -57,6 +57,17 @@ def _forget(world: RecordsWorld) -> set[int]:
     return world.buried()
 
 
+def _away_for_too_long(world: RecordsWorld, mirror: Mirror) -> tuple[LedgerId, LedgerId]:
+    """The mirror has applied two ledgers; one was buried since, and its tombstone is gone."""
+    one, other = _two(world)
+    mirror.step()
+    world.advance(seconds=60)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    return one, other
+
+
 def test_tombstone_waits_for_a_replica_that_is_away_for_less_than_the_eligible_age(
     world: RecordsWorld, mirror: Mirror
 ) -> None:
@@ -81,12 +92,7 @@ def test_tombstone_waits_for_a_replica_that_is_away_for_less_than_the_eligible_a
 
 def test_replica_that_was_away_for_longer_is_refused_until_it_is_seeded(world: RecordsWorld, mirror: Mirror) -> None:
     """Nothing waits for it, and the tombstone is gone: an increment would leave what it covered there for ever."""
-    one, other = _two(world)
-    mirror.step()
-    world.advance(seconds=60)
-    _bury(world, one)
-    world.advance(seconds=AGE_S + HOUR)
-    assert _forget(world) == set()
+    one, other = _away_for_too_long(world, mirror)
     assert world.on_disk([one]) == {one: []}
     assert mirror.state() is ReplicaState.STALE
     for _ in range(2):
@@ -106,12 +112,7 @@ def test_replica_knows_that_a_raid_did_not_wait_whatever_its_own_settings_say(
     world: RecordsWorld, mirror: Mirror
 ) -> None:
     """The raid revokes it before it removes anything; no clock and no age of the replica's tells it otherwise."""
-    one, other = _two(world)
-    mirror.step()
-    world.advance(seconds=60)
-    _bury(world, one)
-    world.advance(seconds=AGE_S + HOUR)
-    assert _forget(world) == set()
+    one, other = _away_for_too_long(world, mirror)
     with pytest.raises(PreconditionFailed, match="a raid went on without it"):
         mirror.step(eligible_age_s=100 * AGE_S)
     assert mirror.ledgers == {one, other}
@@ -141,12 +142,7 @@ def test_seed_that_died_before_it_applied_anything_lifts_no_refusal(
     world: RecordsWorld, mirror: Mirror, death: str
 ) -> None:
     """It has registered anew; what the database holds is as old as before, and tombstones that it lacks are gone."""
-    one, other = _two(world)
-    mirror.step()
-    world.advance(seconds=60)
-    _bury(world, one)
-    world.advance(seconds=AGE_S + HOUR)
-    assert _forget(world) == set()
+    one, other = _away_for_too_long(world, mirror)
     arm(death, "crash")
     with pytest.raises(SimulatedCrash):
         mirror.step(seed=True)

@@ -46,6 +46,16 @@ def test_function_that_fails_is_named_with_its_record(function: Callable[[Any], 
         ends("mine", function, RECORD)
 
 
+def test_interrupt_of_an_operator_is_no_answer_of_the_function() -> None:
+    """It ends the process, and no ledger fails for it."""
+
+    def interrupted(_: LedgerRecord) -> LedgerRecord | None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ends("mine", interrupted, RECORD)
+
+
 @pytest.mark.parametrize(("said", "told"), [("long " * 1_000_000, "long long"), ("odd \udcff", r"odd \\udcff")])
 def test_what_a_function_says_is_told_as_far_as_it_travels(said: str, told: str) -> None:
     """An answer that Temporal cannot take would be lost, and the function asked again without end."""
