@@ -1,5 +1,7 @@
 """Files that deploy workers: of the form that their readers want, with settings that exist, and no power to spare."""
 
+import base64
+import json
 import re
 import shutil
 import subprocess
@@ -13,8 +15,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from infra.coordination.trust import Tls
+from logstore.identity.markers import Role
 from tests.architecture.source import ROOT
+from tests.tls import Authority
+from workers.assembly.bulk import store_address
+from workers.client.payload_codec import EncryptingCodec, data_converter
+from workers.client.temporal_access import temporal_access
 from workers.hosting.draining import LEAVE_S
+from workers.hosting.owning import ensemble_of
 from workers.settings import Settings, load_settings, parse_duration
 from workflows import search_attributes
 
@@ -160,14 +169,34 @@ def test_each_queue_has_workers_of_its_own() -> None:
     assert queues == ["sexton", "sexton-batch"]
 
 
-def _told_settings() -> Iterator[tuple[str, Mapping[str, str]]]:
+def _told_settings(secrets: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Variables by where they are told; secrets stand in the folder."""
     yield "kubernetes", _only("ConfigMap")["data"] | _SECRETS
     yield "container", dict(re.findall(r"\b(SEXTON_\w+)=([^ \\\n]+)", _text("Containerfile")))
-    yield "systemd", dict(re.findall(r"^Environment=(SEXTON_\w+)=(.+)$", _unit(), re.MULTILINE))
+    yield "systemd", {name: value.replace("%d", str(secrets)) for name, value in _told_by_unit(_unit())}
     for name, service in _compose()["services"].items():
         if service["image"].startswith("sexton"):
-            given = {key: re.sub(r"\$\{\w+:\?\}", "x", value) for key, value in service["environment"].items()}
-            yield f"compose {name}", given
+            given = service["environment"]
+            yield f"compose {name}", {key: _filled(value, secrets, "") for key, value in given.items()}
+            yield f"encrypted {name}", {key: _filled(value, secrets, "payload-keys") for key, value in given.items()}
+
+
+def _filled(value: str, secrets: Path, keys: str) -> str:
+    chosen = value.replace("${SEXTON_PAYLOAD_KEY_FILE:-}", f"/run/secrets/{keys}" if keys else "")
+    return chosen.replace("/run/secrets", str(secrets))
+
+
+def _told_by_unit(text: str) -> list[tuple[str, str]]:
+    lines = re.findall(r"^Environment=(.+)$", text, re.MULTILINE)
+    return [found for line in lines for found in re.findall(r"(SEXTON_\w+)=(\S+)", line)]
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """What the script beside the compose file makes."""
+    script = shutil.copy(_DEPLOY / "make-secrets.sh", tmp_path)
+    subprocess.run(["/bin/sh", script], check=True)
+    return tmp_path / "secrets"
 
 
 def _text(name: str) -> str:
@@ -183,12 +212,64 @@ def _compose() -> Document:
     return found
 
 
-def test_settings_that_files_tell_exist_and_are_taken(tmp_path: Path) -> None:
-    """A worker refuses a variable that is no setting, and would never start."""
-    for where, told in _told_settings():
+def test_settings_that_files_tell_exist_and_are_taken(tmp_path: Path, secrets: Path) -> None:
+    """A worker refuses a variable that is no setting, or names a file that is none, and would never start."""
+    for where, told in _told_settings(secrets):
         assert told, where
-        loaded = load_settings({"home": str(tmp_path)}, dict(told), tmp_path)
-        assert isinstance(loaded.settings, Settings), where
+        loaded = load_settings({}, dict(told), tmp_path)
+        data_converter(loaded.settings.payload_key_file)
+        if "container" not in where:
+            assert loaded.settings.s3_secret_key.get_secret_value(), where
+
+
+def test_secrets_of_the_compose_file_are_made_once_and_for_their_owner(tmp_path: Path, secrets: Path) -> None:
+    """The script run again changes nothing; nobody else can enter the folder; the database's URL has its password."""
+    before = {path.name: path.read_text() for path in secrets.iterdir()}
+    subprocess.run(["/bin/sh", tmp_path / "make-secrets.sh"], check=True)
+    assert {path.name: path.read_text() for path in secrets.iterdir()} == before
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert before["postgres-password"].strip() in before["database-url"]
+    assert set(before) == {Path(one["file"]).name for one in _compose()["secrets"].values()}
+
+
+def test_compose_file_has_secrets_by_reference_alone() -> None:
+    """Each that a service has is declared, and no environment holds one."""
+    found = _compose()
+    for name, service in found["services"].items():
+        assert set(service.get("secrets", ())) <= set(found["secrets"]), name
+        for key in service.get("environment", {}):
+            assert key.endswith("_FILE") or not re.search("PASSWORD|PWD|SECRET|KEY|DATABASE_URL", key), (name, key)
+        used = set(re.findall(r"/run/secrets/([\w-]+)", json.dumps(service)))
+        assert used <= set(service.get("secrets", ())), f"{name} is told a file that it does not have"
+
+
+def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: Path) -> None:
+    """What stands in the manifest as comments, with files of the names that it says: each of them is put to use."""
+    authority = Authority(tmp_path)
+    authority.pair("worker", "worker")
+    (tmp_path / "temporal-api-key").write_text("key")
+    (tmp_path / "payload-keys").write_text(f"one {base64.b64encode(bytes(32)).decode()}")
+    said = dict(re.findall(r"^  # (SEXTON_\w+): (\S+)", _text("kubernetes/settings.yaml"), re.MULTILINE))
+    given = {name: value.replace("/etc/sexton", str(tmp_path)) for name, value in said.items()}
+    told = _only("ConfigMap")["data"] | _SECRETS | given | {"SEXTON_S3_ENDPOINT": "https://s3.storage:8333"}
+    settings = load_settings({"home": str(tmp_path)}, told, tmp_path).settings
+    access, ensemble = temporal_access(settings), ensemble_of(settings)
+    assert access.tls is not None
+    assert access.tls.client_cert == (tmp_path / "worker.pem").read_bytes()
+    assert access.api_key == "key"
+    assert ensemble.protected
+    assert ensemble.tls == Tls(**{one: str(tmp_path / name) for one, name in _FILES.items()})
+    assert store_address(settings, Role.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
+    assert _first_key(settings) == "one"
+
+
+_FILES: Final = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
+
+
+def _first_key(settings: Settings) -> str:
+    codec = data_converter(settings.payload_key_file).payload_codec
+    assert isinstance(codec, EncryptingCodec)
+    return codec.first
 
 
 def test_compose_file_has_every_service_and_waits_for_each() -> None:
@@ -287,7 +368,8 @@ _UNIT_GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
         "StartLimitBurst": "[0-9]+",
     },
     "Service": {
-        "Type": "simple|exec|notify", "EnvironmentFile": _PATH, "Environment": r"[A-Z_]+=\S*",
+        "Type": "simple|exec|notify", "EnvironmentFile": _PATH, "Environment": r"([A-Z0-9_]+=\S* ?)+",
+        "LoadCredential": rf"[a-z0-9.-]+:{_PATH}",
         "WorkingDirectory": _PATH,
         "ExecStart": rf"{_PATH}( .+)?", "Restart": "no|always|on-failure", "RestartSec": _TIME,
         "KillMode": "control-group|mixed|process", "KillSignal": "SIG[A-Z]+", "TimeoutStopSec": _TIME,
@@ -324,6 +406,11 @@ def _unit_faults(text: str) -> list[str]:
     return faults
 
 
+def _in_comments(text: str) -> str:
+    """The drop-in that stands in the unit's head as an example."""
+    return "\n".join(re.findall(r"^#   (.+)$", text, re.MULTILINE)) + "\n"
+
+
 def test_unit_is_what_systemd_accepts(tmp_path: Path) -> None:
     """Every key stands in its section and has a value of its kind; where systemd is at hand it says so itself."""
     assert _unit_faults(_unit()) == []
@@ -333,10 +420,17 @@ def test_unit_is_what_systemd_accepts(tmp_path: Path) -> None:
         "[Instal]",
         "Type=exec",
     ]
+    more = _in_comments(_unit())
+    assert _unit_faults(more) == []
+    for text in (_unit(), _unit() + more):
+        loaded = set(re.findall(r"^LoadCredential=([^:]+):", text, re.MULTILINE))
+        assert {value[3:] for _, value in _told_by_unit(text) if value.startswith("%d/")} == loaded
+        names = {name.removeprefix("SEXTON_").removesuffix("_FILE").lower() for name, _ in _told_by_unit(text)}
+        assert names <= {field.removesuffix("_file") for field in Settings.model_fields}
     if shutil.which("systemd-analyze") is None:
         return
     unit = tmp_path / "sexton-worker@x.service"  # with a program that exists on this machine
-    unit.write_text(_unit().replace("/opt/sexton/bin/sexton", sys.executable), encoding="utf-8")
+    unit.write_text((_unit() + more).replace("/opt/sexton/bin/sexton", sys.executable), encoding="utf-8")
     argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, "Unknown" in done.stderr) == (0, False), done.stderr

@@ -9,6 +9,7 @@ import typer
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
+from workers.cli.exports import exports as env_of
 from workers.cli.output import Answer
 from workers.cli.progress import watching
 
@@ -39,24 +40,9 @@ def down(context: CommandContext) -> Answer:
 
 @command(stack, "env", examples=['eval "$(sexton env)"', "sexton env --json"])
 def env(context: CommandContext) -> Answer:
-    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack."""
+    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
     context.require_store()
-    settings = context.settings
-    known = {
-        "TEMPORAL_ADDRESS": settings.required("temporal_address"),
-        "AWS_ACCESS_KEY_ID": settings.s3_access_key.get_secret_value(),
-        "AWS_SECRET_ACCESS_KEY": settings.s3_secret_key.get_secret_value(),
-        "AWS_ENDPOINT_URL_S3": settings.s3_endpoint,
-        "AWS_REGION": settings.s3_region,
-        "SEXTON_HOME": str(settings.home),
-        "SEXTON_PRIMARY_BUCKET": settings.primary_bucket,
-        "SEXTON_TIERED_BUCKET": settings.tiered_bucket,
-        "SEXTON_RECORDS_BUCKET": settings.records_bucket,
-        "SEXTON_DATABASE_URL": settings.database_url,
-        "SEXTON_ZOOKEEPER": settings.zookeeper,
-    }
-    # an empty endpoint or key would make `aws` fail where none makes it use its own
-    exports = {name: value for name, value in known.items() if value}
+    exports = env_of(context.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
     return Answer(document=exports, text="".join(lines))
 

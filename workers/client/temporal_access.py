@@ -50,10 +50,9 @@ def temporal_access(settings: Settings) -> TemporalAccess:
     key = settings.temporal_api_key.get_secret_value()
     if settings.temporal_api_key_file:
         key = read_secret(_KEY_FILE, settings.temporal_api_key_file)
-    wanted = bool(files or key or settings.temporal_server_name)
-    if wanted and settings.temporal_tls == "off":
+    if settings.temporal_by_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, for other settings need TLS", found="off")
-    tls = _tls(files, settings.temporal_server_name) if wanted or settings.temporal_tls == "on" else None
+    tls = _tls(files, settings.temporal_server_name) if settings.temporal_by_tls else None
     return TemporalAccess(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 

@@ -184,6 +184,13 @@ class Settings(BaseModel):
         return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value not in {"", None}}
 
     @property
+    def temporal_by_tls(self) -> bool:
+        """Whether Temporal is to be reached by TLS: the settings say so, or something that needs it is given."""
+        files = (self.temporal_ca_file, self.temporal_cert_file, self.temporal_key_file, self.temporal_api_key_file)
+        named = bool(self.temporal_server_name or self.temporal_api_key.get_secret_value() or any(files))
+        return named or self.temporal_tls == "on"
+
+    @property
     def store_is_known(self) -> bool:
         """Whether an object store is known: one with an address, or AWS beside a database outside of the home."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url

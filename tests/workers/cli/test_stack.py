@@ -25,6 +25,35 @@ def test_exports_of_env_are_services_that_another_home_does_not_take(run: Run) -
     assert {name.removeprefix("SEXTON_").lower() for name in told} - {"home"} <= SERVICES
 
 
+_TRUST = {
+    "SEXTON_TEMPORAL_CA_FILE": "/etc/sexton/ca.pem",
+    "SEXTON_TEMPORAL_CERT_FILE": "/etc/sexton/worker.pem",
+    "SEXTON_TEMPORAL_KEY_FILE": "/etc/sexton/worker.key",
+    "SEXTON_TEMPORAL_API_KEY": "key",
+    "SEXTON_PAYLOAD_KEY_FILE": "/etc/sexton/payload-keys",
+    "SEXTON_S3_CA_FILE": "/etc/sexton/ca.pem",
+    "SEXTON_ZOOKEEPER_AUTH": "sasl:sexton:secret",
+    "SEXTON_ZOOKEEPER_ACL": "creator",
+    "SEXTON_ZOOKEEPER_TLS": "on",
+}
+
+
+def test_env_exports_files_of_tls_and_who_we_are(run: Run, services: FakeServices) -> None:
+    """For other tools by their own names, for Sexton by its own; nothing of it where nothing is given."""
+    plain = document(run("env", "--json"))
+    assert not {name for name in plain if "TLS" in name or "_CA_" in name or name in _TRUST}
+    services.environ |= _TRUST
+    told = document(run("env", "--json"))
+    assert told == plain | _TRUST | {
+        "TEMPORAL_TLS": "true",
+        "TEMPORAL_TLS_SERVER_CA_CERT_PATH": "/etc/sexton/ca.pem",
+        "TEMPORAL_TLS_CLIENT_CERT_PATH": "/etc/sexton/worker.pem",
+        "TEMPORAL_TLS_CLIENT_KEY_PATH": "/etc/sexton/worker.key",
+        "TEMPORAL_API_KEY": "key",
+        "AWS_CA_BUNDLE": "/etc/sexton/ca.pem",
+    }
+
+
 @pytest.mark.parametrize("command", ["status", "doctor"])
 def test_health_one_service_not_ok_exits_4(run: Run, services: FakeServices, command: str) -> None:
     """The exit code tells whether all is well; rows are told either way."""

