@@ -1,7 +1,8 @@
 """The catalogs that the suite holds to the port: the fake, SQLite and a real PostgreSQL, each fresh for every test.
 
-Every test runs on the fake and on SQLite. On PostgreSQL it runs where that may answer otherwise, and then bears the
-mark `postgres`, on the function or on the module:
+A test runs on the fake and on SQLite. The fake keeps what the model's programs and the tests of `tests/logstore` call;
+a contract of more bears the mark `sql`, or stands in what `_SQL` names. On PostgreSQL a test runs where that may answer
+otherwise, and then bears the mark `postgres`, on the function or on the module:
 
 - locks, races and isolation, for SQLite knows one writer at a time: what waits behind a lock, what is done by many at
   once, what dies between two statements of a transaction;
@@ -26,14 +27,20 @@ from tests.postgres import Postgres, postgres
 
 __all__ = ["postgres"]
 
+_SQL = {"delayed", "ownership", "reconciliation", "test_audit_log", "test_chosen", "test_compound"}
+"""Folders and modules of contracts that the fake does not keep."""
 _POSTGRES = pytest.param("postgres", marks=pytest.mark.external_service)
 
 
 @pytest.hookimpl(tryfirst=True)  # before what is left out goes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what bears no mark to the long run."""
-    for item in items:
+    """Leave what bears no mark to the long run, and what the fake does not keep to the databases."""
+    for item in list(items):
         kinds = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if kinds.get("world") == "memory" and (
+            item.get_closest_marker("sql") or {item.path.parent.name, item.path.stem} & _SQL
+        ):
+            items.remove(item)
         is_postgres = "postgres" in {kinds.get("world"), kinds.get("sql_world")}
         if is_postgres and not item.get_closest_marker("postgres"):
             item.add_marker("all_faults")

@@ -52,9 +52,6 @@ class MemoryWorld(World):
         closed_us = None if row.closed_us is None else row.closed_us - us
         self._fake.ledger_rows[ledger_id] = replace(row, created_us=row.created_us - us, closed_us=closed_us)
 
-    def delay_earlier(self, topic_id: TopicId, *, seconds: int) -> None:
-        self._fake.delayed.move_back(topic_id, us=seconds * 1_000_000)
-
     def close_ledger(self, ledger_id: LedgerId) -> None:
         row = self._fake.ledger_rows[ledger_id]
         self._fake.ledger_rows[ledger_id] = replace(row, state=LedgerState.CLOSED, closed_us=self._fake.now_us)
@@ -93,15 +90,13 @@ class MemoryWorld(World):
             "cursor": sum(key[0] == topic_id for key in fake.cursor_rows),
             "producer_sequence": sum(key[0] == topic_id for key in fake.sequences),
             "schema_version": len(fake.schema_rows.get(topic_id, ())),
-            "delayed_index": int(fake.delayed.is_known(topic_id)),
-            "delayed_bucket": len(fake.delayed.listed(topic_id).buckets),
         }
         return {name: count for name, count in found.items() if count}
 
     def everything(self) -> object:
         fake = self._fake
         rows = (fake.ledger_rows, fake.lists, fake.versions, fake.intent_rows, fake.claims_us, fake.audited)
-        return repr((rows, fake.runs, fake.fence_rows))
+        return repr((rows, fake.runs))
 
     def lapse(self, batch_id: str) -> None:
         self._fake.runs[batch_id].until_us = 1

@@ -131,10 +131,6 @@ class World(ABC):
         """Let the ledger have been created, and closed if it is, so much earlier."""
 
     @abstractmethod
-    def delay_earlier(self, topic_id: TopicId, *, seconds: int) -> None:
-        """Let the topic's newest delayed entry have been registered so much earlier."""
-
-    @abstractmethod
     def close_ledger(self, ledger_id: LedgerId) -> None:
         """Close an open ledger that nothing follows."""
 

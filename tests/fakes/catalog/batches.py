@@ -1,16 +1,14 @@
-"""What the fakes of deletion share: batches, who holds them, and the lease that a write is under."""
+"""What the fakes of deletion share: batches, and who holds them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import Lease
 from logstore.ports.catalog import Claim, Detached
 from logstore.positions import TopicId
+from tests.fakes.catalog.absent import Absent
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog
@@ -29,35 +27,23 @@ class Run:
     until_us: int
     holder_run: str = ""
     finished_us: int | None = None
-    paused: bool = False
-    kind: str = "delete-ledgers"
-    created_us: int = 0
-    summary: Mapping[str, Any] = field(default_factory=dict)  # of a plan or an apply
-    kept: Mapping[int, str] = field(default_factory=dict)  # of a page of findings: number -> why nothing was done
 
     def is_held(self, now_us: int) -> bool:
-        """Claimed, or paused, and not finished."""
-        return self.finished_us is None and (self.until_us > now_us or self.paused)
+        """Claimed, and not finished."""
+        return self.finished_us is None and self.until_us > now_us
 
 
-class Batches:
+class Batches(Absent):
     """Opens batches, and says of rows whether somebody works on them."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
+        super().__init__("such calls of deletion")
         self._catalog = catalog
-        self._lease: Lease | None = None
 
     def under(self, lease: Lease | None) -> Self:
-        bound = self if lease is None else copy(self)
-        bound._lease = lease
-        return bound
-
-    @contextmanager
-    def _fenced(self) -> Iterator[None]:
-        """One write: under the catalog's lock, and the lease if there is one."""
-        with self._catalog.lock:
-            self._catalog.fences.hold(self._lease)
-            yield
+        """Nobody owns bundles here."""
+        assert lease is None
+        return self
 
     def open_batch(self, done: Detached, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS) -> Detached:
         """Hold the batch for whoever asked."""

@@ -115,8 +115,6 @@ class FakeCommits:
             last_segment=write.number,
         )
         self._catalog.ledger_rows[write.ledger_id] = grown
-        if write.delayed:
-            self._catalog.delayed.count(write.topic_id, write.delayed)
         return Registered(first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes)
 
     def _advance_producers(self, write: RegisterSegment) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome, require_topic
-from logstore.errors import ClaimHeld, PreconditionFailed, StaleCatalog, UnknownObject
+from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
-from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.batches import Batches, Run
+from logstore.positions import LedgerId
+from tests.fakes.catalog.batches import Batches
 
 _MOST_SEGMENTS = 20_000  # in a range
 
@@ -36,52 +36,23 @@ class FakeDeletions(Batches):
             return [self._with_reference(row) for row in found]
 
     def renew(self, batch_id: str, claim: Claim) -> None:
-        with effect("catalog.renew"), self._fenced():
+        with effect("catalog.renew"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
             if run is None:
                 raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
             if run.finished_us is not None:
                 raise ClaimHeld(f"batch {batch_id}: expected it unfinished, found that it is finished")
-            if not run.holder:
-                raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found that it was released")
             if run.holder != claim.workflow_id and run.is_held(self._catalog.now_us):
                 raise ClaimHeld(f"batch {batch_id}: expected {claim.workflow_id}, found {run.holder}")
             until_us = self._catalog.until_us(claim.ttl_s)
             run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
-    def pause(self, batch_id: str) -> None:
-        with effect("catalog.pause"), self._fenced():
-            run = self._unfinished(batch_id)
-            if not run.holder:
-                raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
-            run.paused = True
-
-    def resume(self, batch_id: str) -> None:
-        with effect("catalog.resume"), self._fenced():
-            self._unfinished(batch_id).paused = False
-
-    def release(self, batch_id: str) -> bool:
-        with effect("catalog.release"), self._fenced():
-            run = self._catalog.runs.get(batch_id)
-            if run is None or run.finished_us is not None or not run.paused:
-                return False
-            run.paused, run.until_us, run.holder = False, self._catalog.now_us, ""
-            return True
-
-    def _unfinished(self, batch_id: str) -> Run:
-        run = self._catalog.runs.get(batch_id)
-        if run is None:
-            raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)
-        if run.finished_us is not None:
-            raise PreconditionFailed(f"batch {batch_id}: expected it unfinished, found that it is finished")
-        return run
-
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         if not ended:
             return frozenset()
         done = set()
-        with effect("catalog.finish"), self._fenced():
+        with effect("catalog.finish"), self._catalog.lock:
             for end in ended:
                 row = self._catalog.intent_rows[end.row_id]
                 if row.state is not DeletionState.PENDING or holder not in {row.handed_to, row.batch_id}:
@@ -110,7 +81,7 @@ class FakeDeletions(Batches):
         if not row_ids:
             return frozenset()
         moved = set()
-        with effect("catalog.hand_over"), self._fenced():
+        with effect("catalog.hand_over"), self._catalog.lock:
             for row_id, workflow_id in row_ids.items():
                 row = self._catalog.intent_rows[row_id]
                 if (row.state, row.batch_id, row.handed_to) == (DeletionState.PENDING, batch_id, None):
@@ -130,7 +101,7 @@ class FakeDeletions(Batches):
         attempt: bool = True,
         topic: str | None = None,
     ) -> DeletionIntent:
-        with effect("catalog.take"), self._fenced():
+        with effect("catalog.take"), self._catalog.lock:
             current = self._catalog.current_epoch
             if epoch not in {None, current}:
                 raise StaleCatalog(f"catalog epoch: expected {current}, found {epoch} in the request")
@@ -146,7 +117,7 @@ class FakeDeletions(Batches):
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
-        with effect("catalog.hold"), self._fenced():
+        with effect("catalog.hold"), self._catalog.lock:
             row = self._catalog.intent_rows.get(row_id)
             if row is None or row.state is not DeletionState.PENDING:
                 return 0
@@ -171,7 +142,7 @@ class FakeDeletions(Batches):
         )
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
-        with effect("catalog.close"), self._fenced():
+        with effect("catalog.close"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
             first = run is not None and run.finished_us is None
             if run and first:
@@ -199,28 +170,7 @@ class FakeDeletions(Batches):
         with self._catalog.lock:
             rows = sorted(self._catalog.intent_rows.items(), reverse=True)
             wanted = [row for _, row in rows if state in {None, row.state} and topic in {None, row.topic}]
-            found = [row for row in wanted if ledger_id in {None, row.ledger_id}][:limit]
-            return [replace(row, paused=self._waits(row)) for row in found]
-
-    def failures(
-        self,
-        *,
-        topic_id: TopicId | None = None,
-        batch_id: str | None = None,
-        ledger_ids: Sequence[LedgerId] | None = None,
-        limit: int,
-    ) -> Sequence[DeletionIntent]:
-        with self._catalog.lock:
-            rows = [row for _, row in sorted(self._catalog.intent_rows.items(), reverse=True)]
-        alone = [row for row in rows if row.state is DeletionState.PENDING and row.handed_to is not None]
-        failed = [row for row in rows if row.state is DeletionState.DEAD_LETTERED or row in alone]
-        wanted = [row for row in failed if topic_id in {None, row.topic_id} and batch_id in {None, row.batch_id}]
-        return [row for row in wanted if ledger_ids is None or row.ledger_id in ledger_ids][:limit]
-
-    def _waits(self, row: DeletionIntent) -> bool:
-        run = self._catalog.runs.get(row.batch_id)
-        waiting = row.state is DeletionState.PENDING and row.handed_to is None
-        return waiting and run is not None and run.paused and run.finished_us is None
+            return [row for row in wanted if ledger_id in {None, row.ledger_id}][:limit]
 
     def _rows(self, batch_id: str) -> Sequence[DeletionIntent]:
         with self._catalog.lock:

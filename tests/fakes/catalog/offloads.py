@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import CorruptData, PreconditionFailed, UnknownObject, Unsupported
+from logstore.errors import CorruptData, PreconditionFailed, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
+from tests.fakes.catalog.absent import Absent
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import Copy, FakeCatalog
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 _TIERED = CopyKind.OFFLOADED_LEDGER
 
 
-class FakeOffloads:
+class FakeOffloads(Absent):
     """The `Offloads` port."""
 
     def __init__(self, catalog: "FakeCatalog") -> None:
+        super().__init__("such calls of offloads")
         self._catalog = catalog
 
     def begin(
@@ -91,18 +93,6 @@ class FakeOffloads:
             found = self._catalog.copies[ledger_id]
             live = {kind: copy.context for kind, copy in found.items() if copy.state is CopyState.LIVE}
             return Copies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
-
-    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
-        for ledger_id in self.missing(topic_id, ledger_ids):
-            raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
-
-    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        with self._catalog.lock:
-            listed = set(self._catalog.lists[topic_id])
-            for ledger_id in sorted(listed.intersection(ledger_ids)):
-                if self._catalog.ledger_rows[ledger_id].state is not LedgerState.CLOSED:
-                    raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED")
-            return sorted(set(ledger_ids) - listed)
 
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
@@ -182,12 +172,6 @@ class FakeOffloads:
             self._catalog.file_copy_intent(ledger_id, _TIERED, batch_id)
         self._catalog.versions[topic_id] += bool(dead)
         return len(dead)
-
-    def take_tiered_away(self, ledger_id: LedgerId, batch_id: str) -> int:
-        """File the intent of a LIVE tiered copy of a listed ledger, and count it."""
-        self._catalog.file_copy_intent(ledger_id, _TIERED, batch_id)
-        self._catalog.versions[self._catalog.ledger_rows[ledger_id].topic_id] += 1
-        return 1
 
     def _is_listed(self, ledger_id: LedgerId) -> bool:
         return any(ledger_id in listed for listed in self._catalog.lists.values())

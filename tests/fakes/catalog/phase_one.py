@@ -1,7 +1,7 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from logstore.cursors import state as cursors
@@ -12,18 +12,14 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
     Cause,
-    Chosen,
     Claim,
     Detached,
     Filed,
-    Ledger,
     Tally,
     Topic,
-    TopicContents,
     TopicState,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.compound import Compound
 from logstore.records.tombstones import Ending, is_durable
 from tests.fakes.catalog.batches import Batches
 
@@ -50,7 +46,7 @@ class FakePhaseOne(Batches):
         durable: bool | None = None,
     ) -> Detached:
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force, durable)
-        with effect("catalog.detach"), self._fenced():
+        with effect("catalog.detach"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
@@ -76,96 +72,11 @@ class FakePhaseOne(Batches):
         self.decide(before, cause)
         done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
         if gone:
-            self._catalog.delayed.recount(topic_id)
             self._close_holes(topic_id)
             self._catalog.versions[topic_id] += 1
             detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
             self._catalog.audit("detach", cause, detail, run_id=batch_id)
         return done, before
-
-    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        with self._catalog.lock:
-            return self._kept(topic_id, chosen)
-
-    def detach_chosen(
-        self,
-        topic_id: TopicId,
-        chosen: Sequence[Ledger],
-        *,
-        batch_id: str,
-        claim: Claim,
-        cause: Cause,
-        durable: bool | None = None,
-    ) -> Chosen:
-        with effect("catalog.detach_chosen"), self._catalog.lock:
-            kept = self._kept(topic_id, chosen)
-            going = [one.ledger_id for one in chosen if one.ledger_id not in kept]
-            if not going:
-                return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
-            self._require_held(batch_id, claim)
-            done, before = self._replace(topic_id, going, batch_id, cause, force=False)
-            self._mark_durable(before, Ending.FUNCTION, self._catalog.topic(topic_id), durable)
-            self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
-            self.open_batch(done, claim, "chosen")
-            return Chosen(kept=kept, detached=replace(done, filed=self.filed_since(before)))
-
-    def _kept(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> dict[LedgerId, str]:
-        """Why each of the ledgers stays that does."""
-        self._catalog.topic(topic_id)
-        listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
-        marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.all(topic_id)}
-        kept = {}
-        for one in chosen:
-            found = listed.get(one.ledger_id)
-            if found != one:
-                kept[one.ledger_id] = "it has changed" if found else "it is in its list no more"
-            elif reason := reason_to_keep(self._facts(one.ledger_id), last=max(listed), marks=marks):
-                kept[one.ledger_id] = reason
-        return kept
-
-    def operate(
-        self,
-        topic_id: TopicId,
-        operation: Compound,
-        *,
-        batch_id: str,
-        claim: Claim,
-        cause: Cause,
-        durable: bool | None = None,
-    ) -> Detached:
-        request = (topic_id, operation, durable)
-        with effect("catalog.operate"), self._fenced():
-            earlier = self.earlier(batch_id, request)
-            if earlier:
-                return earlier.detached
-            ending, before = self._ending_of(topic_id, operation), set(self._catalog.intent_rows)
-            if ending:
-                done, before = self._replace(topic_id, [operation.ledger_id], batch_id, cause, force=True)
-                self._mark_durable(before, ending, self._catalog.topic(topic_id), durable)
-            else:
-                intents = self._catalog.offloads.take_tiered_away(operation.ledger_id, batch_id)
-                self.decide(before, cause)
-                self._catalog.audit("remove-tiered", cause, {"ledgers": 1, "sample": [operation.ledger_id]})
-                done = Detached(batch_id=batch_id, ledgers=1, intents=intents)
-            self.open_batch(done, claim, request, topic_id)
-            return replace(done, filed=self.filed_since(before))
-
-    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
-        with self._catalog.lock:
-            return self._ending_of(topic_id, operation) is not None
-
-    def _ending_of(self, topic_id: TopicId, operation: Compound) -> Ending | None:
-        self._catalog.topic(topic_id)
-        rows = self._catalog.cursors.all(topic_id)
-        listed = {one.ledger_id: one for one in self._catalog.ledgers.listed(topic_id)}
-        if operation.pass_over - {row.name for row in rows} or operation.ledger_id not in listed:
-            raise UnknownObject("operation", expected="a ledger and subscriptions of the topic", found=operation)
-        found = listed[operation.ledger_id]
-        ending = operation.ending(found.copies, generation=found.generation)
-        if ending:
-            marks = {row.name: row.state.mark_delete for row in rows if row.name not in operation.pass_over}
-            self._require_unneeded([found.ledger_id], marks, max(listed))
-        return ending
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
@@ -311,20 +222,6 @@ class FakePhaseOne(Batches):
         for row in self._catalog.cursors.all(topic_id):
             self._catalog.cursors._store(topic_id, row.name, cursors.advance(row.state, spans))
 
-    def contents(self, topic_id: TopicId) -> TopicContents:
-        with self._catalog.lock:
-            self._catalog.topic(topic_id)
-            rows = [self._catalog.ledger_rows[one] for one in self._ledgers(topic_id)]
-            copies: dict[str, Counter[str]] = {}
-            for row in rows:
-                kinds = Counter(kind.value for kind in self._catalog.copies[row.ledger_id])
-                copies[row.component.value] = copies.get(row.component.value, Counter()) + kinds
-            return TopicContents(
-                ledgers=Counter(row.component.value for row in rows),
-                copies=copies,
-                subscriptions=len(self._catalog.cursors.all(topic_id)),
-            )
-
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
         with effect("catalog.begin_topic_deletion"), self._catalog.lock:
             topic, begun_us = self._catalog.topic_rows.get(topic_id), self._catalog.begun_us.get(topic_id)
@@ -403,7 +300,7 @@ class FakePhaseOne(Batches):
         for key in cursors:
             del self._catalog.cursor_rows[key]
         removed = {"cursor": len(cursors), "schema_version": len(self._catalog.schema_rows.pop(topic_id, []))}
-        return removed | {"delayed_bucket": self._catalog.delayed.forget(topic_id)}
+        return removed | {"delayed_bucket": 0}
 
 
 def _require_deleting(topic: Topic) -> None:

@@ -14,10 +14,8 @@ from logstore.errors import (
 )
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
-from logstore.ownership import BundleId
 from logstore.ports.catalog import (
     Cause,
-    Fence,
     Ledger,
     SchemaVersion,
     Segment,
@@ -26,23 +24,19 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.audit_log import FakeAuditLog
+from tests.fakes.catalog.absent import Absent, Unrecorded
 from tests.fakes.catalog.batches import Run
 from tests.fakes.catalog.commits import FakeCommits, Misfortune
 from tests.fakes.catalog.components import FakeComponents
 from tests.fakes.catalog.cursors import FakeCursors
-from tests.fakes.catalog.delayed import FakeDelayedIndex
 from tests.fakes.catalog.deletions import FakeDeletions
-from tests.fakes.catalog.fences import FakeFences
 from tests.fakes.catalog.identities import FakeIdentities
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.fakes.catalog.offloads import FakeOffloads
 from tests.fakes.catalog.phase_one import FakePhaseOne
-from tests.fakes.catalog.reconciliation import FakeReconciliation
-from tests.fakes.catalog.records import FakeRecords
 from tests.fakes.catalog.schemas import FakeSchemas
 from tests.fakes.catalog.topics import FakeTopics
-from tests.fakes.catalog.transactions import FakeTransactions, FakeTransactionSnapshots
+from tests.fakes.catalog.transactions import FakeTransactions
 from tests.fakes.catalog.upkeep import FakeUpkeep
 
 
@@ -82,8 +76,6 @@ class FakeCatalog:
         self.catalog_id = "00000000-0000-4000-8000-000000000001"
         self.markers: dict[tuple[Role, str], int] = {}  # when each bucket was recorded as marked
         self.next_ledger = first_ledger
-        self.bundles = 64
-        self.fence_rows: dict[BundleId, Fence] = {}
         self.registration_timeout_s = registration_timeout_s  # a newborn older than this was abandoned
         self.lock = threading.RLock()
         self.topic_rows: dict[TopicId, Topic] = {}
@@ -115,18 +107,18 @@ class FakeCatalog:
         self.cursors = FakeCursors(self)
         self.schemas = FakeSchemas(self)
         self.commits = FakeCommits(self)
-        self.fences = FakeFences(self)
         self.identities = FakeIdentities(self)
-        self.audit_log = FakeAuditLog(self)
         self.phase_one = FakePhaseOne(self)
         self.deletions = FakeDeletions(self)
         self.offloads = FakeOffloads(self)
         self.upkeep = FakeUpkeep(self)
-        self.reconciliation = FakeReconciliation(self)
+        self.reconciliation = Absent("reconciliation")
+        self.fences = Absent("fences")
+        self.audit_log = Absent("audit log")
         self.transactions = FakeTransactions(self)
-        self.transaction_snapshots = FakeTransactionSnapshots()
-        self.delayed = FakeDelayedIndex(self)
-        self.records = FakeRecords()
+        self.transaction_snapshots = Absent("snapshots of transactions")
+        self.delayed = Absent("lists of buckets")
+        self.records = Unrecorded("record log")
 
     def advance(self, *, seconds: float) -> None:
         """Move the catalog's clock."""

@@ -96,7 +96,7 @@ class FakeUpkeep(Batches):
             for name, run in self._catalog.runs.items()
             if (run.until_us if run.finished_us is None else run.finished_us) < before_us
         ]
-        return [name for name in over if name not in used and self._catalog.runs[name].kind == "delete-ledgers"]
+        return [name for name in over if name not in used]
 
     def redrivable(self, row_ids: Sequence[int] | None) -> int:
         with self._catalog.lock:

@@ -61,7 +61,7 @@ def test_refused_registration_counts_nothing(world: World) -> None:
     assert world.catalog.delayed.unsealed(topic_id).entries == 0
 
 
-def test_seal_is_due_by_messages_ledgers_or_time(world: World) -> None:
+def test_seal_is_due_by_messages_ledgers_or_time(world: SqlWorld) -> None:
     """Whichever comes first, and never without a delayed message."""
     topic_id, first = _topic(world)
     append(world, topic_id, first)

@@ -530,6 +530,7 @@ def test_list_shows_of_a_topic_or_a_ledger_only_what_is_of_it(world: World) -> N
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_failures_are_dead_letters_and_what_is_tried_again_alone(world: World) -> None:
     """Of a topic, a batch or some ledgers, newest first; what its batch has yet to try, or what is gone, is none."""
     intents, others = _batch(world, 4), _batch(world, 1, name="other")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
@@ -62,6 +63,7 @@ def test_a_row_of_work_that_is_not_traced_names_no_trace(world: World) -> None:
     assert _trace_of(world, first.row_id) is None
 
 
+@pytest.mark.sql
 def test_a_row_of_the_audit_log_names_the_trace_of_its_act(world: World) -> None:
     """The decision's own trace stays findable when later attempts have others."""
     topic = new_topic(world)

@@ -56,6 +56,7 @@ def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: World) -> None:
     """Its claim has lapsed: no sweep, no trim and no other workflow takes up what an operator holds back."""
     mine, others = _batch(world, 2, name="mine"), _batch(world, 1, name="others")
@@ -78,6 +79,7 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World) -> None:
     """What was handed over is not held back, and what is left of it is taken up."""
     alone, other = _batch(world, 2, name="b")
@@ -90,6 +92,7 @@ def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World)
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     """Its workflow is gone, its claim was still live; what is not paused, not there or finished is left alone."""
     (row,) = _batch(world, 1, name="b")
@@ -104,6 +107,7 @@ def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     assert [deletions.release(name) for name in ("sweep", "nobody's")] == [False, False]
 
 
+@pytest.mark.sql
 def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None:
     """A detach that is repeated under its name finds what it did, although a sweep has taken its rows."""
     _batch(world, 1, name="b")
@@ -114,6 +118,7 @@ def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_pause_that_comes_after_the_release_pauses_nothing(world: World) -> None:
     """An activity that was given up may still run: the sweep takes up what the operator let go, all the same."""
     _batch(world, 1, name="b")
@@ -126,6 +131,7 @@ def test_pause_that_comes_after_the_release_pauses_nothing(world: World) -> None
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_renewal_that_comes_after_the_release_claims_nothing(world: World) -> None:
     """What held a paused batch may outlive its workflow: its renewal would hide the rows from the sweep."""
     _batch(world, 1, name="b")
@@ -139,6 +145,7 @@ def test_renewal_that_comes_after_the_release_claims_nothing(world: World) -> No
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     """And changes nothing."""
     _batch(world, 1, name="b")

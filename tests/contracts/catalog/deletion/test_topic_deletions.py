@@ -39,7 +39,8 @@ def test_delete_topic_leaves_intents_and_audit_only(world: World) -> None:
     copies = rich(world, topic)
     theirs = filled(world, other.topic_id, 2)
     begin(world, topic)
-    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=7, intents=9)
+    ledgers = {ledger_id for ledger_id, _ in copies}
+    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=len(ledgers), intents=len(copies))
     assert intents(world) == copies
     keys = {one.component: one.keys for one in world.catalog.deletions.list(None, limit=10)}
     assert keys["MANAGED_CURSOR"] == {"cursor": CURSOR}
@@ -252,6 +253,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None:
     """By component and by kind of copy."""
     topic = new_topic(world)

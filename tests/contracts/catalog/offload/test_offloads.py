@@ -341,6 +341,7 @@ def test_candidates_are_closed_and_have_no_live_tiered_copy(world: World) -> Non
 
 
 @pytest.mark.postgres
+@pytest.mark.sql
 def test_check_refuses_what_cannot_be_offloaded(world: World) -> None:
     """An id of another topic, and an open ledger; before anything changes."""
     topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
