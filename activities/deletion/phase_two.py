@@ -4,7 +4,7 @@ Source: PIP-186, second phase, steps 3 to 6.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -51,13 +51,16 @@ def examine(
     First the record log is told of those that it must know of; where it cannot be, their copies stay.
     """
     found, absent = Examination(errors=_untold(intents, flushes)), []
+    allowed: list[DeletionIntent] = []
     for intent in (one for one in intents if one.row_id not in found.errors):
-        refused = refusal(intent)
-        if refused:
+        if refused := refusal(intent):
             found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
-            continue
+        else:
+            allowed.append(intent)
+    inspect = _inspecting(allowed, storages)
+    for intent in allowed:
         try:
-            stored = _storage(storages, intent).inspect(intent)
+            stored = inspect(intent)
             if stored.finding is Finding.ABSENT:
                 absent.append(intent)
             elif stored.finding is Finding.FOREIGN:
@@ -70,6 +73,22 @@ def examine(
         heartbeats.examined()
     _place_absent(found, absent, storages)
     return found
+
+
+def _inspecting(intents: Sequence[DeletionIntent], storages: Storages) -> Callable[[DeletionIntent], StoredCopy]:
+    """How to look at these: each in the storage of its kind, which knows what else it will be asked for."""
+    by_kind = {
+        kind: storages[kind.value].inspecting([one for one in intents if one.copy is kind])
+        for kind in {one.copy for one in intents}
+        if kind.value in storages
+    }
+
+    def inspect(intent: DeletionIntent) -> StoredCopy:
+        if intent.copy not in by_kind:
+            raise Unsupported(f"ledger {intent.ledger_id}: this build has no storage for {intent.copy.value}")
+        return by_kind[intent.copy](intent)
+
+    return inspect
 
 
 def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
@@ -150,13 +169,6 @@ def _incomplete(copy: StoredCopy, before: Removal | None, removal: Removal) -> D
     gone = removal.objects + (before.objects if before else 0)
     left = len(copy.data_keys) + len(copy.meta_keys) - gone
     return DeletionIncomplete(removal.error or "", keys_left=left if removal.answered else None)
-
-
-def _storage(storages: Storages, intent: DeletionIntent) -> CopyStorage:
-    try:
-        return storages[intent.copy.value]
-    except KeyError:
-        raise Unsupported(f"ledger {intent.ledger_id}: this build has no storage for {intent.copy.value}") from None
 
 
 _OF_THE_STORE = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # not of one ledger: no answer, no permission

@@ -28,6 +28,9 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer, or contradicts itself.
         """
 
+    def inspecting(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+        """`inspect` for these, each to be asked for once; what one request tells of several is asked with the first."""
+
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """Ask each store in which copies were found `ABSENT` whether it is the catalog's, once, and now.
 

@@ -22,7 +22,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import SHARDS, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.locations import CopyLocation
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import ObjectInfo
@@ -118,16 +118,19 @@ class World:
         sizes = "UPDATE segment SET size_bytes = :size WHERE ledger_id = :ledger AND number = :number"
         self.sql(sizes, size=len(body), ledger=row.ledger_id, number=row.number)
 
-    def fill(self, count: int, *, segments: int = 2, acknowledged: bool = True) -> list[LedgerId]:
-        """So many closed ledgers of `segments` objects each, and an open one behind them."""
-        statements = [self._ledger(segments) for _ in range(count + 1)]
+    def fill(
+        self, count: int, *, segments: int = 2, acknowledged: bool = True, neighbours: bool = False
+    ) -> list[LedgerId]:
+        """So many closed ledgers of `segments` objects each, and an open one behind them; in one shard if asked."""
+        statements = [self._ledger(segments, apart=SHARDS if neighbours else 1) for _ in range(count + 1)]
         ids = [statement.ledger_id for statement in statements]
         if acknowledged and count:
             self.acknowledge(ids[-2])
         return ids[:-1]
 
-    def _ledger(self, segments: int) -> LedgerStatement:
+    def _ledger(self, segments: int, *, apart: int = 1) -> LedgerStatement:
         last = self.catalog.ledgers.last(self.topic.topic_id)
+        self.sql("UPDATE catalog SET next_ledger_id = next_ledger_id + :more", more=apart - 1)
         made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
         self.store(made, segments)
         assert self.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)

@@ -136,7 +136,8 @@ class DeletionRequests:
 def deletion_requests(ledgers: int, *, segments: int, chunk: int = _POLICY.chunk) -> DeletionRequests:
     """For a batch of ledgers of so many segments each: a LIST for each, and the keys of a chunk together in pages.
 
-    Segments go first and `meta.json` after them, so that a chunk has two runs of pages.
+    No ledgers are counted as neighbours, which would share a LIST. Segments go first and `meta.json` after them, so
+    that a chunk has two runs of pages.
     """
     whole, rest = divmod(ledgers, chunk)
     sizes = [chunk] * whole + [rest] * bool(rest)

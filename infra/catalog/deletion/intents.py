@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import any_of
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.log.ledgers import CopyKind
+from logstore.log.ledgers import SHARDS, CopyKind
 from logstore.ports.catalog import Cause, Filed, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
@@ -194,7 +194,8 @@ def intents_for(
         "durable": literal(int(durable)),
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
-    return list(columns), query.order_by(t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+    # ledgers of one shard in a row, so that a chunk of rows holds few shards, whose ledgers share listings
+    return list(columns), query.order_by(t.ledger.c.ledger_id % SHARDS, t.ledger.c.ledger_id, t.ledger_copy.c.kind)
 
 
 def filed_by(

@@ -4,7 +4,7 @@ Between any two calls here the process may die. Data goes first and `meta.json` 
 half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -13,6 +13,7 @@ from threading import Event
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
 from logstore.deletion.services.confirmed_deletes import UnconfirmedKeys, delete, kept, removal, unconfirmed
+from logstore.deletion.services.shared_listings import SharedListings
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.ledgers import (
@@ -46,7 +47,21 @@ class PrimaryCopies:
         self._objects = objects
 
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
-        """List the ledger's prefix and judge whose it is.
+        """List the ledger's prefix and judge whose it is; see `_judged`."""
+        return self._judged(intent, self._objects.list(ledger_prefix(intent.ledger_id)))
+
+    def inspecting(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+        """See `CopyStorage`: small ledgers that stand side by side share a listing."""
+        listings = SharedListings(self._objects, intents)
+
+        def inspect(intent: DeletionIntent) -> StoredCopy:
+            shown = listings.of(intent.ledger_id)
+            return self.inspect(intent) if shown is None else self._judged(intent, shown)
+
+        return inspect
+
+    def _judged(self, intent: DeletionIntent, listing: Iterable[ObjectInfo]) -> StoredCopy:
+        """Say whose the ledger is by a listing of it.
 
         One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by independent
         reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870), a second listing for
@@ -57,7 +72,7 @@ class PrimaryCopies:
             StoreUnavailable: Storage did not answer, or its answers contradict each other.
         """
         uploads = self._uploads(intent)
-        found = list({item.key: item for item in self._objects.list(ledger_prefix(intent.ledger_id))}.values())
+        found = list({item.key: item for item in listing}.values())
         if not found:
             gone = self._prove_absent(intent)
             return replace(gone, finding=Finding.OWN, uploads=uploads) if uploads else gone

@@ -33,6 +33,10 @@ class TieredCopies:
         self._buckets = buckets
         self._now_us = now_us
 
+    def inspecting(self, _intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+        """See `CopyStorage`; each copy has a prefix of its own, which nothing orders."""
+        return self.inspect
+
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
         """List the attempt's prefix, and ask both objects whose they are.
 

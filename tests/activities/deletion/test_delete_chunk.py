@@ -19,7 +19,16 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
 )
-from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import (
+    SHARDS,
+    Component,
+    LedgerOwner,
+    LedgerStatement,
+    ledger_prefix,
+    meta_key,
+    segment_key,
+    shard_prefix,
+)
 from logstore.ports.storage import Removal
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, done, environment, payload_bytes
@@ -55,6 +64,32 @@ def test_chunk_of_own_ledgers_is_deleted_and_confirmed(world: World) -> None:
 def delete_size(world: World) -> int:
     """What the catalog recorded as deleted."""
     return world.catalog.deletions.tally("batch-1").size_bytes
+
+
+def test_chunk_of_neighbours_ends_each_as_if_it_were_alone(world: World) -> None:
+    """Ledgers of one shard share a listing, and nothing else: each is judged, and deleted, by its own objects."""
+    whole, gone, strange, short, kept, late = world.fill(6, neighbours=True)
+    world.detach([whole, gone, strange, short, late])
+    world.objects.delete([key for key in world.objects.keys if key.startswith(ledger_prefix(gone))])
+    world.objects.put_if_absent(f"{ledger_prefix(strange)}stranger", b"", metadata={})
+    world.objects.blind(segment_key(short, 1).__eq__, listings=1)
+    appears = meta_key(late, world.intents()[-1].owner)
+    stored = world.objects.get(appears)
+    assert stored
+    world.objects.delete([appears])  # so that its listing is short, and is not believed
+
+    def put_late() -> None:
+        for ledger in (late, kept):
+            world.objects.put_if_absent(segment_key(ledger, 2), b"x", metadata=stored.metadata)
+
+    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=put_late))
+    world.objects.calls.clear()
+    expected = {"ALREADY_GONE": 1, "DELETED": 2, "METADATA_MISMATCH": 1, "RETRYING": 1}
+    assert delete(world).outcomes == expected
+    names = [name for operation, name in world.objects.calls if operation is Operation.LIST]
+    assert names.count(shard_prefix(whole % SHARDS)) == 1
+    assert names.count(ledger_prefix(whole)) == 0
+    assert [len(world.left_of(one)) for one in (whole, gone, strange, short, kept, late)] == [0, 0, 4, 0, 4, 1]
 
 
 def test_chunk_of_a_ledger_gone_already_counts_as_success(world: World) -> None:
@@ -372,6 +407,9 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
 
     class TakenOver:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:
+            raise NotImplementedError
+
+        def inspecting(self, intents: object) -> Callable[[DeletionIntent], StoredCopy]:
             raise NotImplementedError
 
         def check_absence(self, absent: object) -> dict[int, SextonError]:

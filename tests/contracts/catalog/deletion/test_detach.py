@@ -6,8 +6,8 @@ from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Detached, Ended, Filed, TopicState
+from logstore.log.ledgers import SHARDS, CopyKind, CopyState
+from logstore.ports.catalog import Detached, Ended, Filed, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (
     acknowledge,
@@ -42,6 +42,19 @@ def test_detach_by_retention_replaces_consumed_ledgers_by_intents(world: World) 
     assert (first.segments, first.size_bytes, first.context) == (1, 100, {})
     assert (first.state, first.outcome, first.attempts) == (DeletionState.PENDING, None, 0)
     assert first.handed_to is None
+
+
+@pytest.mark.postgres
+def test_detach_files_intents_in_the_order_of_shards(sql_world: SqlWorld) -> None:
+    """A range of rows holds few shards, whose ledgers share listings."""
+    sql_world.start_ids_at(LedgerId(SHARDS - 2))
+    topic = new_topic(sql_world)
+    filled(sql_world, topic.topic_id, 4)
+    sql_world.start_ids_at(LedgerId(2 * SHARDS - 2))
+    filled(sql_world, topic.topic_id, 4)
+    sql_world.phase_one(topic.topic_id, batch_id="b")
+    found = [one.ledger_id for one in sql_world.catalog.deletions.intents("b", RowRange(first=0, last=99, rows=99))]
+    assert found == [256, 512, 257, 254, 510, 255, 511]
 
 
 def test_detach_empty_or_single_list_takes_nothing(world: World) -> None:

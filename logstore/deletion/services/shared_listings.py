@@ -1,0 +1,107 @@
+"""Listings that ledgers of one shard share: one page shows many small ledgers, where each alone would take a request.
+
+A shard holds the ledgers of every 256th id, in the order of their ids, so ledgers that follow each other there stand in
+one page. They are listed together where few other ledgers are expected between them. What a walk does not show whole
+is left to a listing of its own, so each ledger that is shown here was listed from before its first key to beyond its
+last. It is what a listing of its own would have shown, and proves no more: see `PrimaryCopies` for what else is asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from logstore.deletion.intents import DeletionIntent
+from logstore.errors import Unsupported
+from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
+from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.positions import LedgerId
+
+_BETWEEN: Final = 200
+"""Keys of others that are passed over rather than asked around: reading so many costs what a request costs."""
+
+
+class SharedListings:
+    """The objects of some ledgers, by one walk for neighbours, made when the first of them is asked for."""
+
+    def __init__(self, objects: ObjectStore, intents: Sequence[DeletionIntent]) -> None:
+        """Ask nothing yet.
+
+        Args:
+            objects: The primary bucket.
+            intents: Whose primary copies will be asked for; their segments tell how many objects to expect.
+        """
+        self._objects = objects
+        self._walks = {ledger_id: walk for walk in _walks(intents) for ledger_id in walk}
+        self._shown: dict[LedgerId, list[ObjectInfo]] = {}
+
+    def of(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
+        """The ledger's objects, ascending by key, none where none stands; or None: it is to be listed alone.
+
+        Each ledger is shown once. Where a walk fails, the other ledgers of it are to be listed alone.
+
+        Raises:
+            StoreUnavailable: Storage did not answer.
+        """
+        if walk := self._walks.get(ledger_id):
+            for each in walk:
+                del self._walks[each]
+            self._shown |= _walked(self._objects, walk)
+        return self._shown.pop(ledger_id, None)
+
+
+def _walks(intents: Sequence[DeletionIntent]) -> Iterator[list[LedgerId]]:
+    """Ledgers to be listed together, two or more, each time of one shard and ascending."""
+    expected = {one.ledger_id: one.segments + 1 for one in intents}
+    mean = sum(expected.values()) / max(1, len(expected))
+    walk: list[LedgerId] = []
+    for ledger_id in sorted(expected, key=lambda one: (one % SHARDS, one)):
+        if walk and (ledger_id % SHARDS != walk[-1] % SHARDS or _others(walk[-1], ledger_id) * mean > _BETWEEN):
+            yield from [walk] if len(walk) > 1 else []
+            walk = []
+        walk.append(ledger_id)
+    yield from [walk] if len(walk) > 1 else []
+
+
+def _others(last: LedgerId, following: LedgerId) -> int:
+    """Ledgers that may stand between two of a shard."""
+    return (following - last) // SHARDS - 1
+
+
+def _walked(objects: ObjectStore, walk: Sequence[LedgerId]) -> dict[LedgerId, list[ObjectInfo]]:
+    """Those of the ledgers that a listing from the first to the last shows whole; it ends where too many are of others.
+
+    So it takes hardly more pages than listings alone would: those of their own objects, and a fifth of one a ledger.
+    """
+    found: dict[LedgerId, list[ObjectInfo]] = {}
+    rest, others = list(reversed(walk)), 0
+    current = rest.pop()
+    found[current] = []
+    try:
+        for item in objects.list(shard_prefix(current % SHARDS), start_after=_before(current)):
+            while item.key > _end(current):
+                if not rest:
+                    return found
+                current = rest.pop()
+                found[current] = []
+            if item.key.startswith(ledger_prefix(current)):
+                found[current].append(item)
+                continue
+            others += 1
+            if others > _BETWEEN * len(walk):
+                del found[current]
+                return found
+    except Unsupported:  # strange keys beside the ledgers are in an order of their own; they spoil no lone listing
+        return {}
+    return {ledger_id: found.get(ledger_id, []) for ledger_id in walk}
+
+
+def _before(ledger_id: LedgerId) -> str:
+    """What sorts behind every key of the ledger before it in its shard: "" where it is the first one."""
+    return _end(LedgerId(ledger_id - SHARDS)) if ledger_id >= SHARDS else ""
+
+
+def _end(ledger_id: LedgerId) -> str:
+    """What sorts behind every key of the ledger, and before any of the next one.
+
+    "0" follows "/" at once; "1" leaves room for a store that must be asked for what follows a little less.
+    """
+    return ledger_prefix(ledger_id).removesuffix("/") + "1"
