@@ -5,9 +5,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from workers.client.payload_codec import codec_of
 from workers.hosting.codec_page import add_codec
 from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
-from workers.hosting.draining import ended_at_the_latest
+from workers.hosting.draining import LastMoment
 from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
 from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
@@ -110,12 +110,9 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
 
 
 async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, shown: Shown) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    in_hand = RunningActivities()
+    stop, in_hand = asyncio.Event(), RunningActivities()
+    end = LastMoment(settings.drain_timeout, in_hand)
     with (
-        ExitStack() as until_the_end,
         open_log(settings) as log,
         ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
         ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
@@ -124,6 +121,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         ThreadPoolExecutor(settings.transaction_coordinators, "transactions") as transaction_threads,
         ThreadPoolExecutor(RECORDS_AT_ONCE * len(queues), "records") as record_threads,
     ):
+        _when_told(end.begin, stop.set)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(
@@ -153,12 +151,18 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
             async with _until(ends, workers, shown.readiness):
                 _log.info("draining for at most %s s", settings.drain_timeout)
-                until_the_end.enter_context(ended_at_the_latest(settings.drain_timeout, in_hand))
+                end.begin()
             if replaced.done():
                 raise replaced.result()
         if owners.failure:
             raise owners.failure
     _log.info("drained")
+
+
+def _when_told(*acts: Callable[[], None]) -> None:
+    """Call these at SIGTERM and SIGINT; until now these end the process at once, which has nothing in hand."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: [act() for act in acts])
 
 
 @asynccontextmanager

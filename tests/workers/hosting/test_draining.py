@@ -144,9 +144,36 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
         first.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(first.wait, _ENDS_WITHIN_S) == 1
         assert "1 activities did not end" in (settings.home / "w1.log").read_text(encoding="utf-8")
+        starting = start("w3", drain_timeout=0)
+        await eventually(lambda: _asked(settings, "w3", "/healthz")[0] == 200, "it starts, and storage hangs")
+        starting.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(starting.wait, _ENDS_WITHIN_S) == 1
         storage.mend()
         start("w2")
         assert (await handle.result()).done.blocks > 0
         assert await _attempts(handle) == [2]
 
     asyncio.run(drain())
+
+
+_HANGS = """
+import asyncio, sys, threading
+from workers.hosting.draining import LastMoment
+from workers.hosting.interceptors import RunningActivities
+
+async def work():
+    asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+    await asyncio.sleep(0)
+    end = LastMoment(0, RunningActivities(), leave_s=0.1)
+    end.begin()
+    end.begin()
+
+asyncio.run(work())
+"""
+
+
+def test_process_ends_although_a_request_of_no_activity_hangs() -> None:
+    """Python waits for the thread of such a request, when all work is over already: without the bound for ever."""
+    done = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "0 activities did not end, or a request hangs" in done.stderr
