@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Final
 
@@ -42,13 +42,18 @@ RESULT = "result"
 
 
 def plan_result(summary: Mapping[str, Any]) -> PlanResult:
-    """What a finished plan came to."""
-    return PlanResult(**summary[RESULT])
+    """What a finished plan came to, in the words that this build knows: a newer one may have said more."""
+    return PlanResult(**_known(PlanResult, summary[RESULT]))
 
 
 def apply_counts(summary: Mapping[str, Any]) -> ApplyCounts:
-    """What a finished apply came to."""
-    return ApplyCounts(**summary[RESULT])
+    """What a finished apply came to, likewise."""
+    return ApplyCounts(**_known(ApplyCounts, summary[RESULT]))
+
+
+def _known(kind: type[PlanResult] | type[ApplyCounts], told: Mapping[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
 
 
 def apply_run_id(run_id: str) -> str:

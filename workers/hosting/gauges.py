@@ -128,7 +128,10 @@ class DelayedGauges:
 
 
 class CatalogGauges:
-    """Reads gauges of the catalog again and again."""
+    """Reads gauges of the catalog again and again.
+
+    Where the catalog does not answer, none is read until it does; one alone that cannot be read harms no other.
+    """
 
     def __init__(self, *reads: Callable[[], None]) -> None:
         """Call these, which may raise what the catalog raises."""
@@ -142,16 +145,24 @@ class CatalogGauges:
             await asyncio.sleep(EVERY_S)
 
     def read(self) -> None:
-        """Read once; a failure is logged once until the catalog answers again."""
-        try:
-            for read in self._reads:
+        """Read once; a failure is logged once until all can be read again."""
+        failed = False
+        for read in self._reads:
+            try:
                 read()
-        except SextonError as error:
-            if not self._told:
-                _log.warning("metrics: the gauges keep their last values, for the catalog does not answer: %s", error)
-            self._told = True
-            return
-        self._told = False
+            except SextonError as error:
+                self._tell(error)
+                return  # the others would wait for the same answer
+            except Exception as error:  # noqa: BLE001 - a row that this build cannot read
+                self._tell(error)
+                failed = True
+        self._told = failed
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            unexpected = not isinstance(error, SextonError)
+            _log.warning("metrics: gauges keep their last values: %s", error, exc_info=unexpected)
+        self._told = True
 
 
 class PlanGauges:

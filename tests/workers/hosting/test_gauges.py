@@ -75,6 +75,21 @@ def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(capl
     assert len(caplog.records) == 2, "a second outage is told again"
 
 
+def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A row of another build may be one that this one cannot read: the others stay fresh, and the reading goes on."""
+    meter, catalog = FakeMeter(), _Catalog()
+
+    def of_another_build() -> None:
+        raise TypeError("unexpected keyword argument")
+
+    gauges = CatalogGauges(of_another_build, DeletionGauges(meter, catalog.inflight).read)
+    for _ in range(3):
+        gauges.read()
+    assert _shown(meter) == [7, 2]
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info
+
+
 @pytest.mark.parametrize(
     ("plans", "shown"),
     [
