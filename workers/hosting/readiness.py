@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -130,9 +131,18 @@ def checks_of(client: Client, settings: Settings, catalog: Catalog, workers: Seq
         wanted = DescribeNamespaceRequest(namespace=client.namespace)
         await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
 
-    return {
-        "worker": polls,
-        "temporal": temporal,
-        "database": lambda: asyncio.to_thread(catalog.identities.catalog_id),
-        "primary bucket": lambda: asyncio.to_thread(bucket.head, MARKER_KEY),
+    blocking: dict[str, Callable[[], object]] = {
+        "database": catalog.identities.catalog_id,
+        "primary bucket": lambda: bucket.head(MARKER_KEY),
     }
+    return {"worker": polls, "temporal": temporal, **in_own_threads(blocking)}
+
+
+def in_own_threads(questions: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
+    """Questions that block, as checks: each has a thread, for requests that hang may hold all those of the loop."""
+    threads = ThreadPoolExecutor(len(questions), "readiness")
+
+    def check(question: Callable[[], object]) -> Check:
+        return lambda: asyncio.get_running_loop().run_in_executor(threads, question)
+
+    return {name: check(question) for name, question in questions.items()}

@@ -20,7 +20,7 @@ from workers.pages.rendering import POLICY, rendered
 from workers.pages.texts import shown_s
 
 KEPT_S: Final = 10.0
-_ANSWER_S: Final = 5.0  # of Temporal: a page that hangs says nothing
+_ANSWER_S: Final = 5.0  # of each service: a page that hangs says nothing
 _POLICY: Final = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Referrer-Policy": "no-referrer"}
 
 Read = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,18 +43,51 @@ class Kept:
             return self._found[1]
 
 
+class Bounded:
+    """A read in a thread that is waited for some seconds; one that hangs holds its thread, and no other is begun."""
+
+    def __init__(self, read: Callable[[], dict[str, Any]], within_s: float) -> None:
+        """Read nothing yet. It belongs to one event loop."""
+        self._read, self._within_s = read, within_s
+        self._begun: asyncio.Task[dict[str, Any]] | None = None
+
+    async def get(self) -> dict[str, Any] | None:
+        """What was read; None where that takes too long."""
+        if self._begun is None or self._begun.done():
+            self._begun = asyncio.create_task(asyncio.to_thread(self._read))
+        done, _ = await asyncio.wait([self._begun], timeout=self._within_s)
+        return self._begun.result() if done else None
+
+
 class StatusDocument:
     """What the page shows, read anew."""
 
-    def __init__(self, worker_id: str, store: StoreStatus, client: Client, readiness: Readiness, ui: WebUi) -> None:
-        """Take who shows it, and whom it asks."""
-        self._worker_id, self._store, self._client = worker_id, store, client
-        self._readiness, self._ui = readiness, ui
+    def __init__(
+        self,
+        worker_id: str,
+        store: StoreStatus,
+        client: Client,
+        readiness: Readiness,
+        ui: WebUi,
+        *,
+        answer_s: float = _ANSWER_S,
+    ) -> None:
+        """Take who shows it, and whom it asks, each for so many seconds at most."""
+        self._worker_id, self._client, self._sections = worker_id, client, store.names
+        self._readiness, self._ui, self._answer_s = readiness, ui, answer_s
+        self._catalog, self._replicas = Bounded(store.read, answer_s), Bounded(store.read_replicas, answer_s)
 
     async def read(self) -> dict[str, Any]:
         """All of it."""
-        status, jobs = await asyncio.gather(asyncio.to_thread(self._store.read), self._jobs())
-        return {"at": shown_s(time.time_ns() // 1000), "worker": self._worker(), **status, "jobs": jobs}
+        late = {"error": f"no answer within {self._answer_s:g} s"}
+        catalog, replicas, jobs = await asyncio.gather(self._catalog.get(), self._replicas.get(), self._jobs())
+        return {
+            "at": shown_s(time.time_ns() // 1000),
+            "worker": self._worker(),
+            **(catalog or dict.fromkeys(self._sections, late)),
+            "replicas": replicas or late,
+            "jobs": jobs,
+        }
 
     def _worker(self) -> dict[str, Any]:
         checks = [{"name": seen.name, "ok": seen.ok, "detail": seen.detail} for seen in self._readiness.seen()]
@@ -67,10 +100,10 @@ class StatusDocument:
 
     async def _jobs(self) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 rows = await visible_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
         except (RPCError, TimeoutError) as error:
-            return {"error": f"Temporal does not answer: {str(error) or f'nothing within {_ANSWER_S:g} s'}"}
+            return {"error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_s:g} s'}"}
         running = [
             {"type": one.type, "began": shown_s(int(one.started.timestamp() * 1e6))}
             | self._ui.job(one.workflow_id, one.run_id)

@@ -1,11 +1,13 @@
 """What the probes are told of a worker's services."""
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
-from workers.hosting.readiness import FRESH_S, Phase, Readiness
+from workers.hosting.readiness import FRESH_S, Phase, Readiness, in_own_threads
 from workers.hosting.trace_upkeep import alongside
 
 
@@ -92,6 +94,29 @@ def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_
             assert _details(readiness)["hangs"] == f"no answer for {FRESH_S + 1:.0f} s"
             await _until(lambda: _details(readiness)["lives"] == "")
             await _until(lambda: not readiness.ready)
+
+    asyncio.run(check())
+
+
+def test_requests_that_hang_elsewhere_hide_no_service() -> None:
+    """A page or a gauge that waits for a server that hangs holds a thread of the loop, in the end each of them."""
+    mended = threading.Event()
+
+    async def check() -> None:
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        hangs = loop.run_in_executor(None, mended.wait)
+        questions: dict[str, Callable[[], object]] = {
+            "hangs": mended.wait,
+            "lives": lambda: loop.call_soon_threadsafe(answered.set),
+        }
+        readiness = Readiness()
+        try:
+            async with alongside(readiness.watch(in_own_threads(questions))):
+                await asyncio.wait_for(answered.wait(), 60)
+        finally:
+            mended.set()
+            await hangs
 
     asyncio.run(check())
 

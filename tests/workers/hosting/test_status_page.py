@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +19,7 @@ from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Inflight
 from logstore.positions import LedgerId, TopicId
+from logstore.records.services.replicating import Replica
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
@@ -60,7 +62,14 @@ def _read(world: World) -> dict[str, Any]:  # noqa: F811
 
 def _shown(store: dict[str, Any], **more: Any) -> str:
     worker = {"worker_id": "w<1>", "ready": False, "phase": "starting", "checks": []}
-    document = {"at": "2026-11-22T00:00:00Z", "worker": worker, "jobs": {"running": []}, **store, **more}
+    document = {
+        "at": "2026-11-22T00:00:00Z",
+        "worker": worker,
+        "jobs": {"running": []},
+        "replicas": {"known": []},
+        **store,
+        **more,
+    }
     return rendered("status.html", status=json.loads(json.dumps(document)), most=MOST_ROWS)
 
 
@@ -162,6 +171,55 @@ def test_section_that_cannot_be_read_says_so_and_the_others_stand(
     assert "cannot be read: the &lt;database&gt; is away" in text
     assert "<h2>Owners</h2>" in text
     _shown({name: {"error": "away"} for name in store})
+
+
+def test_section_with_a_row_of_another_build_harms_no_other(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page of an older build, after a rollback: it says of what it cannot read that it cannot."""
+
+    def of_another_build() -> Inflight:
+        raise ValueError("'SHREDDED' is not a valid Outcome")
+
+    monkeypatch.setattr(world.catalog.deletions, "inflight", of_another_build)
+    store = _read(world)
+    assert store["deletions"] == {"error": "ValueError"}
+    assert "error" not in store["owners"]
+
+
+def test_service_that_hangs_costs_the_page_its_own_section_alone(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that takes requests and never answers; it is asked once, however often the page is loaded."""
+    mended, asked = threading.Event(), [0]
+
+    def hang() -> list[Replica]:
+        asked[0] += 1
+        mended.wait()
+        return [Replica(replica="far", state=None, manifest=0, newest=0, lag_s=None, at_us=None)]
+
+    async def nothing(*_: object, **__: object) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(status_page, "visible_workflows", nothing)
+
+    async def look() -> None:
+        store = StoreStatus(world.catalog, hang, _UI)
+        document = StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI, answer_s=0.05)  # type: ignore[arg-type]
+        try:
+            found = await document.read()
+            while "error" in found["owners"]:  # a machine with much to do
+                found = await document.read()
+            await document.read()
+        finally:
+            mended.set()
+        assert found["replicas"] == {"error": "no answer within 0.05 s"}
+        assert "cannot be read: no answer within" in rendered("status.html", status=found, most=MOST_ROWS)
+        assert asked == [1]
+
+    asyncio.run(look())
 
 
 def test_many_who_look_at_once_ask_the_store_once_in_some_seconds() -> None:
