@@ -39,6 +39,7 @@ _WORDS: Final = {
         "and",
         "or",
         "ignoring",
+        "offset",
         "rate",
         "increase",
         "delta",
@@ -152,6 +153,18 @@ def test_query_asks_for_metrics_and_labels_that_exist(where: str, query: str) ->
 def test_a_query_that_asks_for_what_does_not_exist_is_found(query: str, wrong: list[str]) -> None:
     """The check of this module can fail; labels are told apart by module."""
     assert _wrong(query) == wrong
+
+
+@pytest.mark.parametrize(
+    "rule", [one for one in _rules() if "increase(" in one["expr"]], ids=lambda rule: rule["alert"]
+)
+def test_rule_that_waits_for_one_event_sees_the_first_one(rule: dict[str, Any]) -> None:
+    """A counter begins to exist at 1 with its first event, which is no increase of it: a fault, or a raid, were missed.
+
+    Source: Prometheus, "Instrumentation: avoid missing metrics".
+    """
+    for name, window in re.findall(r"increase\((\w+)\[(\w+)\]\)", rule["expr"]):
+        assert f"({name} unless {name} offset {window})" in rule["expr"]
 
 
 def test_values_of_labels_in_rules_are_those_of_the_code() -> None:
