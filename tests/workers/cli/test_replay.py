@@ -12,12 +12,13 @@ from tests.workers.cli.fakes import FakeServices
 from workers.hosting.replaying import Replayed
 
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
+_ID = "trim-topic/1/recorded-1"
 
 
 def test_replay_of_a_file_needs_no_stack(run: Run) -> None:
     """The contract's field, and what was replayed."""
-    told = document(run("replay", "trim-topic/1", "--history", str(_TRIM), "--json"))
-    assert (told["replayed"], told["workflow_id"], told["type"]) == (True, "trim-topic/1", "trim-topic")
+    told = document(run("replay", _ID, "--history", str(_TRIM), "--json"))
+    assert (told["replayed"], told["workflow_id"], told["type"]) == (True, _ID, "trim-topic")
     assert told["events"] > 10
 
 
@@ -28,7 +29,7 @@ def test_replay_that_failed_exits_1_and_says_why(
     """Whether it went another way or broke."""
     done = Replayed(type="trim-topic", run_id="r", events=3, failure="[TMPRL1100] …", nondeterministic=another_way)
     services.replay = lambda history, debug, settings: done  # type: ignore[method-assign]
-    told = document(run("replay", "trim-topic/1", "--history", str(_TRIM), "--json"), 1)
+    told = document(run("replay", _ID, "--history", str(_TRIM), "--json"), 1)
     assert (told["replayed"], told[field]) == (False, "[TMPRL1100] …")
     assert {"nondeterminism", "failure"} & set(told) == {field}
 
@@ -61,6 +62,14 @@ def test_history_that_cannot_be_read_is_bad_input(run: Run, tmp_path: Path, cont
         file.write_bytes(content)
     told = document(run("replay", "trim-topic/1", "--history", str(file), "--json"), 2)["error"]
     assert (told["type"], told["field"]) == ("InvalidInput", "history")
+
+
+def test_history_of_another_workflow_is_refused(run: Run) -> None:
+    """The answer would say of one job what another did."""
+    told = document(run("replay", "trim-topic/7", "--history", str(_TRIM), "--json"), 2)["error"]
+    assert told["field"] == "history"
+    assert "expected one of trim-topic/7" in told["message"]
+    assert told["message"].endswith(f"of {_ID}'")
 
 
 def test_a_file_and_a_run_are_one_too_many(run: Run) -> None:

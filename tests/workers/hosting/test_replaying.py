@@ -88,7 +88,17 @@ def test_debugger_stops_in_the_workflow_and_at_breakpoints_and_the_replay_ends_a
     lines = (_ROOT / "workflows" / "deletion" / "trim_topic.py").read_text(encoding="utf-8").splitlines()
     asked = next(at for at, line in enumerate(lines, 1) if "if not detached.intents" in line)
     typed = f"p request.topic\nb workflows/deletion/trim_topic.py:{asked}\nc\np detached.ledgers\nq\n"
-    argv = [sys.executable, "-m", "workers", "replay", "trim-topic/1", "--history", str(_TRIM), "--debug", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "workers",
+        "replay",
+        "trim-topic/1/recorded-1",
+        "--history",
+        str(_TRIM),
+        "--debug",
+        "--json",
+    ]
     home = tmp_path / "home"
     ended = subprocess.run(
         [*argv, "--home", str(home)], input=typed, capture_output=True, text=True, timeout=100, cwd=_ROOT, check=False

@@ -74,7 +74,12 @@ def _history(context: CommandContext, workflow_id: str, file: Path | None, run_i
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("history", expected=f"a file that can be read ({error})", found=file) from error
     try:
-        return WorkflowHistory.from_json(workflow_id, text)
+        found = WorkflowHistory.from_json(workflow_id, text)
     except Exception as error:  # the SDK raises what its parsers raise, of many kinds
         expected = "a history as JSON, of the Web UI or of `temporal workflow show --output json`"
         raise InvalidInput("history", expected=expected, found=f"{file} ({type(error).__name__})") from error
+    for event in found.events[:1]:
+        recorded = event.workflow_execution_started_event_attributes.workflow_id
+        if recorded not in {"", workflow_id}:  # what old servers wrote does not say
+            raise InvalidInput("history", expected=f"one of {workflow_id}", found=f"{file} of {recorded}")
+    return found
