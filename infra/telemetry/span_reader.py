@@ -14,6 +14,7 @@ MOST_SPANS: Final = 50_000
 ATTEMPT: Final = "sexton.attempt"  # attribute: which attempt at an activity, from 1
 _MOST_TRACES: Final = 1_000  # that name one workflow; the newest are kept
 _OWN = ("RunWorkflow:", "RunActivity:", "StartActivity:", "StartChildWorkflow:")  # spans of the workflow's own run
+_IDS = ("temporalWorkflowID", "temporalRunID")  # attributes
 _STARTS = ("StartWorkflow:", "SignalWithStartWorkflow:")
 
 
@@ -109,26 +110,34 @@ class SpanReader:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and _is_span(row) else None
 
 
 def _is_span(row: Mapping[str, Any]) -> bool:
-    """Whether it has what is read of it, each of its type."""
+    """Whether it has what is read of it, each of its type and within its bounds."""
     texts, maps = ("trace_id", "span_id", "name"), ("status", "attributes", "resource")
     return (
         all(isinstance(row.get(name), str) for name in texts)
         and isinstance(row.get("parent_id"), str | None)
-        and isinstance(row.get("start_ns"), int)
-        and isinstance(row.get("end_ns"), int | None)
+        and _is_time(row.get("start_ns"))
+        and (row.get("end_ns") is None or _is_time(row["end_ns"]))
         and all(isinstance(row.get(name) or {}, Mapping) for name in maps)
+        and isinstance((row.get("status") or {}).get("description"), str | None)
+        and all(isinstance((row.get("attributes") or {}).get(name), str | None) for name in _IDS)
     )
 
 
+def _is_time(found: object) -> bool:
+    return isinstance(found, int) and 0 <= found < 2**63
+
+
 def _span(row: Mapping[str, Any]) -> SpanRow:
+    """The span; one that ended before it began, for the clock was set back meanwhile, took no time."""
     status, attributes = row.get("status") or {}, row.get("attributes") or {}
-    start, end = row["start_ns"], row.get("end_ns") or row["start_ns"]
+    start = row["start_ns"]
+    end = max(start, row.get("end_ns") or 0)
     return SpanRow(
         span_id=row["span_id"],
         parent_id=row.get("parent_id"),

@@ -125,6 +125,35 @@ def test_a_line_that_lacks_a_field_of_a_span_is_passed_over_and_counted(tmp_path
     assert [one.trace_id for one in SpanReader(tmp_path).sightings("w/1")] == [TRACE]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"start_ns": 10**30},
+        {"start_ns": -1},
+        {"end_ns": 2**63},
+        {"status": {"code": "error", "description": {"a": 1}}},
+        {"attributes": {"temporalWorkflowID": ["w/1"]}},
+        {"attributes": {"temporalWorkflowID": "w/1", "temporalRunID": {}}},
+    ],
+)
+def test_a_line_whose_values_no_span_has_is_passed_over_and_counted(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """Times that no calendar has, texts that are none: the rest of the trace is there."""
+    whole = span("a", "RunWorkflow:w", temporalWorkflowID="w/1")
+    write(tmp_path / "one.jsonl", span("b", "RunWorkflow:w", temporalWorkflowID="w/1") | damage, whole)
+    with (tmp_path / "one.jsonl").open("a") as file:
+        file.write(f'["{TRACE}",' + "[" * 100_000)
+    rows = SpanReader(tmp_path).trace(TRACE)
+    assert (list(rows.spans), rows.unreadable) == (["a"], 2)
+    assert [one.trace_id for one in SpanReader(tmp_path).sightings("w/1")] == [TRACE]
+
+
+def test_a_span_during_which_the_clock_was_set_back_took_no_time(tmp_path: Path) -> None:
+    """A negative length would make bars and sums of nonsense."""
+    write(tmp_path / "one.jsonl", span("a", "sexton topic trim", took_ms=-60_000))
+    (found,) = SpanReader(tmp_path).trace(TRACE).spans.values()
+    assert (found.end_ns - found.start_ns, found.total_ns, found.most_ns) == (0, 0, 0)
+
+
 def test_a_workflow_is_found_by_its_own_newest_run(tmp_path: Path) -> None:
     """Not by a later question that somebody asked it, nor by a name that only begins like it."""
     write(

@@ -121,6 +121,18 @@ def test_trace_as_a_page_needs_nothing_from_outside(run: Run, tmp_path: Path) ->
     assert 'Content-Security-Policy" content="default-src &#39;none&#39;;' in text
 
 
+def test_trace_of_machines_whose_clocks_differ_begins_with_its_earliest_span(run: Run, services: FakeServices) -> None:
+    """No offset is negative; and half a character, as a file's name may have, keeps no page from being written."""
+    folder, page = services.cwd / ".sexton" / "traces", services.cwd / "page.html"
+    late, early = span("a", "sexton topic trim", took_ms=100), span("b", "RunWorkflow:x\udc80", parent="a", at_ms=-50)
+    write(folder / "sexton-1.jsonl", late, early)
+    told = document(run("trace", TRACE, "--html", str(page), "--json"))
+    assert (told["tree"][0]["offset_ms"], told["tree"][0]["children"][0]["offset_ms"]) == (50, 0)
+    assert told["duration_ms"] == 150
+    assert "left:-" not in page.read_text()
+    assert "RunWorkflow:x&#56448;" in page.read_text()
+
+
 def test_trace_of_five_thousand_spans_is_a_page_of_few_lines_that_open(run: Run, services: FakeServices) -> None:
     """Equal calls are one closed line, with each of them below it; the way to the one that failed is open."""
     folder, page = services.cwd / ".sexton" / "traces", services.cwd / "page.html"

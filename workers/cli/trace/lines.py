@@ -52,8 +52,8 @@ class FoundTrace:
 
     @property
     def start_ns(self) -> int:
-        """When its first span began."""
-        return min(root.span.start_ns for root in self.roots)
+        """When its first span began: clocks of machines differ, so that it may be another than the root."""
+        return min(node.span.start_ns for root in self.roots for node in root.walk())
 
     @property
     def end_ns(self) -> int:

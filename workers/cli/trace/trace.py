@@ -90,7 +90,7 @@ def _write_page(path: Path, found: "FoundTrace") -> None:
     from workers.cli.trace.page import page  # noqa: PLC0415 - start-up time
 
     try:
-        path.write_text(page(found), encoding="utf-8")
+        path.write_text(page(found), encoding="utf-8", errors="xmlcharrefreplace")  # halves of characters
     except OSError as error:
         raise InvalidInput("html", expected=f"a file that can be written ({error.strerror})", found=path) from error
     note(f"wrote {path}")
