@@ -138,7 +138,10 @@ async def _plain(request: web.Request, handler: Page) -> web.StreamResponse:
 @web.middleware
 async def _by_address(request: web.Request, handler: Page) -> web.StreamResponse:
     """Refuse a request by a name that is not this machine's own."""
-    name = request.url.host or ""
+    try:
+        name = request.url.host or ""
+    except ValueError:
+        raise web.HTTPBadRequest(text="the host is none, or its port\n") from None
     try:
         ipaddress.ip_address(name)
     except ValueError:

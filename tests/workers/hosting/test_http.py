@@ -116,7 +116,14 @@ def test_request_by_a_foreign_name_is_refused_at_a_loopback_address() -> None:
     """A web site whose name was made to mean 127.0.0.1 reads nothing; names of this machine and addresses do."""
 
     async def ask(session: ClientSession, url: str) -> None:
-        for name, expected in (("evil.example", 403), ("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:1", 200)):
+        for name, expected in (
+            ("evil.example", 403),
+            ("evil.example:99999", 400),
+            ("127.0.0.1:x", 400),
+            ("localhost", 200),
+            ("127.0.0.1:1", 200),
+            ("[::1]:1", 200),
+        ):
             async with session.get(f"{url}/healthz", headers={"Host": name}) as answer:
                 assert answer.status == expected, name
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
