@@ -365,7 +365,6 @@ _PATH = r"/[\w./%@-]+"
 _UNIT_GRAMMAR: Final[Mapping[str, Mapping[str, str]]] = {
     "Unit": {
         "Description": ".+", "After": _UNIT, "Wants": _UNIT, "StartLimitIntervalSec": _TIME,
-        "StartLimitBurst": "[0-9]+",
     },
     "Service": {
         "Type": "simple|exec|notify", "EnvironmentFile": _PATH, "Environment": r"([A-Z0-9_]+=\S* ?)+",
@@ -409,6 +408,12 @@ def _unit_faults(text: str) -> list[str]:
 def _in_comments(text: str) -> str:
     """The drop-in that stands in the unit's head as an example."""
     return "\n".join(re.findall(r"^#   (.+)$", text, re.MULTILINE)) + "\n"
+
+
+def test_unit_never_gives_its_worker_up() -> None:
+    """A limit of starts is over within some minutes of an outage, and the worker would be away after it for good."""
+    assert "Restart=always\n" in _unit()
+    assert "\nStartLimitIntervalSec=0\n" in _unit()
 
 
 def test_unit_is_what_systemd_accepts(tmp_path: Path) -> None:
