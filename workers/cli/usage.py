@@ -151,16 +151,23 @@ def _rule(parameter: Any) -> str:  # noqa: ANN401
         return f"one of {', '.join(str(getattr(one, 'value', one)) for one in kind.choices)}"
     if "int" in str(kind.annotation):
         return whole_number(kind.parameter_info.min, kind.parameter_info.max)
+    if "float" in str(kind.annotation):
+        return bounded("a number", kind.parameter_info.min, kind.parameter_info.max)
     return "true or false" if kind.annotation is bool else "a value"
 
 
 def whole_number(least: float | None, most: float | None) -> str:
-    """A rule for numbers, with bounds where there are any."""
+    """A rule for whole numbers, with bounds where there are any."""
+    return bounded("a whole number", least, most)
+
+
+def bounded(kind: str, least: float | None, most: float | None) -> str:
+    """A rule for such numbers, with bounds where there are any."""
     if least is not None and most is not None:
-        return f"a whole number from {least:,} to {most:,}"
+        return f"{kind} from {least:,} to {most:,}"
     if least is not None:
-        return f"a whole number, {least:,} or more"
-    return "a whole number" if most is None else f"a whole number, {most:,} or less"
+        return f"{kind}, {least:,} or more"
+    return kind if most is None else f"{kind}, {most:,} or less"
 
 
 def _refused_value(error: BaseException) -> object:

@@ -22,6 +22,7 @@ _REFUSED = [
     (("deletion", "list", "--limit"), "limit: expected a value, found nothing"),
     (("deletion", "list", "--limit", "0"), "limit: expected a whole number from 1 to 1,000,000, found '0'"),
     (("topic", "read", ORDERS, "--max", "x"), "max: expected a whole number from 1 to 1,000,000, found 'x'"),
+    (("worker", "deploy", "--build-id", "b", "--ramp", "101"), "ramp: expected a number from 0 to 100, found '101'"),
     (("topic", "offload", ORDERS, "--ledger", "x"), "ledger: expected a whole number"),
     (("deletion", "list", "--state", "GONE"), "state: expected one of PENDING, DELETED, DEAD_LETTERED, found 'GONE'"),
     (("up", "--no-worker=yes"), "no_worker: expected no value: it is a flag, found one"),
