@@ -66,7 +66,7 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal
 
 soak: setup ## All jobs at once on real servers under seeded faults; SECONDS=600 SEED=n DATABASE=postgresql REPORT=file
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE)) \

@@ -13,6 +13,7 @@ import grpc
 import trustme
 
 HOST: Final = "127.0.0.1"
+_DAY: Final = timedelta(days=1)
 _SSL_REQUEST: Final = b"\0\0\0\x08\x04\xd2\x16\x2f"  # of PostgreSQL's protocol: 80877103 after its length
 NAME: Final = "sexton.test"
 """What the servers' certificates name beside the address."""
@@ -36,10 +37,13 @@ class Authority:
         self.ca = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def pair(self, name: str, *identities: str, expired: bool = False) -> Pair:
-        """A certificate for these names and addresses."""
-        ago = datetime.now(UTC) - timedelta(days=1)
-        made = self._ca.issue_cert(*identities, not_before=ago - timedelta(days=1), not_after=ago if expired else None)
+    def pair(
+        self, name: str, *identities: str, expired: bool = False, left: timedelta | None = None, age: timedelta = _DAY
+    ) -> Pair:
+        """A certificate for these names and addresses; it expired yesterday, or is so old and has so much left."""
+        now = datetime.now(UTC)
+        since, until = (now - 2 * _DAY, now - _DAY) if expired else (now - age, now + left if left else None)
+        made = self._ca.issue_cert(*identities, not_before=since, not_after=until)
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
         made.private_key_pem.write_to_path(pair.key)
@@ -70,11 +74,7 @@ class TlsFront:
 
     def close(self) -> None:
         """End it, and all that goes through it."""
-
-        async def closed() -> None:
-            self._server.close()
-
-        self._loop.run(closed())
+        self._loop.run(_closed(self._server))
         self._loop.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ class TlsFront:
             inner_reader, inner_writer = await self._inner()
             joined.append(inner_writer)
             await asyncio.gather(_pass(reader, inner_writer), _pass(inner_reader, writer))
-        except (OSError, EOFError):  # one of the two has gone
+        except (OSError, EOFError, asyncio.CancelledError):  # one of the two has gone, or all end
             pass
         finally:
             for one in joined:
@@ -101,11 +101,52 @@ class TlsFront:
         return await asyncio.open_connection(host, int(port))
 
 
-async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter, heard: bytearray | None = None) -> None:
     while said := await source.read(65_536):
+        if heard is not None:
+            heard += said
         sink.write(said)
         await sink.drain()
     raise EOFError
+
+
+class Wire:
+    """Passes on what comes as it comes, and keeps it: what somebody between us and a server could read."""
+
+    def __init__(self, target: str) -> None:
+        """Listen on a free port; `target` is `host:port`."""
+        self._target, self._loop = target, _Loop()
+        self.heard: list[tuple[bytearray, bytearray]] = []  # of each connection: from the client, from the server
+        self._server = self._loop.run(asyncio.start_server(self._join, HOST, 0))
+        self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        """End it, and all that goes through it."""
+        self._loop.run(_closed(self._server))
+        self._loop.close()
+
+    def plain(self) -> list[bytes]:
+        """How connections began that are not TLS from their first byte on, but for PostgreSQL's question for it."""
+        said = [bytes(sent).removeprefix(_SSL_REQUEST) for sent, _ in self.heard]
+        return [one[:64] for one in said if one and not one.startswith(b"\x16\x03")]
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        joined, (sent, answered) = [writer], (bytearray(), bytearray())
+        self.heard.append((sent, answered))
+        try:
+            host, _, port = self._target.partition(":")
+            inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+            joined.append(inner_writer)
+            await asyncio.gather(_pass(reader, inner_writer, sent), _pass(inner_reader, writer, answered))
+        except (OSError, EOFError, asyncio.CancelledError):  # one of the two has gone, or all end
+            pass
+        finally:
+            for one in joined:
+                one.transport.abort()
+
+
+async def _closed(server: asyncio.Server) -> None:
+    server.close()
 
 
 class TemporalFront:

@@ -3,11 +3,6 @@
 import gc
 import itertools
 import logging
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import methodcaller
@@ -21,22 +16,16 @@ from infra.coordination.identity import claim_path
 from infra.coordination.nodes import OWNERS, SESSIONS, WORKERS, Nodes
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.trust import Tls
-from infra.stack.java import find_java
-from infra.stack.zookeeper import _class_path
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
-from tests.tls import HOST, Authority, TlsFront
+from tests.tls import Authority, TlsFront
+from tests.zookeeper_users import zookeeper_with
 from workers.hosting.owning import ensemble_of
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
 _PASSWORD = "hunter2"
-_JAAS = f"""\
-Server {{
-  org.apache.zookeeper.server.auth.DigestLoginModule required user_sexton="{_PASSWORD}" user_other="theirs";
-}};
-"""
 _numbers = itertools.count()
 _quiet = logging.getLogger("tests.zookeeper")
 
@@ -44,36 +33,8 @@ _quiet = logging.getLogger("tests.zookeeper")
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server with two users."""
-    home = Path(tempfile.mkdtemp(prefix="sx-"))
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
-    (home / "jaas.conf").write_text(_JAAS)
-    (home / "zoo.cfg").write_text(f"tickTime=500\ndataDir=data\nclientPort={port}\nadmin.enableServer=false\n")
-    options = {
-        "java.security.auth.login.config": "jaas.conf",
-        "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
-        "zookeeper.jmx.log4j.disable": "true",
-    }
-    given = [f"-D{name}={value}" for name, value in options.items()]
-    argv = [str(find_java().path), "-Xmx128m", "-XX:TieredStopAtLevel=1", *given, "-cp", _class_path()]
-    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen([*argv, main, "zoo.cfg"], cwd=home, stdout=log, stderr=log, env=dict(os.environ))
-    try:
-        assert_eventually(lambda: _listens(port))
-        yield f"{HOST}:{port}"
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((HOST, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    with zookeeper_with(sexton=_PASSWORD, other="theirs") as address:
+        yield address
 
 
 @pytest.fixture
