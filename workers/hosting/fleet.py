@@ -33,6 +33,7 @@ from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
+from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
 from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
@@ -142,7 +143,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         async with (
             alongside(prune_traces(settings)),
             alongside(write_snapshots(log.buffer_snapshots.write_due)),
-            _gauges(log, shown),
+            _gauges(log, shown, settings),
             watched(log, every_s=settings.records_interval) as replaced,
             _taking_part(owners, stop) as gave_up,
             alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
@@ -211,7 +212,7 @@ def _show_status(shown: Shown, log: LogStore, client: Client, settings: Settings
 
 
 @asynccontextmanager
-async def _gauges(log: LogStore, shown: Shown) -> AsyncIterator[None]:
+async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncIterator[None]:
     """Keep the gauges fresh while the block runs, if anybody can read them."""
     if shown.metrics is None:
         yield
@@ -223,5 +224,6 @@ async def _gauges(log: LogStore, shown: Shown) -> AsyncIterator[None]:
     records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts, catalog.records.waiting_deletions)
     replicas = ReplicaGauges(meter, log.records.replication)
     reads = (deletions.read, plans.read, transactions.read, delayed.read, records.read, replicas.read)
-    async with alongside(CatalogGauges(*reads).run()), alongside(ReadinessGauges(meter, shown.readiness).run()):
+    gauges = CatalogGauges(CertificateGauges(meter, settings).read, *reads)
+    async with alongside(gauges.run()), alongside(ReadinessGauges(meter, shown.readiness).run()):
         yield

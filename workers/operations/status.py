@@ -34,6 +34,7 @@ from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.client import search_attributes
 from workers.client.connections import with_client
 from workers.client.temporal_faults import temporal_fault
+from workers.hosting.certificates import check_certificates, files_of_certificates
 from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.operations.builds import read_deployment
@@ -231,12 +232,13 @@ _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seco
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """As `status`, and Java, search attributes, ownership and clock."""
+    """As `status`, and Java, search attributes, ownership, clock, and certificates of ours where there are any."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _search_attributes,
         "ownership": _ownership,
         "clock": _clock,
+        **({"certificates": check_certificates} if files_of_certificates(settings) else {}),
     }
     return [*status(settings), *(checked(name, check, settings) for name, check in checks.items())]
 

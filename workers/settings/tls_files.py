@@ -3,11 +3,14 @@
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from logstore.errors import InvalidInput
 from workers.settings.files import read_bytes
 from workers.settings.model import Settings
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _NOTHING: Final = "nothing"
 
@@ -58,13 +61,23 @@ def _require_both(names: dict[str, str], found: dict[str, str]) -> None:
             raise InvalidInput(names[one], expected=f"a file, for there is {names[other]}", found=_NOTHING)
 
 
-def _try_pair(names: dict[str, str], cert: str, key: str) -> None:
+def read_chain(field: str, path: str) -> "list[x509.Certificate]":
+    """The certificates of a file, ours first; one at the least.
+
+    Raises:
+        InvalidInput: It cannot be read, or holds none.
+    """
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
+    content = read_bytes(field, path)
     try:
-        first = x509.load_pem_x509_certificates(read_bytes(names["cert"], cert))[0]
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise InvalidInput(names["cert"], expected="a certificate in PEM", found=cert) from None
+        raise InvalidInput(field, expected="a certificate in PEM", found=path) from None
+
+
+def _try_pair(names: dict[str, str], cert: str, key: str) -> None:
+    first = read_chain(names["cert"], cert)[0]
     now, since, until = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if not since <= now <= until:
         told = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"
