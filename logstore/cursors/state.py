@@ -18,7 +18,7 @@ from functools import cached_property
 
 from pyroaring import BitMap
 
-from logstore.errors import CorruptData, InvalidInput
+from logstore.errors import CorruptData, InvalidInput, SnapshotNeeded
 from logstore.positions import LedgerId, Position
 
 
@@ -80,6 +80,21 @@ def acknowledge_to(state: CursorState, position: Position, spans: Sequence[Ledge
     """
     _check_reachable(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
     return advance(replace(state, mark_delete=max(state.mark_delete, position)), spans)
+
+
+def acknowledged_by(
+    state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[LedgerSpan]
+) -> CursorState:
+    """One request's acknowledgements: single entries, then everything up to one where it names one; raises as both."""
+    found = acknowledge(state, positions, spans)
+    return found if up_to is None else acknowledge_to(found, up_to, spans)
+
+
+def beginning(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
+    """Where a new subscription begins: before the first listed entry, or behind the last one there is."""
+    if not spans:
+        return CursorState(Position(LedgerId(-1), -1))
+    return advance(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
 
 
 def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
@@ -222,6 +237,20 @@ class Snapshot:
     @cached_property
     def _sizes(self) -> Mapping[LedgerId, int]:
         return {ledger_id: len(pack_acknowledged({ledger_id: bits})) for ledger_id, bits in self.acknowledged.items()}
+
+
+def carried(subscription: str, snapshot: Snapshot | None, *, needed: LedgerId | None) -> Snapshot | None:
+    """The snapshot that completes the row; None where the row is the whole, whatever a request carries.
+
+    Raises:
+        SnapshotNeeded: The request carries another one, or none.
+    """
+    if needed is None:
+        return None
+    found = None if snapshot is None else snapshot.ledger_id
+    if found != needed:
+        raise SnapshotNeeded(subscription, needed=needed, found=found)
+    return snapshot
 
 
 def whole(row: CursorState, snapshot: Snapshot | None) -> CursorState:

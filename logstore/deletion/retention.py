@@ -9,7 +9,7 @@ Source: Pulsar's retention policy (a limit of time, a limit of size, either of t
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, LedgerStillNeeded
 from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
@@ -90,6 +90,21 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
         return None
     more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
     return f"not all of it is acknowledged by {', '.join(behind[:3])}{more}"
+
+
+def require_unneeded(
+    topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, marks: Mapping[str, Position]
+) -> None:
+    """Refuse all of the ledgers if one of them is needed; see `reason_to_keep`.
+
+    Raises:
+        LedgerStillNeeded: Names the first five, and how many more there are.
+    """
+    found = [(ledger.ledger_id, reason_to_keep(ledger, last=last, marks=marks)) for ledger in ledgers]
+    needed = [f"ledger {ledger_id}: {reason}" for ledger_id, reason in found if reason]
+    if needed:
+        more = f"; and {len(needed) - 5} more" if len(needed) > 5 else ""
+        raise LedgerStillNeeded(f"topic {topic}: {'; '.join(needed[:5])}{more}")
 
 
 def _outlived(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:

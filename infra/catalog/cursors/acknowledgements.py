@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
 from infra.catalog.transactions.holding import Holding
-from logstore.cursors.state import LedgerSpan, acknowledge, acknowledge_to, since, whole
-from logstore.errors import SnapshotNeeded, TerminalError, UnknownObject
+from logstore.cursors.state import LedgerSpan, acknowledged_by, carried, since, whole
+from logstore.errors import TerminalError, UnknownObject
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
 from logstore.positions import TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
@@ -56,19 +56,14 @@ def _apply(
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
         return UnknownObject("subscription", expected="an existing subscription", found=write.subscription)
-    snapshot = write.snapshot if cursor.snapshot_ledger is not None else None
-    carried = None if snapshot is None else snapshot.ledger_id
-    if cursor.snapshot_ledger is not None and carried != cursor.snapshot_ledger:
-        return SnapshotNeeded(write.subscription, needed=cursor.snapshot_ledger, found=carried)
     try:
-        if write.txn is not None:
-            holding.hold(write, write.txn, whole(cursor.state, snapshot), listed[write.topic_id])
-            return Acknowledged(mark_delete=cursor.state.mark_delete)
+        snapshot = carried(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
         before = whole(cursor.state, snapshot)
+        if write.txn is not None:
+            holding.hold(write, write.txn, before, listed[write.topic_id])
+            return Acknowledged(mark_delete=cursor.state.mark_delete)
         holding.require_free(write, before)
-        state = acknowledge(before, write.positions, listed[write.topic_id])
-        if write.up_to is not None:
-            state = acknowledge_to(state, write.up_to, listed[write.topic_id])
+        state = acknowledged_by(before, write.positions, write.up_to, listed[write.topic_id])
     except TerminalError as error:
         return error
     cursor.state = since(state, snapshot)

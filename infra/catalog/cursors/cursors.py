@@ -18,9 +18,9 @@ from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.cursors.state import (
-    CursorState,
     Snapshot,
     advance,
+    beginning,
     pack_acknowledged,
     seek,
     since,
@@ -47,10 +47,7 @@ class SqlCursors(OnDatabase):
         existing = connection.execute(one_cursor(topic_id, name)).first()
         if existing:
             return stored(existing)
-        listed, state = spans(connection, topic_id), CursorState(Position(LedgerId(-1), -1))
-        if listed:
-            start = listed[-1].last if latest else Position(listed[0].ledger_id, -1)
-            state = advance(CursorState(start), listed)
+        state = beginning(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
         insert_cursor(connection, topic_id, name, state, now_us=now)
         raise_version(connection, list_id)

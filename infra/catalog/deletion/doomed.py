@@ -12,13 +12,18 @@ from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import abandoned
 from infra.catalog.transactions.buffer_rows import unsettled_in
 from logstore.deletion.intents import Outcome
-from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
-from logstore.errors import InvalidInput, LedgerStillNeeded, UnknownObject
+from logstore.deletion.retention import (
+    LedgerFacts,
+    RetentionPolicy,
+    detachable_prefix,
+    reason_to_keep,
+    require_unneeded,
+)
+from logstore.deletion.rules import MOST_IDS, distinct
+from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
-
-_MOST_IDS = 10_000  # all or nothing: one transaction, one answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +77,20 @@ def _by_retention(connection: Connection, view: ListView) -> Doomed:
 
 
 def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Doomed:
-    wanted = sorted(set(asked))
-    if not 0 < len(wanted) <= _MOST_IDS:
-        raise InvalidInput("ledger ids", expected=f"1 to {_MOST_IDS} ids", found=len(wanted))
+    wanted = distinct("ledger ids", asked)
     rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, wanted))
     found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
     finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
     marks = {} if force else view.marks
-    reasons = [
-        f"ledger {ledger.ledger_id}: {reason}"
-        for ledger in found.values()
-        if (reason := reason_to_keep(ledger, last=view.last, marks=marks))
-    ]
-    if reasons:
-        more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-        raise LedgerStillNeeded(f"topic {view.topic}: {'; '.join(reasons[:5])}{more}")
+    require_unneeded(view.topic, found.values(), last=view.last, marks=marks)
     return Doomed(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 
 def doomed_of(connection: Connection, view: ListView, chosen: Sequence[Ledger]) -> tuple[Doomed, dict[LedgerId, str]]:
     """Of ledgers that were read before, those that go, and why each of the others stays."""
     ids = [ledger.ledger_id for ledger in chosen]
-    if len(ids) > _MOST_IDS:
-        raise InvalidInput("ledgers", expected=f"at most {_MOST_IDS}", found=len(ids))
+    if len(ids) > MOST_IDS:
+        raise InvalidInput("ledgers", expected=f"at most {MOST_IDS}", found=len(ids))
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
     now = {ledger.ledger_id: ledger for ledger in listed_among(connection, view.topic_id, ids)}
     kept = {ledger.ledger_id: _changed(ledger, now.get(ledger.ledger_id)) for ledger in chosen}

@@ -1,8 +1,8 @@
 """Intents as they stand in `pending_deletion`: a row becomes a value, whatever a hand or a disk did to it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, func, literal, or_, select
 
@@ -10,12 +10,12 @@ from infra.catalog import tables as t
 from infra.catalog.engine.many import any_of
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.deletion.rules import ranges
 from logstore.log.ledgers import SHARDS, CopyKind
 from logstore.ports.catalog import Cause, Filed, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
-_MOST_SEGMENTS: Final = 20_000  # in a range: some 10 MB of keys while a chunk works
 _NUMBERS = (
     "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
     "attempts", "openings", "durable",
@@ -131,7 +131,8 @@ def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
 def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
     """See `Deletions.ranges`."""
     found = connection.execute(_page(batch_id, after, rows * limit)).all()
-    return list(islice(_cut(found, rows), limit))
+    left = ((row.row_id, number_in(row.segments), bool(row.left)) for row in found)
+    return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(left, rows), limit)]
 
 
 def _page(batch_id: str, after: int, most: int) -> Select[Any]:
@@ -142,21 +143,6 @@ def _page(batch_id: str, after: int, most: int) -> Select[Any]:
     within = and_(_P.row_id >= ends.c.first, _P.row_id <= ends.c.last)
     columns = (_P.row_id, _P.segments, left.label("left"))
     return select(*columns).join(ends, within).where(batch).order_by(_P.row_id)
-
-
-def _cut(found: Iterable[Any], rows: int) -> Iterator[RowRange]:
-    """Ranges of at most `rows` rows that hold few enough objects to be listed at once, and of what is left only."""
-    ids: list[int] = []
-    segments = 0
-    for row in found:
-        if ids and (not row.left or len(ids) == rows or segments + number_in(row.segments) > _MOST_SEGMENTS):
-            yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
-            ids, segments = [], 0
-        if row.left:
-            ids.append(row.row_id)
-            segments += number_in(row.segments)
-    if ids:
-        yield RowRange(first=ids[0], last=ids[-1], rows=len(ids))
 
 
 def intents_for(

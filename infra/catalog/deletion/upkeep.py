@@ -3,7 +3,7 @@
 Each call looks first, in a transaction that only reads: most of them find nothing and must cost next to nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,16 +29,13 @@ from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.uploads import abandoned, take_away_abandoned
 from logstore.deletion.intents import DeletionState
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.deletion.rules import distinct, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
-_MOST_IDS = 10_000  # all or nothing: one transaction, one answer
-_MOST_NAMED = 10  # in a refusal
-_UNKNOWN = "unknown"
 
 
 class SqlUpkeep(OnDatabase):
@@ -226,23 +223,9 @@ def _count(connection: Connection, query: Select[Any]) -> int:
 def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
     if row_ids is None:
         return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
-    if not 0 < len(set(row_ids)) <= _MOST_IDS:
-        raise InvalidInput("deletion ids", expected=f"1 to {_MOST_IDS:,} ids", found=len(set(row_ids)))
-    rows = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
+    ids = distinct("deletion ids", row_ids)
+    rows = _P.row_id.in_(any_of(connection.dialect.name, ids))
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
     found = connection.execute(query.with_for_update() if lock else query).all()
-    _require_dead_letters(row_ids, {row.row_id: row.state for row in found})
+    require_dead_letters(ids, {row.row_id: (state_of(row.state), row.state) for row in found})
     return rows
-
-
-def _require_dead_letters(row_ids: Sequence[int], states: Mapping[int, str]) -> None:
-    wrong = {row: states.get(row, _UNKNOWN) for row in sorted(set(row_ids))}
-    dead = DeletionState.DEAD_LETTERED
-    wrong = {row: state for row, state in wrong.items() if state == _UNKNOWN or state_of(state) is not dead}
-    if not wrong:
-        return
-    named = ", ".join(f"{row} {state}" for row, state in list(wrong.items())[:_MOST_NAMED])
-    more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-    if set(wrong.values()) == {_UNKNOWN}:
-        raise UnknownObject("deletion ids", expected="ids that `sexton deletion list` shows", found=f"{named}{more}")
-    raise PreconditionFailed(f"deletions: expected dead letters, found {named}{more}; nothing was changed")

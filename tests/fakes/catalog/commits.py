@@ -14,7 +14,6 @@ from logstore.errors import (
     OutcomeUnknown,
     ProducerFenced,
     SextonError,
-    SnapshotNeeded,
     StaleCatalog,
     Unsupported,
 )
@@ -130,13 +129,8 @@ class FakeCommits:
     def _acknowledge(self, write: Acknowledge) -> Acknowledged:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
-        snapshot = write.snapshot if row.snapshot_ledger is not None else None
-        carried = None if snapshot is None else snapshot.ledger_id
-        if row.snapshot_ledger is not None and carried != row.snapshot_ledger:
-            raise SnapshotNeeded(write.subscription, needed=row.snapshot_ledger, found=carried)
-        state = cursors.acknowledge(whole(row.state, snapshot), write.positions, spans)
-        if write.up_to is not None:
-            state = cursors.acknowledge_to(state, write.up_to, spans)
+        snapshot = cursors.carried(write.subscription, write.snapshot, needed=row.snapshot_ledger)
+        state = cursors.acknowledged_by(whole(row.state, snapshot), write.positions, write.up_to, spans)
         kept = since(state, snapshot)
         self._catalog.cursors._store(write.topic_id, write.subscription, kept)
         size = len(cursors.pack_acknowledged(kept.acknowledged))

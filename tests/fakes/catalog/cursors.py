@@ -10,13 +10,10 @@ from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import SnapshotChange, StoredCursor, TopicState
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import Position, TopicId
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog
-
-
-BEFORE_ANY = Position(LedgerId(-1), -1)
 
 
 class FakeCursors:
@@ -32,11 +29,8 @@ class FakeCursors:
             if existing:
                 return existing
             spans = self._catalog.spans(topic_id)
-            start = BEFORE_ANY
-            if spans:
-                start = spans[-1].last if latest else Position(spans[0].ledger_id, -1)
             self._catalog.versions[topic_id] += 1
-            return self._store(topic_id, name, cursors.advance(CursorState(start), spans))
+            return self._store(topic_id, name, cursors.beginning(spans, latest=latest))
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
         with self._catalog.lock:

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome, require_topic
+from logstore.deletion.rules import ranges
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
@@ -12,23 +14,16 @@ from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tall
 from logstore.positions import LedgerId
 from tests.fakes.catalog.batches import Batches
 
-_MOST_SEGMENTS = 20_000  # in a range
-
 
 class FakeDeletions(Batches):
     """The `Deletions` port."""
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-        parts: list[list[DeletionIntent]] = [[]]
-        for row in self._rows(batch_id):
-            left = row.row_id > after and row.state is DeletionState.PENDING and row.handed_to is None
-            full = len(parts[-1]) == rows or sum(one.segments for one in (*parts[-1], row)) > _MOST_SEGMENTS
-            if parts[-1] and (full or not left):
-                parts.append([])
-            if left:
-                parts[-1].append(row)
-        found = [part for part in parts if part][:limit]
-        return [RowRange(first=part[0].row_id, last=part[-1].row_id, rows=len(part)) for part in found]
+        found = [row for row in self._rows(batch_id) if row.row_id > after]
+        left = (
+            (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
+        )
+        return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(left, rows), limit)]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         with self._catalog.lock:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from logstore.cursors import state as cursors
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.retention import LedgerFacts, detachable_prefix, reason_to_keep
-from logstore.errors import ClaimHeld, InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
+from logstore.deletion.retention import LedgerFacts, detachable_prefix, require_unneeded
+from logstore.deletion.rules import distinct
+from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
@@ -19,11 +20,10 @@ from logstore.ports.catalog import (
     Topic,
     TopicState,
 )
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Ending, is_durable
 from tests.fakes.catalog.batches import Batches
 
-_MOST_IDS = 10_000
 _BEFORE_ANY = LedgerId(-1)
 
 
@@ -153,19 +153,11 @@ class FakePhaseOne(Batches):
                 now_us=self._catalog.now_us,
             )
             return [ledger.ledger_id for ledger in prefix], {}
-        wanted = sorted(set(asked))
-        if not 0 < len(wanted) <= _MOST_IDS:
-            raise InvalidInput("ledger ids", expected=f"1 to {_MOST_IDS} ids", found=len(wanted))
+        wanted = distinct("ledger ids", asked)
         found = [one for one in wanted if one in listed]
         finished = self._ended(topic_id, [one for one in wanted if one not in listed])
-        self._require_unneeded(found, {} if force else marks, last)
+        require_unneeded(topic.name, map(self._facts, found), last=last, marks={} if force else marks)
         return found, finished
-
-    def _require_unneeded(self, ledgers: list[LedgerId], marks: dict[str, Position], last: LedgerId) -> None:
-        for ledger_id in ledgers:
-            reason = reason_to_keep(self._facts(ledger_id), last=last, marks=marks)
-            if reason:
-                raise LedgerStillNeeded(f"ledger {ledger_id}: {reason}")
 
     def _ended(self, topic_id: TopicId, ids: list[LedgerId]) -> dict[str, int]:
         rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id and row.ledger_id in ids]

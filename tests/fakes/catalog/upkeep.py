@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.deletion.rules import distinct, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.batches import Batches
-
-_MOST_IDS = 10_000
-_MOST_NAMED = 10
 
 
 class FakeUpkeep(Batches):
@@ -124,19 +121,6 @@ class FakeUpkeep(Batches):
         rows = self._catalog.intent_rows
         if row_ids is None:
             return [row for _, row in sorted(rows.items()) if row.state is DeletionState.DEAD_LETTERED]
-        wanted = sorted(set(row_ids))
-        if not 0 < len(wanted) <= _MOST_IDS:
-            raise InvalidInput("deletion ids", expected=f"1 to {_MOST_IDS:,} ids", found=len(wanted))
-        states = {row_id: rows[row_id].state.value if row_id in rows else "unknown" for row_id in wanted}
-        wrong = {row_id: state for row_id, state in states.items() if state != DeletionState.DEAD_LETTERED.value}
-        if wrong:
-            raise _refusal(wrong)
+        wanted = distinct("deletion ids", row_ids)
+        require_dead_letters(wanted, {one: (rows[one].state, rows[one].state.value) for one in wanted if one in rows})
         return [rows[row_id] for row_id in wanted]
-
-
-def _refusal(wrong: dict[int, str]) -> Exception:
-    named = ", ".join(f"{row_id} {state}" for row_id, state in list(wrong.items())[:_MOST_NAMED])
-    more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-    if set(wrong.values()) == {"unknown"}:
-        return UnknownObject("deletion ids", expected="ids that there are", found=f"{named}{more}")
-    return PreconditionFailed(f"deletions: expected dead letters, found {named}{more}; nothing was changed")

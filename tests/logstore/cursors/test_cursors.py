@@ -10,14 +10,16 @@ from pyroaring import BitMap
 from logstore.cursors.state import (
     CursorState,
     LedgerSpan,
+    Snapshot,
     acknowledge,
     acknowledge_to,
     advance,
+    carried,
     pack_acknowledged,
     seek,
     unpack_acknowledged,
 )
-from logstore.errors import CorruptData, InvalidInput
+from logstore.errors import CorruptData, InvalidInput, SnapshotNeeded
 from logstore.positions import LedgerId, Position
 
 
@@ -184,3 +186,14 @@ def test_cursor_bitmaps_cut_short_are_corrupt(cut: int) -> None:
     packed = pack_acknowledged({LedgerId(0): BitMap(range(100))})
     with pytest.raises(CorruptData, match="cursor"):
         unpack_acknowledged(packed[:cut])
+
+
+def test_request_that_lacks_a_cursors_snapshot_is_told_which_one() -> None:
+    """A row that is the whole needs none, and passes over what an older request carries."""
+    snapshot = Snapshot(ledger_id=LedgerId(7), acknowledged={})
+    assert carried("s", snapshot, needed=None) is None
+    assert carried("s", snapshot, needed=LedgerId(7)) is snapshot
+    for one in (None, snapshot):
+        with pytest.raises(SnapshotNeeded, match="expected the snapshot in ledger 8") as refused:
+            carried("s", one, needed=LedgerId(8))
+        assert refused.value.needed == 8
