@@ -8,10 +8,9 @@ Where ZooKeeper does not answer the work is done here, under no lease: claims an
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypeAliasType
@@ -48,7 +47,6 @@ class TopicWork:
 
 
 R = TypeVar("R")
-W = TypeVar("W", bound=TopicWork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,50 +87,33 @@ Answer = TypeAliasType(
 """What an activity answers that may be served by a topic's owner."""
 
 
-class Leased(Protocol):
-    """A port whose writes can be put under a lease."""
+def lease_of(request: TopicWork, owners: Owners) -> Lease | Redirected | None:
+    """The lease under which the work is to be done here, None for none, or the topic's other owner.
 
-    def under(self, lease: Lease | None) -> Self:
-        """The port bound to the lease; None: to none."""
+    What is no name is in no bundle: its work has no owner.
+
+    Raises:
+        NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
+        LookupRefused: ZooKeeper refuses this worker.
+    """
+    if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
+        return None
+    name = TopicName.from_encoded(request.topic)
+    if request.place is Route.OWNER:
+        return owners.lease_of(name)
+    try:
+        with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout
+            found = owners.lookup(name, patience_s=request.owner_patience_s)
+    except (RetryableError, OutcomeUnknown):
+        return None
+    except ServiceFailed as error:
+        raise LookupRefused(str(error)) from error
+    return Redirected(owner=found.worker_id) if isinstance(found, OtherOwner) else found
 
 
-P = TypeVar("P", bound=Leased)
-
-
-class Dispatch(Generic[P]):
-    """Does a topic's work under the lease that this worker has for it, or redirects it."""
-
-    def __init__(self, port: P, owners: Owners) -> None:
-        """Take the port that is bound to each lease, and what this worker knows of ownership."""
-        self._port, self._owners = port, owners
-
-    def run(self, request: W, work: Callable[[P, W], R]) -> Answer[R]:
-        """Do the work with the port bound to the topic's lease, or to none; or name the topic's owner.
-
-        Raises:
-            NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
-            LookupRefused: ZooKeeper refuses this worker.
-        """
-        found = self._lease(request)
-        if isinstance(found, OtherOwner):
-            return Redirected(owner=found.worker_id)
-        result = work(self._port.under(found), request)
-        return Done(owner=found.worker_id if found else "", result=result)
-
-    def _lease(self, request: TopicWork) -> Lease | OtherOwner | None:
-        """The lease for the work, its other owner, or None. What is no name is in no bundle: its work has no owner."""
-        if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
-            return None
-        name = TopicName.from_encoded(request.topic)
-        if request.place is Route.OWNER:
-            return self._owners.lease_of(name)
-        try:
-            with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout
-                return self._owners.lookup(name, patience_s=request.owner_patience_s)
-        except (RetryableError, OutcomeUnknown):
-            return None
-        except ServiceFailed as error:
-            raise LookupRefused(str(error)) from error
+def done(lease: Lease | None, result: R) -> Done[R]:
+    """The answer of work that was done, under the lease or under none."""
+    return Done(owner=lease.worker_id if lease else "", result=result)
 
 
 def is_topic_name(name: str) -> bool:

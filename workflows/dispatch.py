@@ -56,10 +56,13 @@ class Dispatch:
         self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
     ) -> R:
         """Have the work done at the owner or, if that cannot be, anywhere."""
+        asked = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
         for _ in range(_TURNS if self._topic else 0):
             owner = self.owner
+            asked = replace(asked, place=Route.OWNER if owner else Route.LOOKUP)
+            sent = self._at_owner(options) if owner else options
             try:
-                answer = await self._send(Route.OWNER if owner else Route.LOOKUP, work, request, options)
+                answer = await workflow.execute_activity_method(work, asked, **sent)
             except ActivityError as error:
                 self._missed(owner, error, options)
                 continue
@@ -69,21 +72,10 @@ class Dispatch:
             self.owner = "" if answer.owner in self._unheard else answer.owner
             if not self.owner:
                 break
-        last = await self._send(Route.ANYWHERE, work, request, options)
+        last = await workflow.execute_activity_method(work, replace(asked, place=Route.ANYWHERE), **options)
         if isinstance(last, Redirected):
             raise ApplicationError(f"work for anybody was redirected to {last.owner}", type="Unsupported")
         return last.result
-
-    async def _send(
-        self,
-        route: Route,
-        work: MethodSyncSingleParam[Any, W, Answer[R]],
-        request: W,
-        options: workflow.ActivityConfig,
-    ) -> Answer[R]:
-        asked = replace(request, topic=self._topic, place=route, owner_patience_s=self._patience_s)
-        sent = self._at_owner(options) if route is Route.OWNER else options
-        return await workflow.execute_activity_method(work, asked, **sent)
 
     def _at_owner(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
         policy = options["retry_policy"] or RetryPolicy()

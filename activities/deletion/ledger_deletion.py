@@ -37,7 +37,7 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer, Dispatch, check_topic_name, is_topic_name
+from activities.dispatch import Answer, Redirected, check_topic_name, done, is_topic_name, lease_of
 from activities.heartbeats import Heartbeats, beating, defined
 from logstore.deletion.intents import Certificate, DeletionIntent, DeletionState, Outcome, refusal
 from logstore.errors import (
@@ -85,8 +85,8 @@ class LedgerDeletion:
         self._flushes = flushes
         self._deletions = deletions
         self._storages = storages
-        self._dispatch = Dispatch(deletions, owners)
-        self._detaching = Dispatch(phase_one, owners)
+        self._phase_one = phase_one
+        self._owners = owners
         self._ledgers = ledgers
         self._topics = topics
 
@@ -100,19 +100,22 @@ class LedgerDeletion:
         Raises: InvalidInput, Unsupported, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal);
             CatalogBusy, StoreUnavailable (retry).
         """
-        return self._detaching.run(request, self._detach)
-
-    def _detach(self, phase_one: PhaseOne, request: DetachInput) -> DetachResult:
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
         check_topic_name(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         topic_id, durable = TopicId(request.topic_id), asked_for(request.durable_delete)
         batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        phase_one = self._phase_one.under(lease)
         if request.remove:
-            return filed(phase_one.operate(topic_id, request.operation(), durable=durable, **batch), epoch)
-        ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
-        return filed(phase_one.detach(topic_id, ids, force=request.force, durable=durable, **batch), epoch)
+            detached = phase_one.operate(topic_id, request.operation(), durable=durable, **batch)
+        else:
+            ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
+            detached = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **batch)
+        return done(lease, filed(detached, epoch))
 
     @defined(name="deletion.next_ranges")
     @beating()
@@ -140,12 +143,12 @@ class LedgerDeletion:
         Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld, NotOwner, LookupRefused
             (terminal).
         """
-        return self._dispatch.run(request, self._delete_chunk)
-
-    def _delete_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
-        batch = request.batch_id
+            return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+        queue, batch = self._deletions.under(lease), request.batch_id
         with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
             found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
@@ -157,7 +160,8 @@ class LedgerDeletion:
             raise_if_nothing_answered(ended, errors)
             hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
         result = chunk_result(intents, ended, many_topics=request.many_topics)
-        return replace(result, next_row=found[len(intents)].row_id if len(intents) < len(found) else 0)
+        left = found[len(intents) :]
+        return done(lease, replace(result, next_row=left[0].row_id if left else 0))
 
     @defined(name="deletion.hand_over_chunk")
     @beating()
@@ -169,19 +173,20 @@ class LedgerDeletion:
         Idempotency: a row handed over before keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        return self._dispatch.run(request, self._hand_over_chunk)
-
-    def _hand_over_chunk(self, queue: Deletions, request: ChunkInput) -> ChunkResult:
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows})
+            return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+        queue = self._deletions.under(lease)
         intents = queue.intents(request.batch_id, _rows(request.chunk))
         open_ones = unfinished(intents)
-        damaged = [(one, refusal(one)) for one in open_ones if one.damage]
-        ended = [Ended(row_id=one.row_id, outcome=why[0], error=why[1]) for one, why in damaged if why]
+        refused = [(one.row_id, why) for one in open_ones if one.damage and (why := refusal(one))]
+        ended = [Ended(row_id=row_id, outcome=why[0], error=why[1]) for row_id, why in refused]
         finish(queue, open_ones, ended, holder=request.batch_id)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
         hand_over(queue, request.batch_id, open_ones, errors)
-        return chunk_result(intents, ended, many_topics=request.many_topics)
+        return done(lease, chunk_result(intents, ended, many_topics=request.many_topics))
 
     @defined(name="deletion.delete_one")
     def delete_one(self, request: OneInput) -> Answer[OneResult]:
@@ -193,15 +198,15 @@ class LedgerDeletion:
             the same number of keys again and again; anything else is retried after `retry_interval_s`, or once an
             upload of the copy is over, and kept on the row.
         """
-        return self._dispatch.run(request, self._delete_one)
-
-    def _delete_one(self, queue: Deletions, request: OneInput) -> OneResult:
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
         try:
-            return self._take_and_delete(queue, request)
+            return done(lease, self._take_and_delete(self._deletions.under(lease), request))
         except UnknownObject as error:
-            return OneResult(outcome=Outcome.UNKNOWN, detail=str(error))
+            return done(lease, OneResult(outcome=Outcome.UNKNOWN, detail=str(error)))
         except StaleCatalog as error:
-            return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
+            return done(lease, OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise later(error, request.retry_interval_s) from error
 
@@ -230,7 +235,20 @@ class LedgerDeletion:
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        return self._dispatch.run(request, _dead_letter)
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
+        queue = self._deletions.under(lease)
+        try:
+            intent = _take(queue, request, attempt=False)
+        except StaleCatalog as error:
+            return done(lease, OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+        if intent.state is not DeletionState.PENDING:
+            return done(lease, result_of(intent))
+        why = request.error or intent.last_error or "no attempt is left"
+        letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
+        finish(queue, [intent], [letter], holder=own_claim().workflow_id)
+        return done(lease, OneResult(outcome=Outcome.DEAD_LETTERED, detail=why))
 
     @defined(name="deletion.certify")
     @beating()
@@ -240,20 +258,15 @@ class LedgerDeletion:
         Idempotency: counts are read from rows, so repeated work counts once; the run is closed once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        return self._dispatch.run(request, _certify)
-
-
-def _dead_letter(queue: Deletions, request: DeadLetterInput) -> OneResult:
-    try:
-        intent = _take(queue, request, attempt=False)
-    except StaleCatalog as error:
-        return OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error))
-    if intent.state is not DeletionState.PENDING:
-        return result_of(intent)
-    why = request.error or intent.last_error or "no attempt is left"
-    letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
-    finish(queue, [intent], [letter], holder=own_claim().workflow_id)
-    return OneResult(outcome=Outcome.DEAD_LETTERED, detail=why)
+        lease = lease_of(request, self._owners)
+        if isinstance(lease, Redirected):
+            return lease
+        batch = request.batch_id
+        tally = self._deletions.under(lease).close(batch, own_cause(request.actor, request.reason))
+        metrics.certified(tally)
+        counted, objects = dict(tally.outcomes), tally.objects
+        whole = Certificate(batch_id=batch, outcomes=counted, objects=objects, size_bytes=tally.size_bytes)
+        return done(lease, whole)
 
 
 def _take(queue: Deletions, request: OneInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
@@ -281,17 +294,6 @@ def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_in
     if attempts < _STUCK_AFTER:
         return later(error, after_s)
     return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
-
-
-def _certify(queue: Deletions, request: CertifyInput) -> Certificate:
-    tally = queue.close(request.batch_id, own_cause(request.actor, request.reason))
-    metrics.certified(tally)
-    return Certificate(
-        batch_id=request.batch_id,
-        outcomes=dict(tally.outcomes),
-        objects=tally.objects,
-        size_bytes=tally.size_bytes,
-    )
 
 
 def _rows(chunk: Range) -> RowRange:

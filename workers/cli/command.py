@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -144,7 +144,24 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
         form = {"as_json": given.as_json, "wide": given.wide}
         name = f"sexton{_path(ctx)}"  # as the contract has it, whatever the program was called
         context = CommandContext(given.services, command=name, flags={"home": given.home}, **form)
-        _answer(body, context, arguments, sys.stdout)
+        stdout = sys.stdout  # kept for the answer: all other output goes to stderr
+        with redirect_stdout(sys.stderr):
+            try:
+                answer = body(context, **arguments)
+                trace_id = context.ended(answer.code, arguments)
+            except KeyboardInterrupt as stopped:
+                context.ended(ExitCode.INTERRUPTED, arguments)
+                raise Interrupted(*stopped.args) from None  # a body may know better what is left
+            except Exception as error:
+                failure = failure_of(error)
+                name_trace(error, context.ended(failure.code, arguments, failure))
+                raise
+            finally:
+                context.close()
+        emit(answer.naming(trace_id), stdout=stdout, **form)
+        if answer.code:
+            trace_line(trace_id)
+            raise typer.Exit(answer.code)
 
     run.__signature__ = _signature(body)  # type: ignore[attr-defined]
     run.__annotations__ = {}
@@ -153,27 +170,6 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
 
 def _path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
     return "" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
-
-
-def _answer(body: Callable[..., Answer], context: CommandContext, arguments: dict[str, object], stdout: TextIO) -> None:
-    """Run the body with stdout kept for the answer: all other output goes to stderr."""
-    with redirect_stdout(sys.stderr):
-        try:
-            answer = body(context, **arguments)
-            trace_id = context.ended(answer.code, arguments)
-        except KeyboardInterrupt as stopped:
-            context.ended(ExitCode.INTERRUPTED, arguments)
-            raise Interrupted(*stopped.args) from None  # a body may know better what is left
-        except Exception as error:
-            failure = failure_of(error)
-            name_trace(error, context.ended(failure.code, arguments, failure))
-            raise
-        finally:
-            context.close()
-    emit(answer.naming(trace_id), as_json=context.as_json, wide=context.wide, stdout=stdout)
-    if answer.code:
-        trace_line(trace_id)
-        raise typer.Exit(answer.code)
 
 
 def _signature(body: Callable[..., Answer]) -> inspect.Signature:

@@ -128,23 +128,19 @@ class _Checked(WorkflowInstance):
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         """See `WorkflowInstance`."""
-        completion = self._activated(act)
+        told, answers = act, list[WorkflowCommand]()
+        if any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
+            told = WorkflowActivation()
+            told.CopyFrom(act)
+            del told.jobs[:]
+            told.jobs.extend(job for job in act.jobs if self._takes(job, act, answers))
+        completion = self._inner.activate(told)
         if completion.HasField("successful"):
             completion.successful.versioning_behavior = self._behaviour
-        return completion
-
-    def _activated(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        if not any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
-            return self._inner.activate(act)
-        told, answers = WorkflowActivation(), list[WorkflowCommand]()
-        told.CopyFrom(act)
-        del told.jobs[:]
-        told.jobs.extend(job for job in act.jobs if self._takes(job, act, answers))
-        completion = self._inner.activate(told)
-        if answers and completion.HasField("successful"):
-            answers += completion.successful.commands
-            del completion.successful.commands[:]
-            completion.successful.commands.extend(answers)
+            if answers:
+                answers += completion.successful.commands
+                del completion.successful.commands[:]
+                completion.successful.commands.extend(answers)
         return completion
 
     def _takes(self, job: WorkflowActivationJob, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:

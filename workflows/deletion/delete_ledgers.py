@@ -31,7 +31,6 @@ with workflow.unsafe.imports_passed_through():
         ChunkInput,
         ChunkResult,
         DetachInput,
-        DetachResult,
         HoldBatchInput,
         PauseBatchInput,
         Range,
@@ -106,7 +105,11 @@ class DeleteLedgers:
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 carried = replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
                 workflow.continue_as_new(carried)
-        counted = stale(request.batch_id, self._progress) if page.stale else await self._certify()
+        if page.stale:
+            counted = stale(request.batch_id, self._progress)
+        else:
+            close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
+            counted = await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
         whole = self._ended(replace(whole_of(counted, self._progress), owner=self._dispatch.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return whole
@@ -157,40 +160,32 @@ class DeleteLedgers:
         return self._tired or self._alone >= self._request.policy.alone
 
     async def _phase_one(self, asked: ExplicitDetach) -> Certificate | None:
+        request = self._request
+        detach = DetachInput(
+            topic_id=request.topic_id,
+            batch_id=request.batch_id,
+            batch_workflow_id=workflow.info().workflow_id,
+            actor=request.actor,
+            reason=request.reason,
+            catalog_epoch=request.catalog_epoch,
+            ledger_ids=asked.ledger_ids,
+            force=asked.force,
+            durable_delete=asked.durable_delete,
+            remove=asked.remove,
+            pass_over=asked.pass_over,
+            generation=asked.generation,
+        )
         try:
-            await self._detach(asked)
+            done = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
         except ActivityError as error:
-            refusal = refused(self._request.batch_id, error, compound=bool(asked.remove))
+            refusal = refused(request.batch_id, error, compound=bool(asked.remove))
             if refusal is None or not workflow.patched(_REFUSED):
                 raise
             self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch
             return refusal
+        self._progress = replace(self._progress, detached=done.ledgers, intents=done.intents, finished=done.finished)
         self._filed = True
         return None
-
-    async def _detach(self, asked: ExplicitDetach) -> None:
-        request = self._request
-        detached: DetachResult = await self._dispatch.execute(
-            LedgerDeletion.detach,
-            DetachInput(
-                topic_id=request.topic_id,
-                batch_id=request.batch_id,
-                batch_workflow_id=workflow.info().workflow_id,
-                actor=request.actor,
-                reason=request.reason,
-                catalog_epoch=request.catalog_epoch,
-                ledger_ids=asked.ledger_ids,
-                force=asked.force,
-                durable_delete=asked.durable_delete,
-                remove=asked.remove,
-                pass_over=asked.pass_over,
-                generation=asked.generation,
-            ),
-            options.CATALOG,
-        )
-        self._progress = replace(
-            self._progress, detached=detached.ledgers, intents=detached.intents, finished=detached.finished
-        )
 
     async def _next_page(self) -> RangesPage:
         request = self._request
@@ -266,11 +261,6 @@ class DeleteLedgers:
             owner_patience_s=policy.owner_patience_s,
         )
         await delete_ledger.start_alone(alone, batch_id=self._request.batch_id)
-
-    async def _certify(self) -> Certificate:
-        request = self._request
-        close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-        return await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
 
     def _ended(self, whole: Certificate) -> Certificate:
         outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)

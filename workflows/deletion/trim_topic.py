@@ -21,7 +21,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.ledger_deletion import LedgerDeletion
     from activities.deletion.trimming import Retention, RollInput
-    from activities.deletion.values import DetachInput, DetachResult
+    from activities.deletion.values import DetachInput
     from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
     from workflows.deletion import batches
@@ -57,8 +57,24 @@ class TrimTopic:
         search_attributes.ensure_topic(request.topic)
         while True:
             self._asked_again = False
-            detached = await self._pass()
-            if not detached.intents and not self._asked_again:
+            await self._roll_idle()
+            batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
+            asked = DetachInput(
+                topic_id=request.topic_id,
+                batch_id=batch_id,
+                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
+                actor=request.actor,
+                reason=request.reason,
+            )
+            detached = await self._dispatch.execute(LedgerDeletion.detach, asked, options.CATALOG)
+            self._result = replace(
+                self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
+            )
+            if detached.intents:
+                batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
+                phase_two = await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}")
+                self._add(await phase_two)
+            elif not self._asked_again:
                 return self._result
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, carried=self._result))
@@ -72,30 +88,6 @@ class TrimTopic:
     def progress(self) -> TrimTopicResult:
         """What the passes did so far."""
         return self._result
-
-    async def _pass(self) -> DetachResult:
-        request = self._request
-        await self._roll_idle()
-        batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
-        detached = await self._dispatch.execute(
-            LedgerDeletion.detach,
-            DetachInput(
-                topic_id=request.topic_id,
-                batch_id=batch_id,
-                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
-                actor=request.actor,
-                reason=request.reason,
-            ),
-            options.CATALOG,
-        )
-        self._result = replace(
-            self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
-        )
-        if detached.intents:
-            batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
-            phase_two = await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}")
-            self._add(await phase_two)
-        return detached
 
     async def _roll_idle(self) -> None:
         """Best effort: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""

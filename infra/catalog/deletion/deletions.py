@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, union_all
+from sqlalchemy import Connection, Row, and_, func, or_, select, union_all
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
@@ -63,20 +63,23 @@ class SqlDeletions(FencedWrites):
             return self._write(lambda connection: release_run(connection, batch_id, self._db.now_us(connection)))
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
-        """See `Deletions.finish`."""
+        """See `Deletions.finish`.
+
+        A row that a workflow of its own ended is audited, for the row of its batch says that it was retrying.
+        """
+
+        def work(connection: Connection) -> frozenset[int]:
+            now = self._db.now_us(connection)
+            rows = end_rows(connection, ended, holder, now_us=now)
+            for one in ended:
+                if one.row_id in rows and rows[one.row_id].claim_workflow == holder:
+                    _audit_alone(connection, rows[one.row_id], one, at_us=now)
+            return frozenset(rows)
+
         if not ended:
             return frozenset()
         with effect("catalog.finish"):
-            return self._write(lambda connection: self._finish(connection, ended, holder))
-
-    def _finish(self, connection: Connection, ended: Sequence[Ended], holder: str) -> frozenset[int]:
-        """A row that a workflow of its own ended is audited, for the row of its batch says that it was retrying."""
-        now = self._db.now_us(connection)
-        rows = end_rows(connection, ended, holder, now_us=now)
-        for one in ended:
-            if one.row_id in rows and rows[one.row_id].claim_workflow == holder:
-                _audit_alone(connection, rows[one.row_id], one, at_us=now)
-        return frozenset(rows)
+            return self._write(work)
 
     def hand_over(
         self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
@@ -108,29 +111,23 @@ class SqlDeletions(FencedWrites):
 
         def work(connection: Connection) -> DeletionIntent:
             require_epoch(connection, epoch)
-            return self._take(connection, key, claim, attempt=attempt, topic=topic)
+            row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
+            if row is None:
+                expected = "an intent that was filed and not yet removed"
+                raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)
+            intent = to_intent(row)
+            require_topic(intent, topic)
+            if intent.state is not DeletionState.PENDING:
+                return intent
+            now = self._db.now_us(connection)
+            other = row.claim_workflow or holder(connection, row.batch_id, now)
+            if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
+                raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
+            attempts = row.attempts + int(attempt)
+            return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
 
         with effect("catalog.take"):
             return self._write(work)
-
-    def _take(
-        self, connection: Connection, key: ColumnElement[bool], claim: Claim, *, attempt: bool, topic: str | None
-    ) -> DeletionIntent:
-        row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
-        if row is None:
-            raise UnknownObject(
-                "deletion", expected="an intent that was filed and not yet removed", found=claim.workflow_id
-            )
-        intent = to_intent(row)
-        require_topic(intent, topic)
-        if intent.state is not DeletionState.PENDING:
-            return intent
-        now = self._db.now_us(connection)
-        other = row.claim_workflow or holder(connection, row.batch_id, now)
-        if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
-            raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
-        attempts = row.attempts + int(attempt)
-        return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """See `Deletions.hold`."""
@@ -154,16 +151,17 @@ class SqlDeletions(FencedWrites):
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
-        with effect("catalog.close"):
-            return self._write(lambda connection: self._close(connection, batch_id, cause))
 
-    def _close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
-        now = self._db.now_us(connection)
-        topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
-        if topic_id is None:
-            return outcome
-        _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
-        return replace(outcome, closed=True)
+        def work(connection: Connection) -> Tally:
+            now = self._db.now_us(connection)
+            topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
+            if topic_id is None:
+                return outcome
+            _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
+            return replace(outcome, closed=True)
+
+        with effect("catalog.close"):
+            return self._write(work)
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""

@@ -1,23 +1,31 @@
-"""What phase one does once it is decided which ledgers go: intents stand in their place, in a batch that is claimed."""
+"""What phase one does to ledgers and copies: intents stand in their place, in a batch that is claimed.
+
+The rule says which ledgers go, or a compound operation what becomes of the copies of one; the caller holds the lock of
+the list.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.delayed.bucket_rows import recount
-from infra.catalog.deletion.doomed import Doomed, ListView
-from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
+from infra.catalog.deletion.doomed import Doomed, ListView, doomed
+from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
 from infra.catalog.deletion.intents import filed_by
-from infra.catalog.deletion.runs import open_run, share_run
+from infra.catalog.deletion.runs import fingerprint, open_run, share_run
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
-from infra.catalog.offload.uploads import take_away_abandoned
+from infra.catalog.log.ledgers import listed_among
+from infra.catalog.offload.uploads import TIERED, abandoned
+from logstore.errors import UnknownObject
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Detached
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
+from logstore.records.compound import Compound
 from logstore.records.tombstones import Ending, is_durable
 
 
@@ -42,23 +50,24 @@ class Order:
         return is_durable(ending, topic=view.durable_delete, asked=self.durable)
 
 
-def replace_by_intents(
-    connection: Connection, view: ListView, gone: Doomed, order: Order, *, abandoned_us: int
-) -> Detached:
+def replace_by_intents(connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
     """Take the ledgers out of the locked list, file their intents, and open or hold the batch; audited.
 
-    Where retention asks, newborn ledgers created before `abandoned_us` and never attached go with them.
+    Where retention asks, newborn ledgers that their creators left go with them.
     """
     batch_id, asked, now = order.batch_id, order.ledger_ids, view.now_us
     adopted = adopt_stalled(connection, view.topic_id, asked, batch_id=batch_id, now_us=now)
-    newborn = _abandon_newborn(connection, view, order, abandoned_us) if asked is None else 0
+    newborn = _abandon_newborn(connection, view, order) if asked is None else 0
     filed = 0
     if gone.ids:
-        filed = _file(connection, gone.rows, view, order, durable=order.is_durable(view))
+        durable = order.is_durable(view)
+        filed = file_intents(connection, gone.rows, batch_id=batch_id, now_us=now, cause=order.cause, durable=durable)
         recount(connection, view.topic_id)
     dead = 0
     if asked is None:
-        dead = take_away_abandoned(connection, view.list_id, batch_id, now, cause=order.cause)
+        dead = file_copy_intents(
+            connection, view.list_id, TIERED, abandoned(now), batch_id=batch_id, now_us=now, cause=order.cause
+        )
     close_holes(connection, view.topic_id, gone.ids)
     intents = adopted + newborn + filed + dead
     result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
@@ -82,19 +91,56 @@ def replace_by_intents(
     )
 
 
-def _abandon_newborn(connection: Connection, view: ListView, order: Order, abandoned_us: int) -> int:
+def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> int:
     """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
     lists = t.ledger_list.c.topic_id == view.topic_id
-    abandoned = never_attached(abandoned_us)
+    newborn = never_attached(view.abandoned_us)
     inner = select(t.ledger_list.c.list_id).where(lists)
-    where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), abandoned).distinct()
+    where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), newborn).distinct()
     ids = lock_lists(connection, lists, t.ledger_list.c.list_id.in_(where))
     if not ids:
         return 0
-    rows, durable = t.ledger.c.list_id.in_(ids) & abandoned, order.is_durable(view, newborn=True)
-    return _file(connection, rows, view, order, durable=durable)
+    rows, durable = t.ledger.c.list_id.in_(ids) & newborn, order.is_durable(view, newborn=True)
+    return file_intents(
+        connection, rows, batch_id=order.batch_id, now_us=view.now_us, cause=order.cause, durable=durable
+    )
 
 
-def _file(connection: Connection, rows: ColumnElement[bool], view: ListView, order: Order, *, durable: bool) -> int:
-    batch_id, now_us, cause = order.batch_id, view.now_us, order.cause
-    return file_intents(connection, rows, batch_id=batch_id, now_us=now_us, cause=cause, durable=durable)
+def fingerprint_of(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
+    """What a batch id was used for: the same text in every process, whatever order its sets have there."""
+    sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
+    return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
+
+
+def ending_of(
+    connection: Connection, found: ListView, operation: Compound
+) -> tuple[ListView, Ending | None, Doomed | None]:
+    """The list as if subscriptions that are passed over were not there, and how the ledger ends, if it does.
+
+    Raises:
+        UnknownObject: There is no subscription of such a name, or the ledger is in no list of the topic.
+        PreconditionFailed: See `Compound.ending`.
+        LedgerStillNeeded: It would end, and is needed.
+    """
+    if unknown := sorted(operation.pass_over - found.marks.keys()):
+        raise UnknownObject("subscription", expected=f"a subscription of {found.topic}", found=unknown[0])
+    listed = listed_among(connection, found.topic_id, [operation.ledger_id])
+    if not listed:
+        raise UnknownObject("ledger", expected=f"a ledger of {found.topic}", found=operation.ledger_id)
+    view = replace(found, marks={name: at for name, at in found.marks.items() if name not in operation.pass_over})
+    ending = operation.ending(listed[0].copies, generation=listed[0].generation)
+    return view, ending, doomed(connection, view, [operation.ledger_id], force=False) if ending else None
+
+
+def take_tiered_away(
+    connection: Connection, view: ListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
+) -> Detached:
+    """Replace the tiered copy by its intent; the ledger stays, and is read from its primary copy."""
+    this, now = t.ledger.c.ledger_id == ledger_id, view.now_us
+    filed = file_copy_intents(
+        connection, view.list_id, CopyKind.OFFLOADED_LEDGER, this, batch_id=batch_id, now_us=now, cause=cause
+    )
+    about: dict[str, Any] = {"topic_id": view.topic_id, "topic": view.topic, "run_id": batch_id, "detail": {}}
+    audit(connection, "remove-tiered", cause, at_us=now, span=Span.of([ledger_id]), **about)
+    told = filed_by(connection, batch_id, now, topic_id=view.topic_id)
+    return Detached(batch_id=batch_id, ledgers=1, intents=filed, filed=told)

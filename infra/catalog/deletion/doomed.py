@@ -38,6 +38,7 @@ class ListView:
     last: LedgerId
     marks: dict[str, Position]  # where each subscription stands
     now_us: int
+    abandoned_us: int  # a ledger created before and never attached was left by its creator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

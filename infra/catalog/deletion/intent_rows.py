@@ -37,6 +37,7 @@ from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
+_COUNTED = {"preserve_rowcount": True}
 
 
 def file_intents(
@@ -58,7 +59,8 @@ def file_intents(
         cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
         durable: Whether they leave tombstones; their intents say so too.
     """
-    filed = _file(connection, *intents_for(doomed, batch_id, now_us, cause, durable=durable))
+    filing = insert(t.pending_deletion).from_select(*intents_for(doomed, batch_id, now_us, cause, durable=durable))
+    filed = connection.execute(filing, execution_options=_COUNTED).rowcount
     remove_ledgers(connection, doomed & _has_intent(), buried_us=now_us if durable else None)
     return filed
 
@@ -79,15 +81,11 @@ def file_copy_intents(
     `doomed` says which rows of `ledger` joined with `ledger_copy`, among those of the list and of the kind.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
-    filed = _file(connection, *intents_for(of_kind & doomed, batch_id, now_us, cause))
+    filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & doomed, batch_id, now_us, cause))
+    filed = connection.execute(filing, execution_options=_COUNTED).rowcount
     if filed:
         remove_copies(connection, list_id, kind, _has_intent(kind))
     return filed
-
-
-def _file(connection: Connection, columns: Sequence[str], rows: Select[Any]) -> int:
-    filing = insert(t.pending_deletion).from_select(columns, rows)
-    return connection.execute(filing, execution_options={"preserve_rowcount": True}).rowcount
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:

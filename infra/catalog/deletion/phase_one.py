@@ -14,15 +14,15 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import marks_of
-from infra.catalog.deletion import compounds, whole_topics
-from infra.catalog.deletion.detaching import Order, replace_by_intents
-from infra.catalog.deletion.doomed import Doomed, ListView, doomed, doomed_of
+from infra.catalog.deletion import whole_topics
+from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
+from infra.catalog.deletion.doomed import ListView, doomed, doomed_of
 from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list, last_id
 from infra.catalog.log.topic_rows import topic_row
-from infra.catalog.ownership.fences import FencedWrites
+from infra.catalog.ownership.fences import FencedWrites, hold_lease
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
@@ -76,7 +76,7 @@ class SqlPhaseOne(FencedWrites):
         )
 
         def work(connection: Connection, view: ListView) -> Detached:
-            return self._replace(connection, view, doomed(connection, view, ledger_ids, force=force), order)
+            return replace_by_intents(connection, view, doomed(connection, view, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
             return self._once(topic_id, order, work)
@@ -112,7 +112,7 @@ class SqlPhaseOne(FencedWrites):
                 durable=durable,
                 shared=True,
             )
-            return Chosen(kept=kept, detached=self._replace(connection, view, gone, order))
+            return Chosen(kept=kept, detached=replace_by_intents(connection, view, gone, order))
 
         with effect("catalog.detach_chosen"):
             return self._db.write(work)
@@ -133,17 +133,17 @@ class SqlPhaseOne(FencedWrites):
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=compounds.asked(topic_id, operation, durable=durable),
+            request=fingerprint_of(topic_id, operation, durable=durable),
             ending=Ending.COMPOUND,
             durable=durable,
             passed_over=sorted(operation.pass_over),
         )
 
         def work(connection: Connection, found: ListView) -> Detached:
-            view, ending, gone = compounds.decided(connection, found, operation)
+            view, ending, gone = ending_of(connection, found, operation)
             if ending and gone:
-                return self._replace(connection, view, gone, replace(order, ending=ending))
-            done = compounds.take_tiered_away(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
+                return replace_by_intents(connection, view, gone, replace(order, ending=ending))
+            done = take_tiered_away(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
             open_run(connection, done, topic_id, claim, view.now_us, request=order.request)
             return done
 
@@ -152,9 +152,7 @@ class SqlPhaseOne(FencedWrites):
 
     def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
         """See `PhaseOne.would_end`."""
-        return self._db.read(
-            lambda c: compounds.decided(c, self._view(c, topic_id, lock=False), operation)[1] is not None
-        )
+        return self._db.read(lambda c: ending_of(c, self._view(c, topic_id, lock=False), operation)[1] is not None)
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""
@@ -188,7 +186,7 @@ class SqlPhaseOne(FencedWrites):
                 raise
             if (done := _of_topic(connection, topic_id, batch_id)).intents:
                 return done
-            filed = self._replace(connection, view, doomed(connection, view, None, force=False), order).filed
+            filed = replace_by_intents(connection, view, doomed(connection, view, None, force=False), order).filed
             return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
 
         with effect("catalog.detach_into"):
@@ -227,23 +225,20 @@ class SqlPhaseOne(FencedWrites):
     def _once(self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], Detached]) -> Detached:
         """The work behind the lock of the list and the fence, unless an earlier call with the batch id has done it."""
 
-        def locks(connection: Connection) -> ListView | Detached:
+        def behind(connection: Connection) -> Detached:
             lock = partial(self._view, connection, topic_id, lock=True)
-            return unless_done(connection, order.batch_id, order.request, lock)
-
-        def behind(connection: Connection, found: ListView | Detached) -> Detached:
+            found = unless_done(connection, order.batch_id, order.request, lock)
+            hold_lease(connection, self._lease)
             return found if isinstance(found, Detached) else work(connection, found)
 
-        return self._write_behind(locks, behind)
-
-    def _replace(self, connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
-        return replace_by_intents(connection, view, gone, order, abandoned_us=view.now_us - self._newborn_us)
+        return self._db.write(behind)
 
     def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
         list_id = data_list(connection, topic_id, lock=lock)
         marks = marks_of(connection, topic_id)
         last = last_id(connection, list_id)
+        now = self._db.now_us(connection)
         return ListView(
             topic_id=topic_id,
             topic=topic.name,
@@ -252,7 +247,8 @@ class SqlPhaseOne(FencedWrites):
             durable_delete=topic.durable_delete,
             last=LedgerId(-1 if last is None else last),
             marks=marks,
-            now_us=self._db.now_us(connection),
+            now_us=now,
+            abandoned_us=now - self._newborn_us,
         )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.intent_rows import file_intents, forget_rows, move, redrive_rows
+from infra.catalog.deletion.intent_rows import file_copy_intents, file_intents, forget_rows, move, redrive_rows
 from infra.catalog.deletion.intents import filed_by, state_of
 from infra.catalog.deletion.runs import (
     DELETES,
@@ -27,7 +27,7 @@ from infra.catalog.engine.database import Database, OnDatabase
 from infra.catalog.engine.many import among, any_of
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
-from infra.catalog.offload.uploads import abandoned, take_away_abandoned
+from infra.catalog.offload.uploads import TIERED, abandoned
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.rules import distinct, require_dead_letters
 from logstore.failpoints import effect
@@ -92,7 +92,8 @@ class SqlUpkeep(OnDatabase):
         newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
         for list_id in sorted({row.list_id for row in dead}):
-            copies += take_away_abandoned(connection, list_id, batch_id, now_us)
+            over = abandoned(now_us)
+            copies += file_copy_intents(connection, list_id, TIERED, over, batch_id=batch_id, now_us=now_us)
         return newborn, copies
 
     def due(self, *, older_than_s: float) -> Due:

@@ -12,7 +12,7 @@ from infra.catalog.offload.contexts import Readable, as_text, context_in
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.offload.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us
-from logstore.ports.catalog import Cause, Topic
+from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 
 TIERED = CopyKind.OFFLOADED_LEDGER
@@ -30,14 +30,6 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     until = case((digits, cast(said, t.Big)), else_=now_us)
     over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
-
-
-def take_away_abandoned(
-    connection: Connection, list_id: int, batch_id: str, now_us: int, *, cause: Cause | None = None
-) -> int:
-    """File intents for the list's abandoned copies: an uploader that died must not keep a ledger for ever."""
-    dead = abandoned(now_us)
-    return file_copy_intents(connection, list_id, TIERED, dead, batch_id=batch_id, now_us=now_us, cause=cause)
 
 
 def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:

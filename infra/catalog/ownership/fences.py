@@ -20,7 +20,6 @@ from logstore.ports.catalog import Fence
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-L = TypeVar("L")
 
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
@@ -110,15 +109,11 @@ class FencedWrites(OnDatabase):
         return bound
 
     def _write(self, work: Callable[[Connection], T]) -> T:
-        return self._write_behind(lambda _: None, lambda connection, _: work(connection))
-
-    def _write_behind(self, locks: Callable[[Connection], L], work: Callable[[Connection, L], T]) -> T:
-        """One transaction: the locks that come before the fence, the fence, and the work with what was locked."""
+        """One transaction behind the fence; where locks come before that, a port holds the lease itself."""
 
         def fenced(connection: Connection) -> T:
-            locked = locks(connection)
             hold_lease(connection, self._lease)
-            return work(connection, locked)
+            return work(connection)
 
         return self._db.write(fenced)
 
