@@ -6,6 +6,7 @@ before it has said that it runs, and `Thread.start` waits for ever; thread pools
 """
 
 import contextvars
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,23 +46,81 @@ def raise_if_cancelled() -> None:
 _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no death
 
 
+class _Beating:
+    """One activity's beats, from a thread of its own that knows the activity, once it was started."""
+
+    def __init__(self, beat: Callable[[], None], name: str) -> None:
+        self.due = time.monotonic() + _BEAT_EVERY_S
+        self._beat, self._name, self._context = beat, name, contextvars.copy_context()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._context.run, args=(self._live,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _live(self) -> None:
+        while not self._ended.is_set():
+            self._beat()
+            self._ended.wait(_BEAT_EVERY_S)
+
+
+class _Watch:
+    """Starts the beats of those activities that are still at work when their first one is due.
+
+    To start a thread and to await its end costs more than a transaction of the catalog; so one thread of the process
+    watches for all that are at work, and sleeps until the first beat that may be due.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._quiet: dict[_Beating, None] = {}  # at work, and not yet beating
+        self._wakes = math.inf  # when it looks again
+        self._thread: threading.Thread | None = None
+
+    def begin(self, one: _Beating) -> None:
+        with self._changed:
+            self._quiet[one] = None
+            if self._thread is None or not self._thread.is_alive():  # none lives on in a process that was forked
+                self._thread = threading.Thread(target=self._look, name="beats to come", daemon=True)
+                self._thread.start()
+            elif one.due < self._wakes:
+                self._wakes = one.due
+                self._changed.notify()
+
+    def end(self, one: _Beating) -> None:
+        with self._changed:
+            self._quiet.pop(one, None)
+        one.end()
+
+    def _look(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for one in [one for one in self._quiet if one.due <= now]:
+                    one.start()
+                    del self._quiet[one]
+                self._wakes = min((one.due for one in self._quiet), default=math.inf)
+                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
+
+
+_watch = _Watch()
+
+
 @contextmanager
 def _meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
-    """Beat from a thread of its own, which knows the activity, until the block ends."""
-    ended = threading.Event()
-
-    def live() -> None:
-        while not ended.wait(_BEAT_EVERY_S):
-            beat()
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(live,), name=name, daemon=True)
-    thread.start()
+    """Beat from a thread of its own, which knows the activity, until the block ends; first when a beat is due."""
+    beating = _Beating(beat, name)
+    _watch.begin(beating)
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        _watch.end(beating)
 
 
 @contextmanager

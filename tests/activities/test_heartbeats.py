@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from activities import heartbeats as module
-from activities.heartbeats import Heartbeats, renewing_many
+from activities.heartbeats import Heartbeats, beating, renewing, renewing_many
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
@@ -48,6 +48,35 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
 
     env.run(quick)
     assert beats == []
+
+
+def test_work_that_ends_before_its_first_beat_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start one costs more than a transaction, and a deletion of one ledger would start three."""
+    monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
+
+    def quick() -> None:
+        with beating(), renewing(lambda: None), Heartbeats(lambda: None):
+            names = {one.name for one in threading.enumerate()}
+            assert not names & {"beating", "renewing", "heartbeats"}
+
+    environment().run(quick)
+
+
+def test_beat_that_is_due_does_not_wait_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread watches for all activities of a process, and sleeps until the first beat that may be due."""
+    beats = list[object]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def work() -> None:
+        monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
+        with beating(lambda: ("later",)):
+            monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.005)
+            with beating(lambda: ("sooner",)):
+                assert_eventually(lambda: len(beats) > 2)
+
+    env.run(work)
+    assert set(beats) == {("sooner",)}
 
 
 def test_beats_go_on_while_many_claims_are_renewed() -> None:
