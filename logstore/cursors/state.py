@@ -108,8 +108,8 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     try:
         _check_reachable(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
     except InvalidInput:
-        last = spans[-1].last if spans else before
-        expected = f"an entry of a listed ledger or the one behind its last, up to {last.ledger_id}:{last.entry_id + 1}"
+        expected = "an entry of a listed ledger or the one behind its last"
+        expected += f", up to {spans[-1].ledger_id}:{spans[-1].entries}" if spans else ", of a topic with a ledger"
         raise InvalidInput("position", expected=expected, found=str(position)) from None
     return CursorState(before)
 

@@ -171,6 +171,14 @@ def test_cursor_seek_to_the_end_is_behind_the_last_entry() -> None:
     assert seek(_at(0, 3), spans).mark_delete == _at(0, 2)
 
 
+def test_cursor_seek_is_refused_with_the_positions_that_there_are() -> None:
+    """Up to the one behind the last entry; in a topic without ledgers there is none."""
+    with pytest.raises(InvalidInput, match="the one behind its last, up to 0:3, found '0:4'"):
+        seek(_at(0, 4), _spans(3))
+    with pytest.raises(InvalidInput, match="of a topic with a ledger, found '0:0'"):
+        seek(_at(0, 0), ())
+
+
 @given(st.dictionaries(st.integers(-1, 2**63 - 1), st.sets(st.integers(0, 2**32 - 1), max_size=9), max_size=4))
 def test_cursor_bitmaps_survive_packing(acknowledged: dict[int, set[int]]) -> None:
     """Single acknowledgements survive a restart, in one canonical form."""
