@@ -3,7 +3,9 @@
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from sqlalchemy import URL
 from tests.shared import FOLDER, one_at_a_time
 
 _DATA = "pg"
+_START_WITHIN_S = 120.0
+_LOOK_S = 0.5
 
 
 class Postgres:
@@ -70,8 +74,17 @@ class Postgres:
         stop(["-w", "-m", "immediate", "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
 
     def start(self) -> None:
-        """Bring it back on its data."""
-        self._server.ensure_postgres_running()
+        """Bring it back on its data; on a busy machine that may take longer than the library waits for."""
+        give_up = time.monotonic() + _START_WITHIN_S
+        while True:
+            try:
+                self._server.ensure_postgres_running()
+            except (subprocess.TimeoutExpired, AssertionError):  # it replays its log, and is not ready yet
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return
 
     def stop(self) -> None:
         """Stop it and remove its data."""
