@@ -3,29 +3,18 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import boto3
 from botocore.config import Config
 from kazoo.client import KazooClient
 
-from tests.soak.audit.evidence import (
-    PRIMARY,
-    RECORDS,
-    TABLES,
-    TIERED,
-    Evidence,
-    Op,
-    Reading,
-    Store,
-    digest,
-    ops_of,
-    prefix,
-    recorded,
-)
+from tests.soak.audit.delivered import unsought
+from tests.soak.audit.evidence import PRIMARY, RECORDS, SHIPPED, TABLES, TIERED, Evidence, Op, digest, ops_of, prefix
+from tests.soak.audit.reading import Reading, Store, recorded
 from tests.soak.ground import query
-from tests.soak.scene import CONSUMED, DELAYED, PLAIN
+from tests.soak.scene import CONSUMED, DELAYED, PLAIN, REPLICA_BUCKET, SOUGHT
 from workers.settings import Settings
 
 _FOREIGN: Final = {
@@ -64,6 +53,7 @@ class Auditor:
             PRIMARY: settings.primary_bucket,
             TIERED: settings.tiered_bucket,
             RECORDS: settings.records_bucket,
+            SHIPPED: REPLICA_BUCKET,
         }
         return cls(settings=settings, store=Store(client=client, buckets=buckets))
 
@@ -75,8 +65,12 @@ class Auditor:
             for key in self.store.sizes(role):
                 self.planted[role, key] = digest(self.store.get(role, key))
 
-    def _rows(self, table: str) -> list[dict[str, Any]]:
-        return query(self.settings.database_url, f'SELECT * FROM "{table}"')
+    def _rows(self, table: str, url: str = "") -> list[dict[str, Any]]:
+        return query(url or self.settings.database_url, f'SELECT * FROM "{table}"')
+
+    def tables(self, url: str = "") -> dict[str, list[dict[str, Any]]]:
+        """All rows of a database; by default of the catalog."""
+        return {name: self._rows(name, url) for name in TABLES}
 
     def sample(self) -> None:
         """Who has which bundle, now."""
@@ -132,7 +126,7 @@ class Auditor:
                 return found
             time.sleep(0.5)
 
-    def unrest(self, said: Iterable[Mapping[str, Any]], *, flushed: bool) -> list[str]:
+    def unrest(self, said: Sequence[Mapping[str, Any]], *, flushed: bool) -> list[str]:
         """What is not over yet, by rows and by what consumers were handed."""
         pending = query(self.settings.database_url, "SELECT * FROM pending_deletion WHERE state = 'PENDING'")
         found = [
@@ -147,11 +141,18 @@ class Auditor:
         if flushed:
             count = len(self._rows("record_outbox"))
             found += [f"{count} changes are not flushed"] if count else []
-        return found + undelivered(said)
+        return found + undelivered(said) + self._unsought(said)
+
+    def _unsought(self, said: Sequence[Mapping[str, Any]]) -> list[str]:
+        listed = query(self.settings.database_url, "SELECT ledger_id FROM ledger WHERE place IS NOT NULL")
+        ids, ops = {row["ledger_id"] for row in listed}, ops_of(said)
+        received = [one for one in said if one["what"] == "received"]
+        found = {name: unsought(name, ops, received, ids, time.time() * 1_000) for name in DELAYED}
+        return [f"{name}: {SOUGHT} has not received {len(left)}" for name, left in found.items() if left]
 
     def collect(self, said: Sequence[Mapping[str, Any]], **more: Any) -> Evidence:
         """Everything, while nothing runs but servers."""
-        tables = {name: self._rows(name) for name in TABLES}
+        tables = self.tables()
         reading = Reading(tables, self.store)
         return Evidence(
             tables=tables,
@@ -164,12 +165,32 @@ class Auditor:
             acknowledged=reading.acknowledged(),
             contents=reading.schemas(),
             recorded=recorded(self.store),
+            shipped=recorded(self.store, SHIPPED),
             ops=ops_of(said),
-            received=[one for one in said if one["what"] == "received"],
+            received=[{**one, "client": int(one["by"].split("-")[1])} for one in said if one["what"] == "received"],
             reads=[one for one in said if one["what"] == "read"],
             faults=[one["text"] for one in said if one["what"] == "fault"],
             fences=self.fences,
             **more,
+        )
+
+    def after_loss(
+        self, before: Evidence, url: str, said: Sequence[Mapping[str, Any]], seen: Mapping[int, Any]
+    ) -> Evidence:
+        """The same by a catalog that was rebuilt into a database; `seen` is what readers see by it."""
+        tables = self.tables(url)
+        reading = Reading(tables, self.store)
+        return replace(
+            before,
+            tables=tables,
+            objects={role: self.store.sizes(role) for role in (PRIMARY, TIERED, RECORDS)},
+            entries=reading.entries(),
+            buckets=reading.buckets(),
+            acknowledged=reading.acknowledged(),
+            contents=reading.schemas(),
+            ops=ops_of(said),
+            seen=seen,
+            is_rebuilt=True,
         )
 
     def _digest(self, role: str, key: str) -> str:
@@ -188,7 +209,7 @@ def undelivered(said: Iterable[Mapping[str, Any]]) -> list[str]:
         if op.kind == "append" and op.asked["topic"] in wanted:
             wanted[op.asked["topic"]].update(_near(op, far_ms))
     for one in said:
-        if one["what"] == "received":
+        if one["what"] == "received" and one["subscription"] == CONSUMED:
             wanted[one["topic"]].difference_update((at[0], at[1]) for at in one["positions"])
     return [
         f"{name}: {CONSUMED} has not received {len(left)}, {min(left)} first" for name, left in wanted.items() if left

@@ -22,7 +22,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.jobs import Jobs
-from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOURCE, Ops, Said, phase
+from tests.soak.receiving import Seeker, receive
+from tests.soak.scene import CONSUMED, DELAYED, LASTING, LISTS, PLAIN, SOURCE, Ops, Said, phase
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton
@@ -48,7 +49,7 @@ class Client:
         self._ops = Ops(settings.home, self._name)
         self._count = 0
         self._counting = threading.Lock()
-        self._topics = {name: log.catalog.topics.get(name) for name in (*PLAIN, *LISTS, SOURCE, *DELAYED)}
+        self._topics = {name: log.catalog.topics.get(name) for name in LASTING}
         self._sequence = self._answered_sequence()
 
     def run(self) -> None:
@@ -60,6 +61,12 @@ class Client:
             self._delayed,
             self._reads,
             *(lambda name=name: self._consumes(name) for name in (PLAIN + DELAYED)[self._number :: 2]),
+            *(
+                Seeker(self._log, self._topics[name], self._ops, lambda: self._phase).round
+                for name in DELAYED[
+                    self._number : self._number + 1
+                ]  # one process seeks, so that the last seek is known
+            ),
         ]
         threads = [threading.Thread(target=self._kept_up, args=(one,)) for one in work]
         for thread in threads:
@@ -148,19 +155,7 @@ class Client:
             for _ in range(random.randint(20, 400)):  # then another consumer
                 if self._phase == "end":
                     return
-                before_us = self._log.managed._clock.now_us()
-                found = consumer.receive(50)
-                clock_us = max(before_us, self._log.managed._clock.now_us())
-                if not found:
-                    consumer.wait(0.3)
-                    continue
-                positions = [one.position for one in found]
-                pairs = [_pair(one) for one in positions]
-                self._ops.say(
-                    "received", by=self._name, topic=name, positions=pairs, clock_ms=clock_us / 1_000, wall=time.time()
-                )
-                with self._ops.op("acknowledge", topic=name, positions=pairs):
-                    self._log.subscriptions.acknowledge(topic.topic_id, CONSUMED, positions=tuple(positions))
+                receive(self._log, consumer, topic, CONSUMED, self._ops)
 
     def _reads(self) -> None:
         """The ends of all lists, one after the other, as a reader sees them."""
@@ -185,7 +180,7 @@ class Client:
             return
         async with sexton:
             transactions = sexton.transactions(self._log)
-            jobs = Jobs(sexton, self._log, self._ops, random.Random())
+            jobs = Jobs(self._settings, sexton, self._log, self._ops, Said(self._settings.home).entries())
             await asyncio.gather(
                 *(self._kept_on(lambda: self._transaction(transactions)) for _ in range(_SESSIONS)),
                 *(self._kept_on(jobs.one) for _ in range(_JOBS)),

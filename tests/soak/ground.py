@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,58 +26,24 @@ from logstore import failpoints
 from logstore.errors import ServiceFailed
 from tests.ownership.proxy import Proxy
 from tests.postgres import Postgres
+from tests.soak.members import Member
 from tests.soak.plan import Fault, Plan
-from tests.soak.scene import QUICK, make_topics, set_phase
+from tests.soak.scene import QUICK, REPLICA_BUCKET, make_topics, set_phase
 from tests.soak.wire import Wire
 from workers.assembly.adapters import open_log
 from workers.operations.stack import at, prepare
 from workers.settings import Settings
 
 _MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts
+REPLICA: Final = "replica"
+"""The role of the command that follows the record log, and the name of its database."""
+
+REBUILT: Final = "rebuilt"
+"""The name of the database into which the catalog is rebuilt."""
+
+_REFUSED: Final = 3  # the command line's exit code
 _LOOK_S: Final = 0.2
 _STARTS: Final = 3  # of a server that does not come
-
-
-class Member:
-    """A worker or a client: one process after the other under one number."""
-
-    def __init__(
-        self, role: str, number: int, home: Path, start: Callable[["Member"], subprocess.Popen[bytes]]
-    ) -> None:
-        """Start the first one."""
-        self.role, self.number, self._start = role, number, start
-        self.clock_file = home / f"{role}-{number}.clock"
-        self.log_file = home / "logs" / f"{role}-{number}.log"
-        self.lives = 0
-        self.exits: list[int] = []
-        self.held = False  # dead until its fault is lifted
-        self._process = self._started()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        self.lives += 1
-        return self._start(self)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it one, if it lives."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def tend(self) -> None:
-        """Start the next process where the last one has died."""
-        code = self._process.poll()
-        if code is not None and not self.held:
-            self.exits.append(code)
-            self._process = self._started()
-
-    def end(self, within_s: float) -> int:
-        """Let it end by itself, after SIGTERM where it is a worker; its exit code, -9 if it did not in time."""
-        if self.role == "worker":
-            self.signal(signal.SIGTERM)
-        try:
-            return self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait(10)
 
 
 @dataclass
@@ -117,13 +83,14 @@ class Ground:
         where = stack.up(options)
         postgres = Postgres() if database == "postgresql" else None
         if postgres:
-            postgres.execute("CREATE DATABASE soak")
+            for name in ("soak", REPLICA, REBUILT):
+                postgres.execute(f"CREATE DATABASE {name}")
         url = {"database_url": postgres.url("soak")} if postgres else {}
         first = at(Settings.model_validate({"home": home, **QUICK, **url}), where)
         options = stack.StackOptions(
             home=home,
             ports=WantedPorts.any_free(),
-            buckets=(first.primary_bucket, first.tiered_bucket, first.records_bucket),
+            buckets=(first.primary_bucket, first.tiered_bucket, first.records_bucket, REPLICA_BUCKET),
         )
         stack.up(options)
         wire = Wire(first.s3_endpoint.removeprefix("http://"), seed=plan.seed)
@@ -153,7 +120,7 @@ class Ground:
         before(self)
         set_phase(self.home, "work")
         self.proxies = [Proxy(self.settings.zookeeper) for _ in range(workers)]
-        for role, count in (("worker", workers), ("client", clients)):
+        for role, count in (("worker", workers), ("client", clients), (REPLICA, 1)):
             for number in range(count):
                 self.members[role, number] = Member(role, number, self.home, self._spawn)
         tender = threading.Thread(target=self._tend, daemon=True)
@@ -171,11 +138,17 @@ class Ground:
             environment[failpoints.VARIABLE] = armed
             identity = f"worker-{member.number}-{time.time_ns():x}"
             argv = ["workers", "--home", str(self.home), "worker", "run", "--worker-id", identity]
+        elif member.role == REPLICA:
+            anew = ("--seed",) if member.exits[-1:] == [_REFUSED] else ()  # raids had not waited for it
+            argv = [*self.following(*anew), "--watch"]
         else:
             argv = ["tests.soak.client", str(member.number)]
-        with member.log_file.open("ab") as log:
+        return self._started(member.log_file, ["tests.soak.clocked", str(member.clock_file), *argv], environment)
+
+    def _started(self, log_file: Path, argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with log_file.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.clocked", str(member.clock_file), *argv],
+                [sys.executable, "-m", *argv],
                 env=environment,
                 cwd=Path(__file__).resolve().parents[2],
                 stdin=subprocess.DEVNULL,
@@ -183,6 +156,19 @@ class Ground:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def command(self, *argv: str) -> subprocess.Popen[bytes]:
+        """Start a command, with no wire before S3; its output goes to `logs/commands.log`."""
+        environment = {**os.environ, **self.direct.environment(), _MARK: self.mark}
+        return self._started(self.home / "logs" / "commands.log", argv, environment)
+
+    def following(self, *flags: str) -> list[str]:
+        """The command that follows the record log."""
+        return ["workers", "--home", str(self.home), "records", "follow", "--into", self.database(REPLICA), *flags]
+
+    def database(self, name: str) -> str:
+        """The URL of a database beside the catalog's."""
+        return self.postgres.url(name) if self.postgres else f"sqlite:///{self.home / name}.db"
 
     def _tend(self) -> None:
         while not self._tending.wait(_LOOK_S):
@@ -266,6 +252,8 @@ class Ground:
         for thread in self._threads:
             thread.join()
         for (role, _), member in self.members.items():
+            if role == REPLICA:
+                member.signal(signal.SIGKILL)
             if role == "client":
                 member.exits.append(member.end(60))
 

@@ -1,13 +1,17 @@
 """A small store in which every promise is kept, as evidence; tests break it in one place each."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, Entry, Evidence, Op, prefix
-from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOURCE
+from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOUGHT, SOURCE, SPARE
 
 NOW_S = 1_000_000.0
 Rows = dict[str, list[dict[str, Any]]]
+_SPARED = {31: 7, 33: 7, 35: 8, 36: 8}  # topic ids by ledger
+_OFFERED = f"{SPARE}offered-1"
 
 
 def ledger(ledger_id: int, list_id: int, entries: int) -> dict[str, Any]:
@@ -24,14 +28,27 @@ def op(
 
 
 def honest() -> Evidence:
-    """Ledgers 1 (plain), 2 and 3 (lists), 4 (source), 5 (delayed, tiered only), 6 (a bucket); ledger 9 was deleted."""
+    """What is left of a soak, and the same once more by a catalog that was rebuilt."""
+    seen = _found()
+    seen.rebuilt = replace(_found(), is_rebuilt=True)
+    return seen
+
+
+def _found() -> Evidence:
+    """Ledgers 1 (plain), 2 and 3 (lists), 4 (source), 5 (delayed, tiered only), 6 (a bucket); ledger 9 was deleted.
+
+    Of topic 7 ledger 31 lost its tiered copy, 32 was ended and 33 is needed; of topic 8 ledger 34 was ended, 35 is
+    not offered, and 36 is needed.
+    """
     tables, entries = _tables(), _entries()
     stored = {
         f"{prefix(row['ledger_id'])}{row['number']:08d}.parquet": row["size_bytes"]
         for row in tables["segment"]
         if row["ledger_id"] != 5
     }
-    stored |= {f"{prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6)}
+    stored |= {f"{prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6, *_SPARED)}
+    recorded = {("ledger", one): True for one in (*range(1, 7), *_SPARED)}
+    recorded |= {("topic", one): True for one in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13)}
     return Evidence(
         tables=tables,
         objects={PRIMARY: {**stored, "theirs": 5}, TIERED: {"u-ledger-5": 9, "u-ledger-5-index": 9}, RECORDS: {}},
@@ -44,19 +61,22 @@ def honest() -> Evidence:
             (1, CONSUMED): ((1, 0), frozenset()),
             (4, CONSUMED): ((4, 0), frozenset()),
             (5, CONSUMED): ((5, 0), frozenset()),
+            (5, SOUGHT): ((5, 0), frozenset()),
             **{(topic_id, CONSUMED): ((-1, -1), frozenset()) for topic_id in (11, 12, 13)},
         },
         contents={},
         seen={1: [((1, 0), "a"), ((1, 1), "b")], 2: [((2, 0), "t")]},
         recorded={
-            **{("ledger", one): True for one in range(1, 7)},
-            ("ledger", 9): False,
-            **{("topic", one): True for one in (1, 2, 3, 4, 5, 11, 12, 13)},
+            **recorded,
+            **{("ledger", one): False for one in (9, 32, 34)},
         },
+        shipped=dict(recorded),
+        replica=deepcopy(tables),
         ops=_ops(),
         received=[
-            {"topic": PLAIN[0], "positions": [[1, 0], [1, 1]], "wall": NOW_S, "clock_ms": NOW_S * 1e3, "client": 0},
-            {"topic": DELAYED[0], "positions": [[5, 0]], "wall": NOW_S, "clock_ms": NOW_S * 1e3, "client": 0},
+            _received(PLAIN[0], CONSUMED, [1, 0], [1, 1]),
+            _received(DELAYED[0], CONSUMED, [5, 0]),
+            _received(DELAYED[0], SOUGHT, [5, 0]),
         ],
         reads=[_read(LISTS[0], [[2, 0, "t"]]), _read(LISTS[1], [[3, 0, "t"]])],
         faults=[],
@@ -70,6 +90,11 @@ def honest() -> Evidence:
     )
 
 
+def _received(topic: str, subscription: str, *positions: list[int]) -> dict[str, Any]:
+    said = {"topic": topic, "subscription": subscription, "positions": positions}
+    return {**said, "wall": NOW_S, "clock_ms": NOW_S * 1e3, "client": 0}
+
+
 def _read(topic: str, elements: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return {"topic": topic, "begins": [-1, -1], "began": NOW_S, "ended": NOW_S + 0.1, "elements": elements}
 
@@ -80,13 +105,14 @@ def _times(decided_s: float) -> dict[str, float]:
 
 def _tables() -> Rows:
     names = {1: PLAIN[0], 2: LISTS[0], 3: LISTS[1], 4: SOURCE, 5: DELAYED[0]}
-    names |= {11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1]}
+    names |= {7: f"{SPARE}1", 8: _OFFERED, 11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1]}
     tables: Rows = {
         "topic": [{"topic_id": number, "name": name} for number, name in names.items()],
         "ledger_list": [
             {"list_id": number, "topic_id": number, "component": "MANAGED_LEDGER"} for number in range(1, 6)
         ]
-        + [{"list_id": 6, "topic_id": 5, "component": "DELAYED_INDEX"}],
+        + [{"list_id": 6, "topic_id": 5, "component": "DELAYED_INDEX"}]
+        + [{"list_id": number, "topic_id": number, "component": "MANAGED_LEDGER"} for number in (7, 8)],
         "ledger": [
             ledger(1, 1, 2),
             ledger(2, 2, 3),
@@ -94,13 +120,14 @@ def _tables() -> Rows:
             ledger(4, 4, 2),
             ledger(5, 5, 2),
             ledger(6, 6, 1),
+            *(ledger(one, topic_id, 1) for one, topic_id in _SPARED.items()),
         ],
         "segment": [
             {"ledger_id": one, "number": 0, "first_entry": 0, "entries": count, "size_bytes": 100 + one}
-            for one, count in ((1, 2), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1))
+            for one, count in ((1, 2), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1), *((one, 1) for one in _SPARED))
         ],
         "ledger_copy": [
-            {"ledger_id": one, "kind": "LEDGER", "state": "LIVE", "context": "{}"} for one in (1, 2, 3, 4, 6)
+            {"ledger_id": one, "kind": "LEDGER", "state": "LIVE", "context": "{}"} for one in (1, 2, 3, 4, 6, *_SPARED)
         ],
         "pending_deletion": [
             {
@@ -126,6 +153,9 @@ def _tables() -> Rows:
         "record_outbox": [],
         "schema_version": [],
         "cursor": [],
+        "producer_sequence": [],
+        "buffer_range": [],
+        "buffer_hidden": [],
     }
     tables["ledger_copy"].append(
         {"ledger_id": 5, "kind": "OFFLOADED_LEDGER", "state": "LIVE", "context": {"uuid": "u"}}
@@ -147,11 +177,20 @@ def _entries() -> dict[int, dict[tuple[int, int], Entry]]:
         1: {(1, 0): Entry(payload="a"), (1, 1): Entry(payload="b")},
         **each,
         4: {(4, 0): Entry(payload="c"), (4, 1): Entry(payload="d")},
+        7: {(31, 0): Entry(payload="g"), (33, 0): Entry(payload="i")},
+        8: {(35, 0): Entry(payload="k"), (36, 0): Entry(payload="l")},
         5: {(5, 0): Entry(payload="e"), (5, 1): Entry(payload="f", deliver_at_ms=round((NOW_S + 3_600) * 1e3))},
     }
 
 
+def _spare(name: str, consumed: int, topic_id: int, payloads: Mapping[int, str]) -> Op:
+    entries = [[ledger_id, 0, payload] for ledger_id, payload in payloads.items()]
+    return op("spare", {"topic_id": topic_id, "entries": entries}, topic=name, consumed=consumed, kept=True)
+
+
 def _ops() -> list[Op]:
+    both = ["LEDGER", "OFFLOADED_LEDGER"]
+    asked: dict[str, Any] = {"topic": f"{SPARE}1", "durable": True}
     far_ms = round((NOW_S + 3_600) * 1e3)
     return [
         op("append", {"first": [1, 0], "duplicates": 0}, topic=PLAIN[0], payloads=["a", "b"]),
@@ -171,7 +210,16 @@ def _ops() -> list[Op]:
             payloads=["e", "f"],
             deliver_at_ms=[None, far_ms],
         ),
-        op("acknowledge", topic=DELAYED[0], positions=[[5, 0]]),
+        op("seek", topic=DELAYED[0], subscription=SOUGHT, to=[5, 0]),
+        op("acknowledge", topic=DELAYED[0], subscription=CONSUMED, positions=[[5, 0]]),
+        op("acknowledge", topic=DELAYED[0], subscription=SOUGHT, positions=[[5, 0]]),
+        _spare(f"{SPARE}1", 0, 7, {31: "g", 32: "h", 33: "i"}),
+        *(
+            op("operate", {"refused": ledger_id == 33}, **asked, ledger=ledger_id, remove=remove, pass_over=passed)
+            for ledger_id, remove, passed in ((31, both[1:], []), (32, both, [CONSUMED]), (33, both, []))
+        ),
+        _spare(_OFFERED, 2, 8, {34: "j", 35: "k", 36: "l"}),
+        op("end-records", {"refused": False, "stopped": False}, topic=_OFFERED, durable=True),
         op("delete-ledgers", {"refused": False}, topic="x", ledgers=[9], durable=True),
         op("delete-topic", {"refused": False}, topic="y", topic_id=77, durable=True),
     ]

@@ -4,18 +4,21 @@ import asyncio
 import itertools
 import os
 import random
-import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from temporalio.client import WorkflowHandle
 
-from logstore.deletion.retention import RetentionPolicy
-from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.ports.catalog import Topic
-from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SPARE, Ops
+from logstore.errors import PreconditionFailed
+from logstore.ownership import BundleId
+from logstore.ports.catalog import Cause, Topic
+from tests.soak.scene import DELAYED, LISTS, PLAIN, Ops
+from tests.soak.spares import Spares
 from workers.assembly.log import LogStore
 from workers.client import Sexton
+from workers.operations.owners import Unloading, open_directory
+from workers.settings import Settings
 
 _WITHIN_S: Final = 90.0  # that a client waits for a job, which goes on without it
 _ACTOR: Final = {"reason": "soak", "actor": "soak"}
@@ -26,10 +29,23 @@ _PLANNED_AGE_S: Final = 120.0
 class Jobs:
     """Starts one job after the other and waits for each."""
 
-    def __init__(self, sexton: Sexton, log: LogStore, ops: Ops, dice: random.Random) -> None:
-        """Start them by `sexton`, and write down what was asked and answered."""
-        self._sexton, self._log, self._ops, self._dice = sexton, log, ops, dice
+    def __init__(
+        self, settings: Settings, sexton: Sexton, log: LogStore, ops: Ops, said: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Start them by `sexton`, and write down what was asked and answered.
+
+        Args:
+            settings: Where ZooKeeper is.
+            sexton: Starts what is a workflow.
+            log: Does what is none.
+            ops: The journal.
+            said: All journals until now: what was done seldom comes first.
+        """
+        self._settings, self._sexton, self._log, self._ops = settings, sexton, log, ops
+        self._dice = random.Random()
         self._numbers = itertools.count()
+        self._begun = Counter(one["job"] for one in said if one["what"] == "job")
+        spares = Spares(sexton, log, ops, self._job)
         self._kinds: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "roll": (4, self._roll),
             "trim-topic": (3, self._trim),
@@ -39,11 +55,18 @@ class Jobs:
             "merge": (2, self._merge),
             "flush": (2, lambda: self._job("flush", self._sexton.flush_records(**_ACTOR))),
             "defragment": (1, lambda: self._job("defragment", self._sexton.defragment_records(**_ACTOR))),
-            "raid": (1, lambda: self._job("raid", self._sexton.raid_tombstones(0, **_ACTOR))),
+            "raid": (1, self._raid),
+            "replicate": (1, lambda: self._job("replicate", self._sexton.replicate_records(**_ACTOR))),
+            "rewrite": (1, self._rewrite),
+            "clear-delayed": (1, self._clear_delayed),
+            "unload": (1, self._unload),
+            "pace": (2, self._pace),
             "sweep": (1, lambda: self._job("sweep", self._sexton.sweep_deletions(**_ACTOR))),
             "redrive": (1, self._redrive),
-            "delete-ledgers": (4, self._delete_ledgers),
-            "delete-topic": (3, self._delete_topic),
+            "delete-ledgers": (4, spares.delete_ledgers),
+            "delete-topic": (3, spares.delete_topic),
+            "operate": (3, spares.operate),
+            "end-records": (2, spares.end_records),
             "schema": (2, self._schema),
             "build-delayed": (1, self._build_delayed),
             "build-snapshots": (1, self._build_snapshots),
@@ -51,10 +74,12 @@ class Jobs:
         }
 
     async def one(self) -> None:
-        """One job of any kind, to its end."""
+        """One job to its end, of a kind that was begun the least for its weight: no soak is too short for one."""
         await asyncio.sleep(self._dice.uniform(0.2, 2.0))
-        weights = [weight for weight, _ in self._kinds.values()]
-        (name,) = self._dice.choices(list(self._kinds), weights)
+        shares = {name: self._begun[name] / weight for name, (weight, _) in self._kinds.items()}
+        name = self._dice.choice([one for one, share in shares.items() if share == min(shares.values())])
+        self._begun[name] += 1
+        self._ops.say("job", job=name)
         await self._kinds[name][1]()
 
     async def _job(self, kind: str, start: Awaitable[WorkflowHandle[Any, Any]], **asked: Any) -> Any:
@@ -62,7 +87,8 @@ class Jobs:
             handle = await asyncio.wait_for(start, 60)
             answer["workflow"] = handle.id
             result = await asyncio.wait_for(handle.result(), _WITHIN_S)
-            answer |= {"result": str(result)[:300], "refused": bool(getattr(result, "refused", None))}
+            told = {name: bool(getattr(result, name, None)) for name in ("refused", "stopped")}
+            answer |= {"result": str(result)[:300], **told}
             return result
 
     def _topic(self, names: tuple[str, ...]) -> Topic:
@@ -113,38 +139,43 @@ class Jobs:
         with self._ops.op("schema", topic=topic.name, text=text.decode()):
             await asyncio.to_thread(self._log.schemas.set, topic, text)
 
-    async def _delete_ledgers(self) -> None:
-        """Two ledgers of a topic of its own, durably or plain; then the topic stays with the rest."""
-        topic = await self._spare(consumed=False)
-        rows = await asyncio.to_thread(lambda: self._log.catalog.ledgers.listed(topic.topic_id))
-        ids = [one.ledger_id for one in rows][:2]
-        durable = self._dice.random() < 0.5
-        start = self._sexton.delete_ledgers(topic, ids, True, "soak", "soak", durable_delete=durable)
-        await self._job("delete-ledgers", start, topic=topic.name, ledgers=ids, durable=durable)
+    async def _raid(self) -> None:
+        age_s = self._dice.choice((0.0, None, None))  # with none at all every replica is too late, and is seeded again
+        await self._job("raid", self._sexton.raid_tombstones(age_s, **_ACTOR))
 
-    async def _delete_topic(self) -> None:
-        """All components of a topic of its own."""
-        topic, durable = await self._spare(consumed=True), self._dice.random() < 0.5
-        start = self._sexton.delete_topic(topic, "soak", "soak", durable_delete=durable)
-        await self._job("delete-topic", start, topic=topic.name, topic_id=topic.topic_id, durable=durable)
+    async def _rewrite(self) -> None:
+        with self._ops.op("rewrite"):
+            await asyncio.to_thread(self._log.records.flusher.rewrite)
 
-    async def _spare(self, *, consumed: bool) -> Topic:
-        """A new topic with three closed ledgers, a subscription and a schema; what is consumed a trim may take away."""
-        name = f"{SPARE}{os.getpid()}-{time.time_ns():x}"
+    async def _clear_delayed(self) -> None:
+        topic = await asyncio.to_thread(self._topic, DELAYED)
+        with self._ops.op("clear-delayed", topic=topic.name) as answer:
+            answer["buckets"] = await asyncio.to_thread(self._log.catalog.delayed.clear, topic.topic_id, reason="soak")
 
-        def make() -> Topic:
-            topic = self._log.catalog.topics.create(name, RetentionPolicy())
-            self._log.subscriptions.subscribe(topic.topic_id, CONSUMED, latest=False)
-            self._log.schemas.set(topic, name.encode())
-            for number in range(3):
-                entry = NewEntry(payload=f"{name} {number}".encode(), deliver_at_ms=number or None)
-                done = self._log.managed.append(topic, ProducedEntries(entries=[entry]))
-                if consumed and done.first:
-                    self._log.subscriptions.acknowledge(topic.topic_id, CONSUMED, positions=(done.first,))
-                self._log.managed.roll(topic)
-            return topic
+    async def _unload(self) -> None:
+        """Take any bundle from its owner."""
+        catalog = self._log.catalog
 
-        with self._ops.op("spare", topic=name) as answer:
-            topic = await asyncio.to_thread(make)
-            answer["topic_id"] = topic.topic_id
-            return topic
+        def work() -> None:
+            count, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
+            with open_directory(self._settings, count, catalog_id) as directory:
+                unloading = Unloading(catalog.fences, catalog.audit_log, directory)
+                unloading.unload(unloading.find(BundleId(self._dice.randrange(count))), Cause(**_ACTOR, workflow_id=""))
+
+        with self._ops.op("unload"):
+            await asyncio.to_thread(work)
+
+    async def _pace(self) -> None:
+        """Let a batch wait, and go on more slowly. One whose client is killed meanwhile is resumed when all is over."""
+        rows = await self._sexton.list_workflows(type="delete-ledgers", status="Running", limit=5)
+        if not rows:
+            return
+        batches, batch = self._sexton.batches, self._dice.choice(rows).workflow_id
+        with self._ops.op("pace", batch=batch) as answer:
+            try:
+                await batches.pause(batch)
+                await asyncio.sleep(self._dice.uniform(0.2, 3.0))
+                await batches.set_rate(batch, 50)
+                await batches.resume(batch)
+            except PreconditionFailed:
+                answer["ended"] = True

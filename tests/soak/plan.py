@@ -16,6 +16,7 @@ _KINDS: Final = {
     "kill-client": 3,
     "pause-client": 2,
     "step-clock-of-client": 2,
+    "kill-replica": 2,
     "kill-temporal": 2,
     "kill-seaweedfs": 2,
     "kill-zookeeper": 2,

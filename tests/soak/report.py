@@ -41,6 +41,7 @@ class Report:
     sets: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)  # to S3, by what became of them
     processes: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, int] = field(default_factory=dict)  # runs by registered workflow type
     looks: int = 0
     rest_s: float = 0.0  # from the last fault's end until everything was at rest
     violations: Sequence[Violation] = ()
@@ -61,6 +62,8 @@ class Report:
             "sets": dict(self.sets),
             "s3_requests": dict(self.requests),
             "processes": dict(self.processes),
+            "workflow_runs": dict(sorted(self.types.items())),
+            "never_run": self.never_run(),
             "looks_while_at_work": self.looks,
             "violations": [{"promise": one.promise, "sentence": one.sentence} for one in self.violations],
             "ok": not self.violations,
@@ -72,6 +75,10 @@ class Report:
         for op in self.ops:
             found[op.kind][op.end] += 1
         return {kind: dict(found[kind]) for kind in sorted(found)}
+
+    def never_run(self) -> list[str]:
+        """Registered workflow types that were not run once, ascending."""
+        return sorted(name for name, runs in self.types.items() if not runs)
 
     def recovery(self) -> dict[str, dict[str, float]]:
         """Seconds from the end of a fault until an append and a commit that were asked for after it were answered."""
@@ -105,6 +112,8 @@ class Report:
         ]
         for kind, ends in told["operations"].items():
             lines.append(f"{kind:<18}{ends.get('done', 0):>9}{ends.get('failed', 0):>8}{ends.get('unknown', 0):>8}")
+        lines += ["", f"workflow types: {len(self.types) - len(self.never_run())} of {len(self.types)} were run"]
+        lines += [f"  never run: {', '.join(self.never_run())}"] if self.never_run() else []
         lines += ["", "seconds until an append and a commit were answered, once the fault was over:"]
         lines += [
             f"  {kind:<26}median {took['median']:>5}  longest {took['longest']:>5}"

@@ -24,12 +24,21 @@ SOURCE: Final = f"{_PREFIX}source"
 DELAYED: Final = tuple(f"{_PREFIX}delayed-{number}" for number in range(2))
 """Consumed, and most messages are to be delivered later."""
 
+LASTING: Final = (*PLAIN, *LISTS, SOURCE, *DELAYED)
+"""All topics but those that are made for one job."""
+
 CONSUMED: Final = "s"
+SOUGHT: Final = "sought"
+"""The subscription of each topic in `DELAYED` that is set back and forth."""
+
 HELD: Final = "hold"
 """A subscription that never acknowledges: it keeps what it stands before."""
 
 SPARE: Final = f"{_PREFIX}spare-"
-"""How the names of topics begin that are made to be deleted."""
+"""How the names of topics begin that are made for one job each."""
+
+REPLICA_BUCKET: Final = "soak-copy"
+"""Where copies of the record log go."""
 
 _PHASE: Final = "phase"
 _JOURNALS: Final = "journals"
@@ -52,7 +61,10 @@ QUICK: Final[dict[str, object]] = {
     "records_cursor_interval": 3,
     "defragment_interval": 60,
     "raid_interval": 45,
-    "eligible_age": 0,
+    "eligible_age": 30,
+    "replica_buckets": REPLICA_BUCKET,
+    "replicate_interval": 7,
+    "functions": "tests.soak.functions:every_other",
     "plan_interval": 0,
     "ledger_max_entries": 120,
     "ledger_max_age": 30,
@@ -74,9 +86,10 @@ def make_topics(log: LogStore) -> None:
         log.catalog.topics.create(name, RetentionPolicy(), durable_delete=(None, True, False)[number])
     for name in (*LISTS, SOURCE, *DELAYED):
         log.catalog.topics.create(name, RetentionPolicy())
-    for name in (*PLAIN, *LISTS, SOURCE, *DELAYED):
+    for name in LASTING:
         topic = log.catalog.topics.get(name)
-        for subscription in (CONSUMED,) if name in PLAIN + DELAYED else (CONSUMED, HELD):
+        more = () if name in PLAIN else (SOUGHT,) if name in DELAYED else (HELD,)
+        for subscription in (CONSUMED, *more):
             log.subscriptions.subscribe(topic.topic_id, subscription, latest=False)
 
 
@@ -100,14 +113,14 @@ class Ops(Journal):
         folder = home / _JOURNALS
         folder.mkdir(exist_ok=True)
         super().__init__(folder / f"{name}.jsonl")
-        self._name, self._count = name, 0
+        self.name, self._count = name, 0
 
     @contextmanager
     def op(self, kind: str, **asked: Any) -> Iterator[dict[str, Any]]:
         """Say what is asked for; what the block puts into the mapping is the answer. What it raises is the failure."""
         with self._lock:
             self._count += 1
-            op = f"{self._name}/{self._count}"
+            op = f"{self.name}/{self._count}"
         answer: dict[str, Any] = {}
         self.say("asked", op=op, kind=kind, wall=time.time(), **asked)
         try:

@@ -13,7 +13,7 @@ def test_same_seed_gives_the_same_plan() -> None:
 def test_ten_minutes_meet_every_kind_of_fault() -> None:
     """With few seeds left out: each kind comes a few times."""
     found = plan(1, seconds=600.0, workers=3, clients=2)
-    assert len(found.kinds) == 14
+    assert len(found.kinds) == 15
     assert all(0 < fault.at_s < 600 and fault.lasts_s > 0 for fault in found.faults)
 
 

@@ -21,5 +21,6 @@ def test_short_soak_breaks_no_promise(database: str) -> None:
     assert done["append"]["done"] > 0
     assert done["commit"]["done"] > 0
     assert report.happened
+    assert {"rebuild-catalog", "follow-records", "replicate-records"}.isdisjoint(report.never_run())
     assert any("coming to rest" in sentence for sentence in said)
     remove_home(home)

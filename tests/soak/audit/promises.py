@@ -1,16 +1,34 @@
 """The promises of the design, judged by evidence alone: sentences say where one was broken."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from tests.soak.audit.delivered import wrong_delivered
-from tests.soak.audit.evidence import PRIMARY, PRIMARY_KEY, TIERED, TIERED_KEY, At, Evidence, prefix
+from tests.soak.audit.copied import wrong_copied
+from tests.soak.audit.delivered import last_seek, wrong_delivered
+from tests.soak.audit.ended import wrong_ended
+from tests.soak.audit.evidence import At, Evidence
+from tests.soak.audit.stored import (
+    forgotten,
+    lost_answered,
+    not_whole,
+    returned,
+    stored,
+    stored_tiered,
+    touched,
+    unfinished,
+    unrecorded,
+    wrong_needed,
+)
 from tests.soak.audit.transacted import wrong_transacted
-from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOURCE
+from tests.soak.scene import CONSUMED, DELAYED, PLAIN, SOUGHT
 
 _MOST_OF_A_KIND = 20
-_GONE = {"DELETED", "ALREADY_GONE"}
+
+
+Check = tuple[int, Callable[[Evidence], Iterator[str]]]
+"""A promise, and what looks whether it was kept."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,9 +40,17 @@ class Violation:
 
 
 def violations(seen: Evidence) -> list[Violation]:
-    """All of them; of one check at most some."""
+    """All of them, also of the catalog that was rebuilt; of one check at most some."""
+    found = _judged(seen, _CHECKS)
+    if seen.rebuilt:
+        lost = [one for one in _CHECKS if one[1] in _AFTER_LOSS]
+        found += [Violation(one.promise, f"rebuilt: {one.sentence}") for one in _judged(seen.rebuilt, lost)]
+    return found
+
+
+def _judged(seen: Evidence, checks: Sequence[Check]) -> list[Violation]:
     found = []
-    for promise, check in _CHECKS:
+    for promise, check in checks:
         sentences = list(check(seen))
         found += [Violation(promise, one) for one in sentences[:_MOST_OF_A_KIND]]
         if len(sentences) > _MOST_OF_A_KIND:
@@ -35,8 +61,8 @@ def violations(seen: Evidence) -> list[Violation]:
 def sets(seen: Evidence) -> dict[str, int]:
     """How many there are of what was recomputed."""
     return {
-        "stored ledgers": len(_stored(seen)),
-        "stored tiered copies": len(_stored_tiered(seen)),
+        "stored ledgers": len(stored(seen)),
+        "stored tiered copies": len(stored_tiered(seen)),
         "referenced ledgers": sum(row["place"] is not None for row in seen.ledgers.values()),
         "intended deletions": len(seen.intents),
         "deletions that ended": sum(row["state"] == "DELETED" for row in seen.intents),
@@ -45,208 +71,6 @@ def sets(seen: Evidence) -> dict[str, int]:
         "visible entries": sum(len(seen.visible(topic_id)) for topic_id in seen.entries),
         "pending delayed messages": len(_pending(seen)),
     }
-
-
-def _stored(seen: Evidence) -> dict[int, set[str]]:
-    """Names of objects below each ledger's prefix."""
-    found: dict[int, set[str]] = {}
-    for key in seen.objects[PRIMARY]:
-        at = PRIMARY_KEY.fullmatch(key)
-        if at and (PRIMARY, key) not in seen.planted:
-            found.setdefault(int(at["id"], 16), set()).add(at["name"])
-    return found
-
-
-def _stored_tiered(seen: Evidence) -> set[tuple[int, str]]:
-    """Ledger and uuid of each tiered copy of which there is an object or a part."""
-    keys = [key for key in (*seen.objects[TIERED], *seen.uploads) if (TIERED, key) not in seen.planted]
-    return {(int(at["id"]), at["uuid"]) for key in keys if (at := TIERED_KEY.fullmatch(key))}
-
-
-def _whole(seen: Evidence) -> Iterator[str]:
-    """1: what is listed is in storage, all of it, by one copy at least."""
-    for ledger_id, row in sorted(seen.ledgers.items()):
-        if row["place"] is None:
-            continue
-        copies = [kind for kind in ("LEDGER", "OFFLOADED_LEDGER") if _live(seen, ledger_id, kind)]
-        if not copies:
-            yield f"ledger {ledger_id} is listed and has no copy"
-        if "LEDGER" in copies:
-            yield from _primary_lacks(seen, ledger_id)
-        if "OFFLOADED_LEDGER" in copies:
-            uuid = seen.copies[ledger_id, "OFFLOADED_LEDGER"]["context"]["uuid"]
-            names = (f"{uuid}-ledger-{ledger_id}", f"{uuid}-ledger-{ledger_id}-index")
-            yield from (f"ledger {ledger_id}: {name} is lost" for name in names if name not in seen.objects[TIERED])
-        reached = 0
-        for segment in seen.segments.get(ledger_id, ()):
-            first = segment["first_entry"]
-            if first != reached:
-                yield f"ledger {ledger_id}: segment {segment['number']} begins at {first}, not {reached}"
-            reached = first + segment["entries"]
-        if reached != row["entries"]:
-            yield f"ledger {ledger_id}: its row says {row['entries']} entries, its segments {reached}"
-
-
-def _live(seen: Evidence, ledger_id: int, kind: str) -> bool:
-    copy = seen.copies.get((ledger_id, kind))
-    return copy is not None and copy["state"] == "LIVE"
-
-
-def _primary_lacks(seen: Evidence, ledger_id: int) -> Iterator[str]:
-    stored = seen.objects[PRIMARY]
-    if not any(name.endswith(".meta.json") for name in _stored(seen).get(ledger_id, ())):
-        yield f"ledger {ledger_id} is listed without its statement"
-    for segment in seen.segments.get(ledger_id, ()):
-        number, told = segment["number"], segment["size_bytes"]
-        size = stored.get(f"{prefix(ledger_id)}{number:08d}.parquet")
-        if size != told:
-            yield f"ledger {ledger_id}: segment {number} of {told} bytes is {size} in storage"
-
-
-def _needed(seen: Evidence) -> Iterator[str]:
-    """1: what a cursor, a schema, a bucket or a snapshot of a transaction buffer names is listed, and holds that."""
-    named = {row["snapshot_ledger"]: "MANAGED_CURSOR" for row in seen.rows("cursor")}
-    named |= {row["ledger_id"]: "SCHEMA_STORAGE" for row in seen.rows("schema_version")}
-    named |= {row["ledger_id"]: "DELAYED_INDEX" for row in seen.rows("delayed_bucket")}
-    named |= {row["ledger_id"]: "TXN_SNAPSHOT" for row in seen.rows("transaction_snapshot")}
-    named.pop(None, None)
-    listed = {
-        ledger_id: row["component"]
-        for ledger_id, row in seen.ledgers.items()
-        if row["component"] != "MANAGED_LEDGER" and row["place"] is not None
-    }
-    for ledger_id in sorted(named.keys() | listed.keys()):
-        if named.get(ledger_id) != listed.get(ledger_id):
-            yield f"ledger {ledger_id}: needed as {named.get(ledger_id)}, listed as {listed.get(ledger_id)}"
-    for row in seen.rows("schema_version"):
-        if seen.contents.get(row["ledger_id"]) != row["digest"]:
-            yield f"schema {row['version']} of topic {row['topic_id']} is not what was set"
-
-
-def _answered(seen: Evidence) -> Iterator[str]:
-    """1: an entry whose append was answered stands where it was answered, unless every consumer was done with it."""
-    asked: dict[str, set[At]] = {}
-    for op in seen.of_kind("acknowledge"):
-        asked.setdefault(op.asked["topic"], set()).update((at[0], at[1]) for at in op.asked["positions"])
-    lasting = {*PLAIN, *LISTS, SOURCE, *DELAYED}
-    for op in seen.of_kind("append"):
-        name = op.asked["topic"]
-        if name not in lasting:
-            continue
-        entries = seen.entries.get(seen.topics.get(name, -1), {})
-        for at, payload in op.stored:
-            found = entries.get(at)
-            if found is None and not (_may_go(seen, name, at) and at in asked.get(name, ())):
-                yield f"{name}: {at} was answered as stored, nobody may let it go, and it is gone"
-            elif found is not None and found.payload != payload:
-                yield f"{name}: {at} was answered for {payload!r} and holds {found.payload!r}"
-
-
-def _may_go(seen: Evidence, name: str, at: At) -> bool:
-    row = seen.ledgers.get(at[0])
-    return name in PLAIN + DELAYED and (row is None or row["place"] is None)
-
-
-def _forgotten(seen: Evidence) -> Iterator[str]:
-    """2: everything stored is referenced or intended, all that was intended has ended, and what ended is gone."""
-    unfinished = {(row["ledger_id"], row["copy"]) for row in seen.intents if row["state"] != "DELETED"}
-    for ledger_id, names in sorted(_stored(seen).items()):
-        if (ledger_id, "LEDGER") not in unfinished and (ledger_id, "LEDGER") not in seen.copies:
-            yield f"ledger {ledger_id} is forgotten: nothing names it, and {sorted(names)[:5]} are stored"
-        elif (ledger_id, "LEDGER") in seen.copies:
-            registered = {f"{row['number']:08d}.parquet" for row in seen.segments.get(ledger_id, ())}
-            astray = sorted(name for name in names - registered if not name.endswith(".meta.json"))
-            if astray:
-                yield f"ledger {ledger_id}: {astray[:5]} are stored, and no segment is of that number"
-    live = {(row[0], copy["context"].get("uuid")) for row, copy in seen.copies.items() if row[1] == "OFFLOADED_LEDGER"}
-    intended = {
-        (row["ledger_id"], row["context"].get("uuid"))
-        for row in seen.intents
-        if row["copy"] == "OFFLOADED_LEDGER" and row["state"] != "DELETED"
-    }
-    for ledger_id, uuid in sorted(_stored_tiered(seen) - live - intended):
-        yield f"tiered copy {uuid} of ledger {ledger_id} is forgotten"
-    for ledger_id, row in sorted(seen.ledgers.items()):
-        if row["place"] is None:
-            yield f"ledger {ledger_id} is {row['state']}, in no list, and nobody took it away"
-
-
-def _unfinished(seen: Evidence) -> Iterator[str]:
-    """2: every deletion has ended; a dead letter says why."""
-    for row in seen.intents:
-        if row["state"] == "PENDING":
-            yield f"the deletion of ledger {row['ledger_id']} ({row['copy']}) has not ended: {row['last_error']}"
-        if row["state"] == "DEAD_LETTERED" and not row["last_error"]:
-            yield f"ledger {row['ledger_id']} is a dead letter without a reason"
-        if row["state"] == "DELETED" and row["outcome"] not in _GONE:
-            yield f"the deletion of ledger {row['ledger_id']} ended as {row['outcome']} and is said to be done"
-    yield from seen.waits
-
-
-def _touched(seen: Evidence) -> Iterator[str]:
-    """3: objects of others are as they were; and nothing stands outside the places that are ours."""
-    for where, body in seen.planted.items():
-        if seen.planted_now.get(where) != body:
-            yield f"{where[1]} in the {where[0]} bucket is not ours, and was touched"
-    for key in seen.objects[PRIMARY]:
-        if (PRIMARY, key) not in seen.planted and not PRIMARY_KEY.fullmatch(key):
-            yield f"{key} was written to the primary bucket, and is no ledger's"
-    for key in seen.objects[TIERED]:
-        if (TIERED, key) not in seen.planted and not TIERED_KEY.fullmatch(key):
-            yield f"{key} was written to the tiered bucket, and is no copy's"
-
-
-def _returned(seen: Evidence) -> Iterator[str]:
-    """5: what was deleted is deleted, and durably deleted ledgers count for nothing in the record log either."""
-    gone = {row["ledger_id"]: "by its intent" for row in seen.intents if row["copy"] == "LEDGER" and row["durable"]}
-    gone |= {row["id"]: "by its tombstone" for row in seen.rows("tombstone") if row["kind"] == "ledger"}
-    for op in seen.of_kind("delete-ledgers"):
-        if op.end == "done" and not op.answer.get("refused"):
-            gone |= dict.fromkeys(op.asked["ledgers"], "as was answered")
-            durable = op.asked["ledgers"] if op.asked["durable"] else ()
-            for ledger_id in durable:
-                if seen.recorded.get(("ledger", ledger_id)):
-                    yield f"ledger {ledger_id} was durably deleted, and its newest record lives"
-    for ledger_id in sorted(gone.keys() & {one for one in seen.ledgers if not _only_a_copy_went(seen, one)}):
-        yield f"ledger {ledger_id} was deleted, {gone[ledger_id]}, and is in the catalog"
-    for ledger_id in sorted(gone.keys() & _stored(seen).keys()):
-        if not _dead_letter(seen, ledger_id):
-            yield f"ledger {ledger_id} was deleted, {gone[ledger_id]}, and is stored"
-    for op in seen.of_kind("delete-topic"):
-        if op.end == "done" and not op.answer.get("refused"):
-            yield from _left_of_topic(seen, op.asked["topic"], op.asked["topic_id"])
-
-
-def _only_a_copy_went(seen: Evidence, ledger_id: int) -> bool:
-    """Whether the ledger lives on by its tiered copy."""
-    return (ledger_id, "OFFLOADED_LEDGER") in seen.copies
-
-
-def _dead_letter(seen: Evidence, ledger_id: int) -> bool:
-    return any(row["ledger_id"] == ledger_id and row["state"] == "DEAD_LETTERED" for row in seen.intents)
-
-
-def _left_of_topic(seen: Evidence, name: str, topic_id: int) -> Iterator[str]:
-    if topic_id in seen.topics.values():
-        yield f"{name} was deleted and is a topic"
-    for table in ("ledger_list", "cursor", "schema_version", "delayed_index", "transaction_snapshot"):
-        if any(row["topic_id"] == topic_id for row in seen.rows(table)):
-            yield f"{name} was deleted, and {table} has rows of it"
-
-
-def _unrecorded(seen: Evidence) -> Iterator[str]:
-    """5: after the last flush the record log knows every ledger and topic of the catalog, and every tombstone."""
-    for ledger_id in sorted(seen.ledgers):
-        if not seen.recorded.get(("ledger", ledger_id)):
-            yield f"ledger {ledger_id} is in the catalog, and the record log does not know it"
-    for name, topic_id in seen.topics.items():
-        if not seen.recorded.get(("topic", topic_id)):
-            yield f"{name} is in the catalog, and the record log does not know it"
-    for row in seen.rows("tombstone"):
-        if seen.recorded.get((row["kind"], row["id"]), True):
-            yield f"the tombstone of {row['kind']} {row['id']} is not in the record log"
-    if seen.rows("record_outbox"):
-        yield f"{len(seen.rows('record_outbox'))} changes were never flushed"
 
 
 def _owned(seen: Evidence) -> Iterator[str]:
@@ -268,7 +92,7 @@ def _owned(seen: Evidence) -> Iterator[str]:
 def _twice(seen: Evidence) -> Iterator[str]:
     """8: everything once; what was refused not at all; and no process met what no program should."""
     refused = {
-        payload
+        (seen.topics.get(op.asked["topic"]), payload)
         for op in seen.of_kind("append")
         if op.end == "failed"
         and op.answer["error"] in {"StoreUnavailable", "CatalogBusy"}
@@ -280,7 +104,7 @@ def _twice(seen: Evidence) -> Iterator[str]:
         for payload, count in sorted(counts.items()):
             if count > 1:
                 yield f"topic {topic_id}: {payload!r} is there {count} times"
-            if payload in refused:
+            if (topic_id, payload) in refused:
                 yield f"topic {topic_id}: {payload!r} was refused as not stored, and is there"
     yield from _disordered(seen)
     for table, columns in (
@@ -322,15 +146,27 @@ def _misacknowledged(seen: Evidence) -> Iterator[str]:
         if (topic_id, CONSUMED) not in seen.acknowledged:
             yield f"{name} has lost its subscription"
             continue
-        ops = [op for op in seen.of_kind("acknowledge") if op.asked["topic"] == name]
-        asked = {(at[0], at[1]) for op in ops for at in op.asked["positions"]}
-        done = {(at[0], at[1]) for op in ops if op.end == "done" for at in op.asked["positions"]}
-        for at in sorted(done):
-            if not seen.is_acknowledged(topic_id, CONSUMED, at):
-                yield f"{name}: the acknowledgement of {at} was answered, and is lost"
-        for at, _ in seen.visible(topic_id):
-            if at not in asked and seen.is_acknowledged(topic_id, CONSUMED, at):
-                yield f"{name}: {at} counts as acknowledged, and nobody asked for that"
+        yield from _misacknowledged_by(seen, name, CONSUMED, 0.0, (-1, -1))
+    for name in DELAYED:
+        if last := last_seek(name, seen.ops):
+            to = (last.asked["to"][0], last.asked["to"][1])
+            yield from _misacknowledged_by(seen, name, SOUGHT, last.asked_s, to)
+
+
+def _misacknowledged_by(seen: Evidence, name: str, subscription: str, since_s: float, begins: At) -> Iterator[str]:
+    """By one subscription that was set to an entry then: all before it counts as acknowledged."""
+    topic_id = seen.topics[name]
+    ops = list(seen.acknowledgements(name, subscription, since_s))
+    asked = {at for op in ops for at in op.positions}
+    for at in sorted({at for op in ops if op.end == "done" for at in op.positions}):
+        if not seen.is_acknowledged(topic_id, subscription, at):
+            yield f"{name}: the acknowledgement of {at} by {subscription} was answered, and is lost"
+    for at, _ in seen.visible(topic_id):
+        is_there = seen.is_acknowledged(topic_id, subscription, at)
+        if is_there and at >= begins and at not in asked:
+            yield f"{name}: {at} counts as acknowledged by {subscription}, and nobody asked for that"
+        if not is_there and at < begins:
+            yield f"{name}: {subscription} was set to {begins}, and does not count {at} as acknowledged"
 
 
 def _pending(seen: Evidence) -> list[tuple[int, At]]:
@@ -362,20 +198,28 @@ def _untracked(seen: Evidence) -> Iterator[str]:
             yield f"topic {topic_id}: {at} is pending and sealed, and stands in {count} buckets"
 
 
-_CHECKS: tuple[tuple[int, Callable[[Evidence], Iterator[str]]], ...] = (
-    (1, _whole),
-    (1, _needed),
-    (1, _answered),
-    (2, _forgotten),
-    (2, _unfinished),
-    (3, _touched),
+_CHECKS: tuple[Check, ...] = (
+    (1, not_whole),
+    (1, wrong_needed),
+    (1, lost_answered),
+    (1, wrong_ended),
+    (2, forgotten),
+    (2, unfinished),
+    (3, touched),
     (4, wrong_transacted),
     (4, _misread),
-    (5, _returned),
-    (5, _unrecorded),
+    (5, returned),
+    (5, unrecorded),
+    (5, wrong_copied),
     (6, wrong_delivered),
     (6, _untracked),
     (7, _owned),
     (8, _twice),
     (8, _misacknowledged),
 )
+
+_AFTER_LOSS: Final = {
+    not_whole, wrong_needed, lost_answered, wrong_ended, forgotten, wrong_transacted, _misread, returned, _untracked,
+    _misacknowledged,
+}  # fmt: skip
+"""What must be true of a catalog that comes back from record log and storage as well."""

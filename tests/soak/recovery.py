@@ -1,0 +1,89 @@
+"""What the record log and storage give back at the end of a soak: a replica's rows, and a catalog that was lost."""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from subprocess import TimeoutExpired
+from typing import Final
+
+from logstore.log.entries import NewEntry, ProducedEntries
+from tests.soak.ground import REBUILT, Ground
+from tests.soak.scene import LISTS, Ops
+from workers.assembly.adapters import open_log
+from workers.settings import Settings
+
+Read = Mapping[int, Sequence[tuple[tuple[int, int], str]]]
+"""By topic id: positions and payloads that a reader of the product sees."""
+
+_TRIES: Final = 4
+_WITHIN_S: Final = 600.0
+
+
+def read_all(settings: Settings, names: Sequence[str]) -> Read:
+    """Every topic as the product reads it by this catalog."""
+    with open_log(settings) as log:
+        topics = [log.catalog.topics.get(name) for name in names]
+        return {
+            topic.topic_id: [
+                ((one.position.ledger_id, one.position.entry_id), (one.payload or b"").decode())
+                for one in log.managed.scan(topic)
+            ]
+            for topic in topics
+        }
+
+
+def flush(ground: Ground) -> None:
+    """Nobody else is at work any more: what the last jobs have changed, also into the replica's bucket."""
+    with open_log(ground.direct) as log:
+        log.records.flusher.flush(cursors=True)
+        for name in log.records.replication.names:
+            log.records.replication.ship(name)
+
+
+def follow(ground: Ground) -> list[str]:
+    """Bring the replica to the newest manifest; why not, if it does not come there."""
+    code: int | None = None
+    for _ in range(_TRIES):
+        process = ground.command(*ground.following(*(["--seed"] if code == 3 else [])))  # raids had not waited
+        try:
+            code = process.wait(_WITHIN_S)
+        except TimeoutExpired:
+            process.kill()
+            return [f"`records follow` did not end within {_WITHIN_S:.0f} s"]
+        if code == 0:
+            return []
+    return [f"`records follow` ended with {code}, {_TRIES} times"]
+
+
+def append_unflushed(ground: Ground, ops: Ops) -> None:
+    """Entries that no block of the record log knows: a rebuild must find them in storage."""
+    with open_log(ground.direct) as log:
+        for name in LISTS:
+            payloads = [f"unflushed {name} {number}" for number in range(3)]
+            with ops.op("append", topic=name, payloads=payloads) as answer:
+                entries = [NewEntry(payload=one.encode()) for one in payloads]
+                done = log.managed.append(log.catalog.topics.get(name), ProducedEntries(entries=entries))
+                assert done.first
+                answer |= {"first": (done.first.ledger_id, done.first.entry_id), "duplicates": 0}
+
+
+def rebuild(ground: Ground, seed: int) -> list[str]:
+    """Rebuild the catalog into a database of its own, by a command that is killed twice; why not, if it fails."""
+    dice = random.Random(seed)
+    argv = ("workers", "--home", str(ground.home), "records", "rebuild", "--into", ground.database(REBUILT))
+    for lives_s in (dice.uniform(2, 8), dice.uniform(8, 20)):
+        process = ground.command(*argv)
+        give_up = time.monotonic() + lives_s
+        while process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.2)
+        if process.poll() is not None:
+            return [f"`records rebuild` ended with {process.returncode}"] if process.returncode else []
+        process.kill()
+        process.wait()
+    process = ground.command(*argv)
+    try:
+        code = process.wait(_WITHIN_S)
+    except TimeoutExpired:
+        process.kill()
+        return [f"`records rebuild` did not end within {_WITHIN_S:.0f} s"]
+    return [f"`records rebuild` ended with {code}"] if code else []
