@@ -46,6 +46,14 @@ def _addresses(value: str) -> str:
     return value
 
 
+def _address(value: str) -> str:
+    if "," in value:
+        raise ValueError(
+            "one host:port, of a load balancer or of a name that resolves to all frontends where there are several"
+        )
+    return _addresses(value)
+
+
 def _ensemble(value: str) -> str:
     hosts, slash, path = value.partition("/")
     try:
@@ -164,7 +172,7 @@ Seconds = Annotated[
 Interval = Annotated[Seconds, Field(ge=0, le=30 * 86_400)]  # of a recurring job; 0: it does not recur
 Count = Annotated[int, BeforeValidator(no_truth_value), Field(ge=1, le=2**63 - 1)]
 Port = Annotated[int, BeforeValidator(no_truth_value), Field(ge=0, le=65_535)]  # 0: any free one
-Addresses = Annotated[str, AfterValidator(_addresses)]
+Address = Annotated[str, AfterValidator(_address)]
 Ensemble = Annotated[str, AfterValidator(_ensemble)]
 Identity = Annotated[SecretStr, AfterValidator(_identity)]
 Listening = Annotated[str, AfterValidator(_listening)]  # port 0: any free one

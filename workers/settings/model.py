@@ -11,7 +11,7 @@ from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
 from logstore.transactions.transactions import MOST_COORDINATORS
 from workers.settings.kinds import (
-    Addresses,
+    Address,
     Bucket,
     BucketList,
     BuildId,
@@ -79,7 +79,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     home: Path
-    temporal_address: Addresses = ""
+    temporal_address: Address = ""
     temporal_namespace: Word = "default"
     temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on where one of the next six is given
     temporal_ca_file: File = ""  # the authorities that may sign the server's certificate; empty: those of this machine

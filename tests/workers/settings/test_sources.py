@@ -210,6 +210,7 @@ def test_load_settings_refusal_states_the_whole_rule(tmp_path: Path, line: str, 
         ("drain_timeout", "30"),
         ("temporal_port", "65536"),
         ("temporal_address", "localhost"),
+        ("temporal_address", "one:7233,two:7233"),  # of which the SDK would say that the number of the port is invalid
         ("temporal_address", "a\u202eb:7233"),
         ("s3_endpoint", "http://a\u202eb"),
         ("s3_endpoint", "ftp://host"),
