@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from google.protobuf.message import DecodeError
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.contrib.pydantic import PydanticPayloadConverter
@@ -68,7 +69,7 @@ class EncryptingCodec(PayloadCodec):
         nonce, data = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
         try:
             return Payload.FromString(self._ciphers[name].decrypt(nonce, data, name.encode()))
-        except (InvalidTag, ValueError):
+        except (InvalidTag, ValueError, DecodeError):
             expected = f"the very key {name!r} by which a payload was encrypted"
             raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found="another key, or a damaged payload") from None
 

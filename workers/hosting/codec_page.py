@@ -57,10 +57,12 @@ def _page(codec: EncryptingCodec, origin: str) -> Page:
             headers |= {f"Access-Control-Allow-{name}": value for name, value in allowed.items()}
             return web.Response(status=204, headers=headers | {"Access-Control-Max-Age": _KEPT_S})
         try:
-            asked = json_format.Parse(await request.text(), Payloads())
+            asked = json_format.Parse(await request.read(), Payloads())
             decoded = Payloads(payloads=await codec.decode(asked.payloads))
         except (json_format.ParseError, InvalidInput) as error:
             raise web.HTTPBadRequest(text=f"{error}\n", headers=headers) from None
+        except (ValueError, RecursionError):
+            raise web.HTTPBadRequest(text="no payloads as JSON in UTF-8\n", headers=headers) from None
         return web.json_response(text=json_format.MessageToJson(decoded), headers=headers)
 
     return page

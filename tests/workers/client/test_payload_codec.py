@@ -5,6 +5,7 @@ import base64
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
@@ -91,9 +92,9 @@ def test_without_a_key_plain_passes_and_what_is_encrypted_is_refused() -> None:
         _decoded(none, _encoded(EncryptingCodec({"one": _ONE})))
 
 
-@pytest.mark.parametrize("harm", ["data", "name", "key", "short"])
+@pytest.mark.parametrize("harm", ["data", "name", "key", "short", "empty", "foreign"])
 def test_payload_that_was_changed_is_refused(harm: str) -> None:
-    """A bit of the content, the name of another key, another key of that name, and one that was cut off."""
+    """A bit of it, the name of another key, another key of that name, one that was cut off, and another program's."""
     codec = EncryptingCodec({"one": _ONE, "also": _ONE})
     payload = _encoded(codec)
     match harm:
@@ -105,5 +106,9 @@ def test_payload_that_was_changed_is_refused(harm: str) -> None:
             codec = EncryptingCodec({"one": _TWO})
         case "short":
             payload.data = payload.data[:5]
+        case "empty":
+            payload.data = b""
+        case "foreign":
+            payload.data = bytes(12) + AESGCM(_ONE).encrypt(bytes(12), b"no payload", b"one")
     with pytest.raises(InvalidInput, match="expected the very key"):
         _decoded(codec, payload)

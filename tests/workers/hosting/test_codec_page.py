@@ -64,8 +64,10 @@ def test_others_are_refused() -> None:
             async with session.request(method, url, headers={"Origin": "http://evil.test"}) as answer:
                 assert answer.status == 403
                 assert "Access-Control-Allow-Origin" not in answer.headers
-        async with session.post(url, data="no payloads", headers={"Origin": _UI}) as answer:
-            assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (400, _UI)
+        for body in (b"no payloads", b"\xff\xfe", b"[" * 100_000):
+            odd = {"Origin": _UI, "Content-Type": "application/json; charset=none-such"}
+            async with session.post(url, data=body, headers=odd) as answer:
+                assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (400, _UI), body[:20]
         foreign = Payloads(payloads=await EncryptingCodec({"two": bytes(32)}).encode([_PLAIN]))
         async with session.post(url, data=json_format.MessageToJson(foreign)) as answer:
             assert answer.status == 400
