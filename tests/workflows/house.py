@@ -10,14 +10,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import pytest
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkerDeploymentVersion, WorkflowIDConflictPolicy
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
@@ -43,6 +43,7 @@ from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.reference.contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
@@ -355,7 +356,12 @@ class House:
     async def done(self, started: Awaitable[WorkflowHandle[Any, Any]]) -> Any:
         """The result of what is started, with a worker for as long as it takes."""
         async with self.worker():
-            return await (await started).result()
+            handle = await started
+            try:
+                return await handle.result()
+            except WorkflowFailureError as error:
+                require_documented(handle.id, error)
+                raise
 
     @asynccontextmanager
     async def held_at(self, gate: Gate, started: Awaitable[H], **worker: Any) -> AsyncIterator[H]:
@@ -471,6 +477,20 @@ def failure(error: WorkflowFailureError) -> tuple[str, str]:
     cause = error.cause.cause if isinstance(error.cause, ActivityError) else error.cause
     assert isinstance(cause, ApplicationError), cause
     return cause.type or "", cause.message
+
+
+_CONTRACTS: Final = {one.name: one for one in contracts()}
+_OF_ANY: Final = {"UnknownFault"}  # a bug: any job may end with it
+
+
+def require_documented(workflow_id: str, error: WorkflowFailureError) -> None:
+    """A job ends with errors alone that `docs/reference/workflows.md` names for it."""
+    cause: BaseException | None = error.cause
+    while isinstance(cause, ActivityError | ChildWorkflowError):
+        cause = cause.cause
+    contract = _CONTRACTS.get(workflow_id.partition("/")[0])
+    if contract and isinstance(cause, ApplicationError):
+        assert cause.type in {*contract.fails, *contract.retried, *_OF_ANY}, (contract.name, cause.type)
 
 
 async def details_of(handle: WorkflowHandle[Any, Any]) -> str:

@@ -4,17 +4,14 @@ Names, types and defaults are those of the values that the workflow takes and re
 is refused; what a field means is the comment beside it; errors are those that its activities say they raise.
 """
 
-import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Final, get_args, get_type_hints
 
-from temporalio import activity
 from temporalio.workflow import _Definition
 
 from activities.deletion.phase_two import delete_ledger_id
@@ -22,13 +19,14 @@ from logstore import errors
 from logstore.deletion.intents import IntentKey, Refusal
 from workers.hosting.crew import WORKFLOWS
 from workers.hosting.interceptors import FINAL
+from workers.reference import failures
 from workflows import limits
 from workflows.delayed import values as delayed
 from workflows.deletion import values as deletion
-from workflows.dispatch import NOT_OF_THE_WORK
 from workflows.jobs import Job
 from workflows.offload import values as offload
 from workflows.reconciliation import values as reconciliation
+from workflows.records import follow_values as following
 from workflows.records import rebuild_values as rebuilding
 from workflows.records import values as records
 from workflows.transactions import values as transactions
@@ -38,8 +36,6 @@ QUEUE: Final = "sexton"
 
 _BESIDE: Final = re.compile(r"^    (\w+): .*?  # (.+)$")
 _ABOVE: Final = re.compile(r"^    # (.+)$")
-_ERROR: Final = re.compile(r"\b[A-Z]\w+")
-_PARAGRAPH: Final = re.compile(r"\n\n|\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,26 +99,27 @@ def fields_of(kind: type) -> list[FieldFacts]:
 
 def jobs() -> dict[str, Job[Any, Any]]:
     """Every job that programs start, by its name."""
-    rooms = (deletion, delayed, offload, reconciliation, records, rebuilding, transactions)
+    rooms = (deletion, delayed, offload, reconciliation, records, rebuilding, following, transactions)
     return {one.name: one for room in rooms for one in vars(room).values() if isinstance(one, Job)}
 
 
 def _contract(workflow: type) -> Contract:
-    definition, own = _Definition.must_from_class(workflow), list(_modules(sys.modules[workflow.__module__]))
-    raised, guards = _raised(own), {kind for module in own for kind in getattr(module, "GUARDS", ())}
+    definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
+    code = failures.reached(workflow)
+    raised, guards = failures.raised(code), failures.guards(code)
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
     answers = Refusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guards & raised or guards) if answers else set()
-    final = {name for name in raised if issubclass(_known(name), FINAL)} | _said(own) | {errors.InvalidInput.__name__}
-    fails = next((module.FAILURES for module in own if hasattr(module, "FAILURES")), final - refused)
+    final = {name for name in raised if issubclass(failures.known(name), FINAL)} | failures.said(code)
+    fails = getattr(module, "FAILURES", final - refused)
     return Contract(
         name=str(definition.name),
         ids=_ids(str(definition.name)),
-        about=_about(sys.modules[workflow.__module__]),
+        about=_about(module),
         takes=takes,
         gives=gives,
         fails=tuple(sorted({*fails, errors.InvalidInput.__name__})),
-        retried=tuple(sorted(name for name in raised if not issubclass(_known(name), FINAL))),
+        retried=tuple(sorted(name for name in raised if not issubclass(failures.known(name), FINAL))),
         refused=tuple(sorted(refused)),
         signals=_calls(definition.signals),
         queries=_calls(definition.queries),
@@ -178,64 +175,3 @@ def _comments(kind: type) -> dict[str, str]:
             else:
                 last = ""
     return told
-
-
-def _modules(module: ModuleType) -> Iterator[ModuleType]:
-    """The workflow's own module, and those of `workflows` that it imports and that are no workflow themselves."""
-    todo, met = [module], set[str]()
-    while todo:
-        one = todo.pop()
-        if one.__name__ in met or (one is not module and _is_workflow(one)):
-            continue
-        met.add(one.__name__)
-        yield one
-        for node in ast.walk(_tree(one)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workflows"):
-                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-                todo += [sys.modules[name] for name in names if name in sys.modules]
-
-
-def _is_workflow(module: ModuleType) -> bool:
-    return any(one.__module__ == module.__name__ for one in WORKFLOWS)
-
-
-@cache
-def _tree(module: ModuleType) -> ast.Module:
-    return ast.parse(inspect.getsource(module))
-
-
-def _raised(own: list[ModuleType]) -> set[str]:
-    """What the activities that these modules name say they raise; a router looks the owner up again by itself."""
-    found = set[str]()
-    for module in own:
-        for node in ast.walk(_tree(module)):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                called = getattr(getattr(module, node.value.id, None), node.attr, None)
-                if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
-                    found |= _named(inspect.getdoc(called) or "")
-    routed = any(module.__name__ == "workflows.dispatch" for module in own)
-    return (found | NOT_OF_THE_WORK) - {errors.NotOwner.__name__} if routed else found
-
-
-def _named(text: str) -> set[str]:
-    """Names of our errors in the part of a docstring that says what is raised."""
-    told = _PARAGRAPH.split(text.partition("Raises:")[2])[0]
-    return {name for name in _ERROR.findall(told) if isinstance(getattr(errors, name, None), type)}
-
-
-def _known(name: str) -> type[errors.SextonError]:
-    kind: type[errors.SextonError] = getattr(errors, name)
-    return kind
-
-
-def _said(own: list[ModuleType]) -> set[str]:
-    """Types of failures that the modules raise themselves."""
-    calls = [node for module in own for node in ast.walk(_tree(module)) if isinstance(node, ast.Call)]
-    kinds = [
-        word.value
-        for call in calls
-        if ast.unparse(call.func) == "ApplicationError"
-        for word in call.keywords
-        if word.arg == "type"
-    ]
-    return {str(kind.value) for kind in kinds if isinstance(kind, ast.Constant)}

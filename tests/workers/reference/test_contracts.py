@@ -1,11 +1,14 @@
 """The contracts of workflows are read from the code."""
 
 import re
+import sys
 from dataclasses import MISSING
+from types import ModuleType
 
 import pytest
 
 from tests.workflows.test_malformed import GOOD
+from workers.reference import failures
 from workers.reference.contracts import Contract, contracts, fields_of, jobs
 from workflows.delayed.values import BuildDelayedIndexInput
 from workflows.deletion.values import DeletionPolicy, TrimTopicInput
@@ -56,6 +59,40 @@ def test_errors_are_those_of_the_activities_and_of_the_workflow_itself() -> None
     assert {"DEAD_LETTERED", "NoProgress", "UNKNOWN"} <= set(_FOUND["delete-ledger"].fails)
     assert "OffloadOvertaken" in _FOUND["offload-ledger"].fails
     assert _FOUND["offload-topic"].refused == (), "its `refused` is a count"
+    assert _FOUND["end-records"].refused == ("CatalogAdopting",), "guards of another room are not its own"
+
+
+def test_only_what_a_workflow_reaches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a module that several share each has what its own methods name, and of a class the methods that are used."""
+    shared = ModuleType("workflows.shared_by_two")
+    source = """
+from temporalio.exceptions import ApplicationError
+
+GUARDS = ("CatalogAdopting",)
+
+def used():
+    raise ApplicationError("", type="Used")
+
+def unused():
+    raise ApplicationError("", type="Unused", details=GUARDS)
+
+class Kept:
+    def asked(self):
+        used()
+
+    def never(self):
+        unused()
+
+class One:
+    def __init__(self, kept: Kept):
+        kept.asked()
+"""
+    monkeypatch.setattr("inspect.getsource", lambda _: source)
+    monkeypatch.setitem(sys.modules, shared.__name__, shared)
+    exec(source, shared.__dict__)  # noqa: S102 - the text above
+    code = failures.reached(shared.One)
+    assert failures.said(code) == {"Used"}
+    assert failures.guards(code) == set()
 
 
 def test_calls_are_those_that_a_workflow_answers() -> None:
