@@ -180,7 +180,7 @@ class Client:
             return
         async with sexton:
             transactions = sexton.transactions(self._log)
-            jobs = Jobs(self._settings, sexton, self._log, self._ops, Said(self._settings.home).entries())
+            jobs = Jobs(self._settings, sexton, self._log, self._ops)
             await asyncio.gather(
                 *(self._kept_on(lambda: self._transaction(transactions)) for _ in range(_SESSIONS)),
                 *(self._kept_on(jobs.one) for _ in range(_JOBS)),
