@@ -1,13 +1,15 @@
 """What the fakes of deletion share: batches, and who holds them."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import Lease
-from logstore.ports.catalog import Claim, Detached
-from logstore.positions import TopicId
+from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally
+from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 
 if TYPE_CHECKING:
@@ -46,11 +48,11 @@ class Batches(Absent):
         return self
 
     def open_batch(self, done: Detached, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS) -> Detached:
-        """Hold the batch for whoever asked."""
+        """Hold the batch by the claim."""
         self._catalog.runs[done.batch_id] = Run(
             topic_id=topic_id,
             request=request,
-            detached=done,
+            detached=replace(done, filed=()),
             holder=claim.workflow_id,
             until_us=self._catalog.until_us(claim.ttl_s),
             holder_run=claim.run_id,
@@ -66,6 +68,24 @@ class Batches(Absent):
             raise PreconditionFailed(f"batch {batch_id}: expected a name never used, found one of another request")
         return run
 
+    def decide(self, before: set[int], cause: Cause, *, durable: bool = False) -> tuple[Filed, ...]:
+        """Keep who decided on intents that are new since then, and count them by component and copy."""
+        rows = self._catalog.intent_rows
+        new = [rows[row_id] for row_id in rows.keys() - before]
+        for row in new:
+            rows[row.row_id] = replace(row, actor=cause.actor, reason=cause.reason, durable=durable)
+        counts = Counter((row.component, row.copy.value) for row in new)
+        return tuple(Filed(component=kind[0], copy=kind[1], rows=count) for kind, count in sorted(counts.items()))
+
+    def counted(self, rows: Iterable[DeletionIntent]) -> Tally:
+        """How they ended."""
+        found = [(row.outcome or Outcome.RETRYING, *self._catalog.confirmed.get(row.row_id, (0, 0))) for row in rows]
+        return Tally(
+            outcomes=dict(Counter(outcome.value for outcome, *_ in found)),
+            objects=sum(objects for _, objects, _ in found),
+            size_bytes=sum(size for *_, size in found),
+        )
+
     def is_stalled(self, row: DeletionIntent) -> bool:
         """Unfinished, and neither its own claim nor, if it has none, that of its batch is live."""
         return row.state is DeletionState.PENDING and self.holder(row) is None
@@ -77,3 +97,8 @@ class Batches(Absent):
             return row.handed_to if self._catalog.claims_us[row.row_id] > now_us else None
         run = self._catalog.runs.get(row.batch_id)
         return run.holder if run and run.is_held(now_us) else None
+
+
+def spanning(ids: Sequence[LedgerId]) -> dict[str, Any]:
+    """What the audit log tells of ledgers, ascending."""
+    return {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}

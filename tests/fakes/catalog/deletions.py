@@ -1,11 +1,10 @@
 """The queue of phase two in memory."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome, require_topic
+from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.deletion.rules import ranges
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
@@ -128,13 +127,7 @@ class FakeDeletions(Batches):
             return attempts
 
     def tally(self, batch_id: str) -> Tally:
-        rows = self._rows(batch_id)
-        counts = [self._catalog.confirmed.get(row.row_id, (0, 0)) for row in rows]
-        return Tally(
-            outcomes=dict(Counter((row.outcome or Outcome.RETRYING).value for row in rows)),
-            objects=sum(objects for objects, _ in counts),
-            size_bytes=sum(size for _, size in counts),
-        )
+        return self.counted(self._rows(batch_id))
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
         with effect("catalog.close"), self._catalog.lock:

@@ -12,6 +12,7 @@ from logstore.offload.tiered import upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
+from tests.fakes.catalog.batches import spanning
 
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import Copy, FakeCatalog
@@ -59,14 +60,13 @@ class FakeOffloads(Absent):
         if _TIERED in copies:
             self._catalog.file_copy_intent(ledger_id, _TIERED, "")
         made = replace(
-            primary, state=CopyState.WRITING, context=driver_metadata | {"until_us": str(self._until_us(timeout_s))}
+            primary,
+            state=CopyState.WRITING,
+            context=driver_metadata | {"until_us": str(self._catalog.until_us(timeout_s))},
         )
         self._catalog.copies[ledger_id][_TIERED] = made
         self._catalog.versions[row.topic_id] += 1
         return made
-
-    def _until_us(self, seconds: float) -> int:
-        return self._catalog.until_us(seconds)
 
     def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
         with effect("catalog.publish_offload"), self._catalog.lock:
@@ -140,15 +140,12 @@ class FakeOffloads(Absent):
             stalled = self._catalog.phase_one.adopt(topic_id, ledger_ids, batch_id, copy=CopyKind.LEDGER)
             for ledger_id in ids:
                 self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
-            self._catalog.phase_one.decide(before, cause)
-            done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled)
+            filed = self._catalog.phase_one.decide(before, cause)
+            done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled, filed=filed)
             if ids:
                 self._catalog.versions[topic_id] += 1
-                detail = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
-                self._catalog.audit("remove-primaries", cause, detail)
-            if done.intents:
-                self._catalog.phase_one.open_batch(done, claim, request, topic_id)
-            return replace(done, filed=self._catalog.phase_one.filed_since(before))
+                self._catalog.audit("remove-primaries", cause, spanning(ids))
+            return self._catalog.phase_one.open_batch(done, claim, request, topic_id) if done.intents else done
 
     def now_us(self) -> int:
         return self._catalog.now_us

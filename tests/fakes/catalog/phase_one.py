@@ -1,6 +1,5 @@
 """Phase one in memory: which ledgers go, and the intents that stand in their place."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,14 +14,13 @@ from logstore.ports.catalog import (
     Cause,
     Claim,
     Detached,
-    Filed,
     Tally,
     Topic,
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Ending, is_durable
-from tests.fakes.catalog.batches import Batches
+from tests.fakes.catalog.batches import Batches, spanning
 
 _BEFORE_ANY = LedgerId(-1)
 
@@ -50,17 +48,21 @@ class FakePhaseOne(Batches):
             earlier = self.earlier(batch_id, request)
             if earlier:
                 return earlier.detached
-            done, before = self._replace(topic_id, ledger_ids, batch_id, cause, force=force)
-            ending = Ending.RETENTION if ledger_ids is None else Ending.DELETE
-            self._mark_durable(before, ending, self._catalog.topic(topic_id), durable)
-            if done.intents or ledger_ids is not None:
-                self.open_batch(done, claim, request, topic_id)
-            return replace(done, filed=self.filed_since(before))
+            done = self._replace(topic_id, ledger_ids, batch_id, cause, force=force, durable=durable)
+            return self.open_batch(done, claim, request, topic_id) if done.intents or ledger_ids is not None else done
 
     def _replace(
-        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, batch_id: str, cause: Cause, *, force: bool
-    ) -> tuple[Detached, set[int]]:
-        """What a detach does, and the rows that there were before it."""
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        batch_id: str,
+        cause: Cause,
+        *,
+        force: bool = False,
+        durable: bool | None = None,
+    ) -> Detached:
+        """What a detach does."""
+        ending = Ending.RETENTION if ledger_ids is None else Ending.DELETE
         gone, finished = self._doomed(topic_id, ledger_ids, force=force)
         before = set(self._catalog.intent_rows)
         intents = self.adopt(topic_id, ledger_ids, batch_id)
@@ -69,14 +71,15 @@ class FakePhaseOne(Batches):
         intents += self._file(gone, batch_id)
         if ledger_ids is None:
             intents += self._catalog.offloads.take_away_abandoned(topic_id, batch_id)
-        self.decide(before, cause)
-        done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished)
+        filed = self.decide(before, cause, durable=self._is_durable(ending, topic_id, durable))
         if gone:
             self._close_holes(topic_id)
             self._catalog.versions[topic_id] += 1
-            detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
-            self._catalog.audit("detach", cause, detail, run_id=batch_id)
-        return done, before
+            self._catalog.audit("detach", cause, spanning(gone), run_id=batch_id)
+        return Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished, filed=filed)
+
+    def _is_durable(self, ending: Ending, topic_id: TopicId, asked: bool | None) -> bool:
+        return is_durable(ending, topic=self._catalog.topic(topic_id).durable_delete, asked=asked)
 
     def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
@@ -94,12 +97,12 @@ class FakePhaseOne(Batches):
                 return found
             self._catalog.topic(topic_id)
             self._require_held(batch_id, claim)
-            done, before = self._replace(topic_id, None, batch_id, cause, force=False)
-            self._mark_durable(before, Ending.RETENTION, self._catalog.topic(topic_id), None)
+            before = set(self._catalog.intent_rows)
+            done = self._replace(topic_id, None, batch_id, cause)
             if done.intents:
                 self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
                 self.open_batch(done, claim, "trim-topics")
-            return replace(self._counted(batch_id, topic_id), filed=self.filed_since(before))
+            return replace(self._counted(batch_id, topic_id), filed=done.filed)
 
     def _require_held(self, batch_id: str, claim: Claim) -> None:
         run = self._catalog.runs.get(batch_id)
@@ -116,24 +119,6 @@ class FakePhaseOne(Batches):
         mine = [row for row in rows if topic_id in {None, row.topic_id}]
         own = {row.ledger_id for row in mine if row.row_id in self._catalog.filed_for.get(batch_id, ())}
         return Detached(batch_id=batch_id, ledgers=len(own), intents=len(mine))
-
-    def _mark_durable(self, before: set[int], ending: Ending, topic: Topic, asked: bool | None) -> None:
-        """Let intents that are new since then say whether a tombstone stands for their ledger."""
-        rows, durable = self._catalog.intent_rows, is_durable(ending, topic=topic.durable_delete, asked=asked)
-        for row_id in rows.keys() - before:
-            rows[row_id] = replace(rows[row_id], durable=durable)
-
-    def decide(self, before: set[int], cause: Cause) -> None:
-        """Keep who decided on intents that are new since then."""
-        rows = self._catalog.intent_rows
-        for row_id in rows.keys() - before:
-            rows[row_id] = replace(rows[row_id], actor=cause.actor, reason=cause.reason)
-
-    def filed_since(self, before: set[int]) -> tuple[Filed, ...]:
-        """Intents that are new since then, by component and copy."""
-        new = [row for row_id, row in self._catalog.intent_rows.items() if row_id not in before]
-        counts = Counter((row.component, row.copy.value) for row in new)
-        return tuple(Filed(component=kind[0], copy=kind[1], rows=rows) for kind, rows in sorted(counts.items()))
 
     def _doomed(
         self, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, force: bool
@@ -243,16 +228,12 @@ class FakePhaseOne(Batches):
             for ledger_id in gone:
                 self._catalog.give_copy(ledger_id)
                 intents += self._catalog.file_intents(ledger_id, batch_id)
-            self.decide(before, cause)
-            self._mark_durable(before, Ending.DELETE, topic, durable)
+            self.decide(before, cause, durable=self._is_durable(Ending.DELETE, topic_id, durable))
             self._forget_names(topic_id)
             done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents)
             if gone:
-                detail = {"ledgers": len(gone), "first": gone[0], "last": gone[-1], "sample": gone[:20]}
-                self._catalog.audit("detach", cause, detail, run_id=batch_id)
-            if intents:
-                self.open_batch(done, claim, request, topic_id)
-            return done
+                self._catalog.audit("detach", cause, spanning(gone), run_id=batch_id)
+            return self.open_batch(done, claim, request, topic_id) if intents else done
 
     def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
         with effect("catalog.remove_topic"), self._catalog.lock:
@@ -272,13 +253,7 @@ class FakePhaseOne(Batches):
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         with self._catalog.lock:
             rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
-            counted = [row for row in rows if self._counts(row, since_us)]
-            ends = [self._catalog.confirmed.get(row.row_id, (0, 0)) for row in counted]
-        return Tally(
-            outcomes=Counter((row.outcome or Outcome.RETRYING).value for row in counted),
-            objects=sum(objects for objects, _ in ends),
-            size_bytes=sum(size for _, size in ends),
-        )
+            return self.counted(row for row in rows if self._counts(row, since_us))
 
     def _counts(self, row: DeletionIntent, since_us: int) -> bool:
         return row.state is not DeletionState.DELETED or self._catalog.ended_us[row.row_id] >= since_us

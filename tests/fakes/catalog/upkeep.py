@@ -9,7 +9,9 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
 from logstore.positions import LedgerId, TopicId
-from tests.fakes.catalog.batches import Batches
+from tests.fakes.catalog.batches import Batches, spanning
+
+_NOBODY = Cause(actor="", reason="", workflow_id="")
 
 
 class FakeUpkeep(Batches):
@@ -30,10 +32,11 @@ class FakeUpkeep(Batches):
                 self._catalog.intent_rows[row.row_id] = replace(row, batch_id=batch_id, handed_to=None)
             filed = sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in born)
             filed += sum(self._catalog.offloads.take_away_abandoned(one, batch_id) for one in self._dead()[:limit])
-            done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed)
+            new = self.decide(before, _NOBODY)
+            done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed, filed=new)
             if done.intents:
                 self.open_batch(done, claim, "sweep")
-            return replace(done, filed=self._catalog.phase_one.filed_since(before))
+            return done
 
     def _stalled(self) -> list[DeletionIntent]:
         rows = sorted(self._catalog.intent_rows.items())
@@ -112,8 +115,7 @@ class FakeUpkeep(Batches):
                 self._catalog.intent_rows[row.row_id] = replace(again, attempts=0, handed_to=None)
             if rows:
                 ids = sorted({row.ledger_id for row in rows})
-                span = {"ledgers": len(ids), "first": ids[0], "last": ids[-1], "sample": ids[:20]}
-                self._catalog.audit("redrive", cause, {"rows": len(rows), **span}, run_id=batch_id)
+                self._catalog.audit("redrive", cause, {"rows": len(rows), **spanning(ids)}, run_id=batch_id)
             done = Detached(batch_id=batch_id, ledgers=0, intents=len(rows))
             return self.open_batch(done, claim, request) if rows else done
 
