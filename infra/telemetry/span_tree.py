@@ -46,36 +46,41 @@ def grown(rows: TraceRows) -> list[Node]:
     stand_in(spans)
     nodes = {span_id: Node(span) for span_id, span in spans.items()}
     roots: list[Node] = []
+    parents = _parents(spans)
     for span_id, node in sorted(nodes.items(), key=lambda item: item[1].span.start_ns):
-        parent = _parent(span_id, spans)
+        parent = parents[span_id]
         (nodes[parent].children if parent is not None else roots).append(node)
     for root in roots:
         _level(root)
     return roots
 
 
-def _parent(span_id: str, spans: Mapping[str, SpanRow]) -> str | None:
-    """The span that it stands below; None for a root, or where damaged files name parents in a circle."""
-    own, seen = spans[span_id], {span_id}
-    parent = own.parent_id
-    workflow = own.attributes.get(WORKFLOW_ID)
-    while (  # an earlier run of its workflow
-        parent is not None
-        and own.name.startswith(RUN)
-        and spans[parent].name == own.name
-        and spans[parent].attributes.get(WORKFLOW_ID) == workflow
-    ):
-        if parent in seen:
-            return None
-        seen.add(parent)
-        parent = spans[parent].parent_id
-    at = parent
-    while at is not None:  # does the way up end?
-        if at in seen:
-            return None
-        seen.add(at)
-        at = spans[at].parent_id
-    return parent
+def _parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
+    """The span that each stands below; None for a root, or where damaged files name parents in a circle."""
+    found: dict[str, str | None] = {}
+    ends: set[str] = set()  # those whose way up is known to end
+    for span_id in spans:
+        way: list[str] = []
+        at: str | None = span_id
+        while at is not None and at not in ends:
+            if at in found:  # met on this way: a circle
+                found[at] = None
+                break
+            way.append(at)
+            above = found[at] = spans[at].parent_id
+            at = above
+        ends.update(way)
+        for one in reversed(way):  # an earlier run of a workflow stands beside the later one
+            above = found[one]
+            if above is not None and _goes_on(spans[above], spans[one]):
+                found[one] = found[above]
+    return found
+
+
+def _goes_on(earlier: SpanRow, later: SpanRow) -> bool:
+    """Whether both are runs of one workflow."""
+    same = earlier.attributes.get(WORKFLOW_ID) == later.attributes.get(WORKFLOW_ID)
+    return later.name.startswith(RUN) and earlier.name == later.name and same
 
 
 def _level(root: Node) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.telemetry import span_reader
-from infra.telemetry.span_reader import SpanReader
+from infra.telemetry import span_reader, span_tree
+from infra.telemetry.span_reader import SpanReader, SpanRow
 from infra.telemetry.span_tree import Node, document, errors, folded, grown
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 
@@ -61,6 +61,24 @@ def test_a_run_that_goes_on_in_a_new_one_stands_beside_it(tmp_path: Path) -> Non
     (root,) = tree(tmp_path)
     assert len(root.children) == 1_000
     assert shape(root.children[-1].children) == {"RunWorkflow:w": {}}
+
+
+def test_a_workflow_of_very_many_runs_is_joined_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job without end goes on in a new run for weeks: each run is looked at once, however many there are."""
+    runs = [
+        span(f"r{at}", "RunWorkflow:w", parent=f"r{at - 1}" if at else None, at_ms=at, temporalWorkflowID="w/1")
+        for at in range(100)
+    ]
+    write(tmp_path / "one.jsonl", *runs)
+    looks, goes_on = [0], span_tree._goes_on
+
+    def counted(earlier: SpanRow, later: SpanRow) -> bool:
+        looks[0] += 1
+        return goes_on(earlier, later)
+
+    monkeypatch.setattr(span_tree, "_goes_on", counted)
+    assert len(grown(SpanReader(tmp_path).trace(TRACE))) == 100
+    assert looks[0] < 2 * 100
 
 
 def test_spans_that_go_round_or_too_deep_are_all_there(tmp_path: Path) -> None:
