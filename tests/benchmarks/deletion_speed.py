@@ -1,6 +1,6 @@
 """Deletion beside the bare thing: `python -m tests.benchmarks.deletion_speed [objects|idle|durable|memory]`.
 
-It takes about two minutes on two cores, most of them to put what is deleted; stderr tells how far it is.
+It takes a quarter of an hour or more on two cores, most of them to put what is deleted; stderr tells how far it is.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ from workflows.deletion.values import (
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
 
-_ROUNDS = 5
-_SHAPES = ((100, 24), (10, 160))  # objects a ledger, ledgers
+_SHAPES = ((100, 24, 5), (10, 160, 5), (100, 1_024, 2), (10, 2_560, 3))
+"""Objects a ledger, ledgers, rounds; of the last two a chunk's rows hold few shards, of the first two each is alone."""
 _IDLE_RUNS = 40
 _MANY = (200, 3_000)
 
@@ -54,14 +54,15 @@ _MANY = (200, 3_000)
 def objects_per_second(on: Stage) -> dict[str, Any]:
     """Batch deletion, confirmed, beside a loop of the same parallelism that lists and deletes each ledger."""
     found: dict[str, Any] = {}
-    for size, ledgers in _SHAPES:
-        rounds = [_objects_round(on, size, ledgers, ours_first=bool(number % 2)) for number in range(_ROUNDS)]
+    for size, ledgers, times in _SHAPES:
+        rounds = [_objects_round(on, size, ledgers, ours_first=bool(number % 2)) for number in range(times)]
         ours, bare = (statistics.median(side) for side in zip(*rounds, strict=True))
-        found[f"{size} objects a ledger"] = {
+        found[f"{ledgers:,} ledgers of {size} objects"] = {
             "ours_objects_s": round(ours),
             "bare_objects_s": round(bare),
             "ratio": round(statistics.median(one / two for one, two in rounds), 2),
             "rounds": [[round(one), round(two)] for one, two in rounds],
+            "load": round(os.getloadavg()[0], 1),
         }
     return found
 
@@ -80,7 +81,7 @@ def _objects_round(on: Stage, size: int, ledgers: int, *, ours_first: bool) -> t
         found[side] = total / (time.perf_counter() - began)
         if confirmed != total:
             raise RuntimeError(f"expected {total} objects deleted, found {confirmed}")
-    _tell(f"{size} objects a ledger: {found[0]:.0f} objects/s, bare {found[1]:.0f}")
+    _tell(f"{ledgers} ledgers of {size} objects: {found[0]:.0f} objects/s, bare {found[1]:.0f}")
     return found[0], found[1]
 
 
