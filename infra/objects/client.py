@@ -185,14 +185,14 @@ class _StandIn(S3ObjectStore):
         super().__init__(home.client, location.bucket, patience=home.patience)
         self._location = location
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """As of any store, except that nothing found is no answer.
 
         Raises:
             StoreUnavailable: Nothing found.
         """
         found = False
-        for item in super().list(prefix, start_after=start_after):
+        for item in super().list(prefix, start_after=start_after, first_page=first_page):
             found = True
             yield item
         if not found:

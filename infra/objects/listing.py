@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
+PAGE = 1_000
+"""Objects that a store shows in one answer, unless it is asked for fewer."""
 _KEY = operator.attrgetter("key")
 
 
@@ -32,14 +34,19 @@ class Listing:
         self._what = f"list {bucket}/{prefix}"
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
-    def objects(self) -> Iterator[ObjectInfo]:
+    def objects(self, first_page: int = PAGE) -> Iterator[ObjectInfo]:
         """The objects in ascending order of keys, a page being fetched when the one before is used up.
+
+        Args:
+            first_page: How many the first page may have.
 
         Raises:
             StoreUnavailable: A page could not be had, or does not belong to this listing.
             Unsupported: The store's order is not that of the keys, over more than a page.
         """
         last = ""
+        if first_page < PAGE:
+            self._request["MaxKeys"] = first_page
         for page in self._pages():
             found = self._in_order(page)
             if not found:
@@ -87,6 +94,7 @@ class Listing:
             if not token or token == self._request.get("ContinuationToken"):
                 raise StoreUnavailable(f"{self._what}: the answer is truncated, yet names no way to its rest")
             self._request.pop("StartAfter", None)
+            self._request.pop("MaxKeys", None)
             self._request["ContinuationToken"] = token
 
     def _page(self) -> "ListObjectsV2OutputTypeDef":

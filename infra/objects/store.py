@@ -136,15 +136,17 @@ class S3ObjectStore:
         check_key(key)
         return self._patience.ask(lambda: self._head(key))
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """Objects with the prefix that sort after `start_after`, ascending by UTF-8 bytes, in pages.
+
+        The first of them has up to `first_page` objects, 1 to 1,000.
 
         Raises:
             StoreUnavailable: A page could not be had; the listing is not complete.
             Unsupported: The store's order differs from that of the keys over more than a page.
         """
         listing = Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after=start_after)
-        return listing.objects()
+        return listing.objects(first_page)
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
         """Objects and folders directly at the prefix, in pages.

@@ -103,11 +103,12 @@ class ObjectStore(Protocol):
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """The object's facts and its user metadata, or None when there is none."""
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """Objects whose keys begin with `prefix` and sort after `start_after`, ascending by UTF-8 bytes.
 
-        Pages are fetched as the iterator is drawn. A listing that cannot be completed raises; it never
-        ends early as if it were complete.
+        Pages are fetched as the iterator is drawn; the first has up to `first_page` objects (1 to 1,000), as few as are
+        wanted of many, and those behind it as many as the store gives. A listing that cannot be completed raises; it
+        never ends early as if it were complete.
         """
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:

@@ -55,8 +55,8 @@ class PartlyBlind(FakeObjectStore):
         self.hidden: Callable[[str], bool] = lambda _key: False
         self.blind_listings = 0
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        found = list(super().list(prefix, start_after=start_after))
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        found = list(super().list(prefix, start_after=start_after, first_page=first_page))
         blind = self.blind_listings > 0
         self.blind_listings -= blind
         yield from (one for one in found if not (blind and self.hidden(one.key)))

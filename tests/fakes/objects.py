@@ -183,7 +183,7 @@ class FakeObjectStore:
             return None
         return replace(_info(key, held), etag=hashlib.md5(held.body).hexdigest()), dict(held.metadata)  # noqa: S324 - as S3
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         fault = self._meet(Operation.LIST, prefix)
         with self._lock:
             keys = sorted(self._held)

@@ -63,9 +63,9 @@ class LyingStore(Store):
             self.before_write()
         return super()._meet(operation, name)
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """See the port; an object that a truncated listing lacks is one of the last."""
-        found = [*super().list(prefix, start_after=start_after)]
+        found = [*super().list(prefix, start_after=start_after, first_page=first_page)]
         metas_first = sorted(found, key=lambda item: item.key.endswith(".parquet"))
         yield from sorted(metas_first[: self.short.pop(prefix, FOREVER)], key=lambda item: item.key)
 

@@ -6,7 +6,7 @@ is left to a listing of its own, so each ledger that is shown here was listed fr
 last. It is what a listing of its own would have shown, and proves no more: see `PrimaryCopies` for what else is asked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from logstore.deletion.intents import DeletionIntent
@@ -15,7 +15,8 @@ from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 
-_BETWEEN: Final = 200
+_PAGE: Final = 1_000  # keys of one answer, at most
+_BETWEEN: Final = 50
 """Keys of others that are passed over rather than asked around: reading so many costs what a request costs."""
 
 
@@ -30,7 +31,8 @@ class SharedListings:
             intents: Whose primary copies will be asked for; their segments tell how many objects to expect.
         """
         self._objects = objects
-        self._walks = {ledger_id: walk for walk in _walks(intents) for ledger_id in walk}
+        self._expected = {one.ledger_id: one.segments + 1 for one in intents}
+        self._walks = {ledger_id: walk for walk in _walks(self._expected) for ledger_id in walk}
         self._shown: dict[LedgerId, list[ObjectInfo]] = {}
 
     def of(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
@@ -44,13 +46,12 @@ class SharedListings:
         if walk := self._walks.get(ledger_id):
             for each in walk:
                 del self._walks[each]
-            self._shown |= _walked(self._objects, walk)
+            self._shown |= _walked(self._objects, walk, first_page=_page(walk, self._expected))
         return self._shown.pop(ledger_id, None)
 
 
-def _walks(intents: Sequence[DeletionIntent]) -> Iterator[list[LedgerId]]:
+def _walks(expected: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
     """Ledgers to be listed together, two or more, each time of one shard and ascending."""
-    expected = {one.ledger_id: one.segments + 1 for one in intents}
     mean = sum(expected.values()) / max(1, len(expected))
     walk: list[LedgerId] = []
     for ledger_id in sorted(expected, key=lambda one: (one % SHARDS, one)):
@@ -61,28 +62,34 @@ def _walks(intents: Sequence[DeletionIntent]) -> Iterator[list[LedgerId]]:
     yield from [walk] if len(walk) > 1 else []
 
 
+def _page(walk: Sequence[LedgerId], expected: Mapping[LedgerId, int]) -> int:
+    """Keys to ask for: theirs, those of ledgers that may stand between, and of the one that shows where they end."""
+    own, others = sum(expected[each] for each in walk), _others(walk[0], walk[-1]) - len(walk) + 3
+    return max(1, min(_PAGE, own + own * others // len(walk)))
+
+
 def _others(last: LedgerId, following: LedgerId) -> int:
     """Ledgers that may stand between two of a shard."""
     return (following - last) // SHARDS - 1
 
 
-def _walked(objects: ObjectStore, walk: Sequence[LedgerId]) -> dict[LedgerId, list[ObjectInfo]]:
+def _walked(objects: ObjectStore, walk: Sequence[LedgerId], *, first_page: int) -> dict[LedgerId, list[ObjectInfo]]:
     """Those of the ledgers that a listing from the first to the last shows whole; it ends where too many are of others.
 
-    So it takes hardly more pages than listings alone would: those of their own objects, and a fifth of one a ledger.
+    So it takes hardly more pages than lone listings would: those of their own objects, and a twentieth of one a ledger.
     """
     found: dict[LedgerId, list[ObjectInfo]] = {}
-    rest, others = list(reversed(walk)), 0
-    current = rest.pop()
+    rest, others = [(one, ledger_prefix(one), _end(one)) for one in reversed(walk)], 0
+    current, prefix, end = rest.pop()
     found[current] = []
     try:
-        for item in objects.list(shard_prefix(current % SHARDS), start_after=_before(current)):
-            while item.key > _end(current):
+        for item in objects.list(shard_prefix(current % SHARDS), start_after=_before(current), first_page=first_page):
+            while item.key > end:
                 if not rest:
                     return found
-                current = rest.pop()
+                current, prefix, end = rest.pop()
                 found[current] = []
-            if item.key.startswith(ledger_prefix(current)):
+            if item.key.startswith(prefix):
                 found[current].append(item)
                 continue
             others += 1

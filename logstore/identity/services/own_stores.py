@@ -235,9 +235,9 @@ class OwnStore:
         """See `ObjectStore`."""
         return self._own().head(key)
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """See `ObjectStore`."""
-        return self._own().list(prefix, start_after=start_after)
+        return self._own().list(prefix, start_after=start_after, first_page=first_page)
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
         """See `ObjectStore`."""

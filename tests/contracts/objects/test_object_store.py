@@ -315,8 +315,9 @@ def test_list_over_several_pages_is_complete_and_ordered(store: ObjectStore) -> 
     assert all(one < two for one, two in pairwise(listed))
     assert keys_of(store.list("ledgers/", start_after=keys[1049])) == keys[1050:]
     for ledger in (1, 8):  # behind a ledger, as listings begin that ledgers of a shard share
-        behind = store.list("ledgers/00/", start_after=f"ledgers/00/{ledger:016x}1")
-        assert keys_of(behind) == keys[100 * (ledger + 1) :], ledger
+        for page in (1, 120, 1_000):
+            behind = store.list("ledgers/00/", start_after=f"ledgers/00/{ledger:016x}1", first_page=page)
+            assert keys_of(behind) == keys[100 * (ledger + 1) :], (ledger, page)
     report = store.delete(keys)
     assert (report.deleted, report.failed) == (frozenset(keys), {})
     assert list(store.list("")) == []

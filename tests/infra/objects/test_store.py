@@ -348,6 +348,14 @@ def test_list_page_that_failed_is_asked_again_with_the_same_token() -> None:
     assert [r.query.get("continuation-token") for r in peer.requests] == [None, "t", "t", "t"]
 
 
+def test_list_asks_for_a_short_first_page_and_for_whole_ones_behind_it() -> None:
+    """Of many keys few are wanted; where they were not enough, no more requests follow than there must."""
+    with scripted(in_turn(listing("a", truncated=True, token="t"), listing("b"), listing("a"))) as peer:
+        assert keys_of(store_at(peer).list("", first_page=7)) == ["a", "b"]
+        assert keys_of(store_at(peer).list("")) == ["a"]
+    assert [r.query.get("max-keys") for r in peer.requests] == ["7", None, None]
+
+
 def test_list_in_another_order_over_pages_raises_unsupported() -> None:
     """Put in order within a page; over pages an error, for who merges two sorted streams would lose keys."""
     with scripted(in_turn(listing("b", "a", truncated=True, token="t"), listing("c"))) as peer:

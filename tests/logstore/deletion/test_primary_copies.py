@@ -30,10 +30,14 @@ class _Blind(FakeObjectStore):
         self._hidden = hidden
         self._left = listings
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         hidden = self._hidden if self._left > 0 else set()
         self._left -= 1
-        return (item for item in super().list(prefix, start_after=start_after) if item.key not in hidden)
+        return (
+            item
+            for item in super().list(prefix, start_after=start_after, first_page=first_page)
+            if item.key not in hidden
+        )
 
 
 def _store(
@@ -408,8 +412,12 @@ def test_inspect_short_listing_is_noticed_whatever_fills_the_count(extra: str) -
 class _Doubled(_Blind):
     """Lists every key twice."""
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        return (item for found in super().list(prefix, start_after=start_after) for item in (found, found))
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        return (
+            item
+            for found in super().list(prefix, start_after=start_after, first_page=first_page)
+            for item in (found, found)
+        )
 
 
 def test_primary_copy_statement_is_the_content_of_meta_json() -> None:

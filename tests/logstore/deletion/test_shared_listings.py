@@ -61,8 +61,9 @@ def test_ledger_without_a_neighbour_is_left_to_a_listing_of_its_own() -> None:
 
 def test_ledgers_far_from_each_other_share_nothing() -> None:
     """Too many others are expected between them."""
-    objects = _store([0, 500 * SHARDS])
-    assert _shown(objects, [0, 500 * SHARDS]) == {}
+    objects = _store([0, 18 * SHARDS])
+    assert _shown(objects, [0, 18 * SHARDS]) == {}  # 17 of 3 keys each may stand between them
+    assert set(_shown(objects, [0, 17 * SHARDS])) == {0, 17 * SHARDS}
 
 
 def test_walk_that_meets_too_many_others_shows_what_it_passed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +130,30 @@ def test_second_intent_of_a_ledger_is_left_to_a_listing_of_its_own() -> None:
     assert listings.of(LedgerId(0)) is None
 
 
+@pytest.mark.parametrize(("places", "page"), [([0, 1, 2], 12), ([0, 2, 4], 18), (list(range(400)), 1_000)])
+def test_walk_asks_for_as_many_keys_as_it_expects(places: list[int], page: int) -> None:
+    """A shard holds millions; those of the ledgers, of what may stand between them and of the one behind are few."""
+    asked: list[int] = []
+
+    class Store(FakeObjectStore):
+        def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+            asked.append(first_page)
+            return super().list(prefix, start_after=start_after, first_page=first_page)
+
+    listings = SharedListings(Store(), [intent(LedgerId(at * SHARDS), segments=2) for at in places])
+    assert listings.of(LedgerId(0)) == []
+    assert asked == [page]
+
+
 @pytest.mark.parametrize("number", [1, 0xFF00, 0x10000, 0x10001, 0x100000, 0x40000000, 0x40000010, 2**62])
 def test_walk_begins_right_before_its_first_ledger(number: int) -> None:
     """Also of a store that must be asked for a little less, and where the ledger's number is round."""
     asked: list[str] = []
 
     class Store(FakeObjectStore):
-        def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
             asked.append(start_after)
-            return super().list(prefix, start_after=start_after)
+            return super().list(prefix, start_after=start_after, first_page=first_page)
 
     listings = SharedListings(Store(), [intent(LedgerId(number)), intent(LedgerId(number + SHARDS))])
     assert listings.of(LedgerId(number)) == []

@@ -47,8 +47,12 @@ class Blind(FakeObjectStore):
         super().__init__()
         self.hidden: set[str] = set()
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        yield from (one for one in super().list(prefix, start_after=start_after) if one.key not in self.hidden)
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        yield from (
+            one
+            for one in super().list(prefix, start_after=start_after, first_page=first_page)
+            if one.key not in self.hidden
+        )
 
 
 @pytest.fixture

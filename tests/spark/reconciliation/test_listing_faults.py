@@ -69,8 +69,8 @@ class _Forgetful:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        whole = list(self._store.list(prefix, start_after=start_after))
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        whole = list(self._store.list(prefix, start_after=start_after, first_page=first_page))
         if len(prefix) != len(_SHARD):
             return iter(whole)
         return iter(() if int(prefix[8:10], 16) % 2 else whole[::2])

@@ -121,8 +121,8 @@ def _count_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     def pages(count: int) -> int:
         return max(1, -(-count // sizing.PAGE))
 
-    def listing(prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        found = list(lists(prefix, start_after=start_after))
+    def listing(prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        found = list(lists(prefix, start_after=start_after, first_page=first_page))
         asked["list"] += pages(len(found))
         return iter(found)
 
