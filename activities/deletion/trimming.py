@@ -67,7 +67,7 @@ class Retention:
 
         Idempotency: a cursor that was settled stands where it stands; a ledger that rolled is no longer the last,
         and the new one is empty and is not rolled.
-        Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
+        Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
