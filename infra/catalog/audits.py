@@ -47,6 +47,9 @@ class Span:
         return cls(ledgers=count, first=first, last=last, sample=list(connection.execute(some).scalars()))
 
 
+_AUDIT = insert(t.audit)
+
+
 class SqlAuditLog(OnDatabase):
     """The `AuditLog` port."""
 
@@ -90,21 +93,20 @@ def audit(
     """
     one, trace_id = detail.get("ledger"), current_trace_id()
     told = dict(detail) | ({} if span is None else asdict(span))
-    connection.execute(
-        insert(t.audit).values(
-            at_us=at_us,
-            act=act,
-            actor=cause.actor,
-            reason=cause.reason,
-            workflow_id=cause.workflow_id,
-            topic_id=topic_id,
-            topic=topic,
-            run_id=run_id,
-            first_ledger=span.first if span else one,
-            last_ledger=span.last if span else one,
-            detail=told | ({} if trace_id is None else {"trace_id": trace_id}),
-        )
-    )
+    row = {
+        "at_us": at_us,
+        "act": act,
+        "actor": cause.actor,
+        "reason": cause.reason,
+        "workflow_id": cause.workflow_id,
+        "topic_id": topic_id,
+        "topic": topic,
+        "run_id": run_id,
+        "first_ledger": span.first if span else one,
+        "last_ledger": span.last if span else one,
+        "detail": told | ({} if trace_id is None else {"trace_id": trace_id}),
+    }
+    connection.execute(_AUDIT, row)
 
 
 def audited_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:

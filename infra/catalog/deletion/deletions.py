@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, or_, select, union_all
+from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
@@ -27,6 +27,8 @@ _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
 _A = t.audit.c
 _ANY = "*"  # no uuid is that
+_KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.generation == bindparam("detached"))
+_BY_KEY = select(*INTENT).where(*_KEY).with_for_update()
 
 
 class SqlDeletions(FencedWrites):
@@ -107,11 +109,11 @@ class SqlDeletions(FencedWrites):
         topic: str | None = None,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
-        key = and_(_P.ledger_id == ledger_id, _P.copy == copy.value, _P.generation == generation)
 
         def work(connection: Connection) -> DeletionIntent:
             require_epoch(connection, epoch)
-            row = connection.execute(select(*INTENT).where(key).with_for_update()).first()
+            key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
+            row = connection.execute(_BY_KEY, key).first()
             if row is None:
                 expected = "an intent that was filed and not yet removed"
                 raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)

@@ -13,14 +13,13 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
-    and_,
+    Update,
     bindparam,
     case,
     delete,
     exists,
     func,
     insert,
-    or_,
     select,
     update,
 )
@@ -200,8 +199,17 @@ def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, agai
 
 def take(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
     """Claim an unfinished row that is locked and free, with so many attempts; the row of `INTENT`."""
-    taken = update(t.pending_deletion).where(_P.row_id == row_id)
-    return connection.execute(taken.values(attempts=attempts, **claimed_by(claim, now_us)).returning(*INTENT)).one()
+    told: dict[str, Any] = claimed_by(claim, now_us) | {"attempts": attempts}
+    return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in told.items()}).one()
+
+
+def _change(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
+    """An update of one row that is built once: to build one, and its cache key, takes longer than to run it."""
+    told: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**told, **more)
+
+
+_TAKE = _change("attempts", *UNCLAIMED).returning(*INTENT)
 
 
 def hold(
@@ -222,44 +230,37 @@ def hold(
 
 def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
     """Record how rows ended that are still PENDING and the holder's; those that this call ended, as they were."""
-    still_its = or_(_P.claim_workflow == holder, _P.batch_id == holder)
-    rows = lock_unfinished(connection, [one.row_id for one in ended], still_its)
+    rows = lock_unfinished(connection, (one.row_id for one in ended), holder)
     mine = [one for one in sorted(ended, key=attrgetter("row_id")) if one.row_id in rows]
     if mine:
-        statement = (
-            update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(finished_us=now_us, **_ENDING)
-        )
         values = [
             {
                 "row": one.row_id,
+                "new_finished_us": now_us,
                 "new_state": one.outcome.state.value,
                 "new_outcome": one.outcome.value,
-                "new_objects": one.objects,
-                "new_bytes": one.size_bytes,
-                "new_error": one.error,
+                "new_objects_deleted": one.objects,
+                "new_bytes_deleted": one.size_bytes,
+                "new_last_error": one.error,
             }
             for one in mine
         ]
-        connection.execute(statement, values)
+        connection.execute(_END, values)
     return rows
 
 
-_ENDING: Mapping[str, Any] = {
-    "state": bindparam("new_state"),
-    "outcome": bindparam("new_outcome"),
-    "objects_deleted": bindparam("new_objects"),
-    "bytes_deleted": bindparam("new_bytes"),
-    "last_error": bindparam("new_error"),
-    "attempts": case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
+_END = _change(
+    *("state", "outcome", "objects_deleted", "bytes_deleted", "last_error", "finished_us"),
+    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
     **UNCLAIMED,
-}
+)
 
 
 def move_rows(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
     """Move claims of PENDING rows of the batch to the workflows named; which of them this call moved."""
-    rows = lock_unfinished(connection, list(row_ids), and_(_P.batch_id == batch_id, _P.claim_workflow.is_(None)))
+    rows = lock_unfinished(connection, row_ids, batch_id, unclaimed=True)
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))

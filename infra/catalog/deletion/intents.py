@@ -1,13 +1,14 @@
 """Intents as they stand in `pending_deletion`: a row becomes a value, whatever a hand or a disk did to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cache
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, bindparam, func, literal, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import BIG, Statement, rows_of
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.rules import ranges
@@ -208,9 +209,26 @@ _NAMES = (
 _TOLD = [_P[name] for name in _NAMES]
 
 
-def lock_unfinished(connection: Connection, row_ids: Sequence[int], whose: ColumnElement[bool]) -> dict[int, Row[Any]]:
-    """Rows that are still PENDING and so, locked in one order, so that two endings of the same ones cannot deadlock."""
-    asked = _P.row_id.in_(any_of(connection.dialect.name, row_ids))
-    query = select(*_TOLD).where(asked, _P.state == DeletionState.PENDING.value, whose).order_by(_P.row_id)
-    rows: Sequence[Any] = connection.execute(query.with_for_update()).all()
-    return {row.row_id: row for row in rows}
+def lock_unfinished(
+    connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
+) -> dict[int, Row[Any]]:
+    """Rows that are still PENDING and the holder's, locked in one order, so that two calls cannot deadlock.
+
+    Args:
+        connection: In a writing transaction.
+        row_ids: Which.
+        holder: A batch, or a workflow that has the claim of a row.
+        unclaimed: Whether only rows of the batch count that no workflow of their own has.
+    """
+    query = _unfinished(connection.dialect.name, unclaimed=unclaimed)
+    return {row.row_id: row for row in query.execute(connection, ((one,) for one in row_ids), holder=holder)}
+
+
+@cache
+def _unfinished(dialect: str, *, unclaimed: bool) -> Statement:
+    ids, batch = rows_of(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
+    whose = (
+        and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
+    )
+    mine = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, whose)
+    return Statement(sql=select(*_TOLD).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)

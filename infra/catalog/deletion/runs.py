@@ -10,7 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import TEXT, ignoring_conflict, rows_of
@@ -106,8 +120,10 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
 
 def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
     """Which workflow holds the batch now, or None."""
-    query = select(_R.claim_workflow).where(_R.run_id == run_id, held(now_us))
-    return connection.execute(query).scalar_one_or_none()
+    return connection.execute(_HOLDER, {"run": run_id, "now": now_us}).scalar_one_or_none()
+
+
+_HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), held(bindparam("now", type_=t.Big)))
 
 
 def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
