@@ -4,7 +4,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import text
 
 from infra.catalog import Database
-from infra.objects import ensure_bucket, make_client
+from infra.objects import make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
 from logstore.offload.locations import CopyLocation
@@ -89,5 +89,6 @@ def _create_buckets(settings: Settings) -> None:
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     client = make_client(settings.s3_endpoint, settings.s3_region, *keys)
     for bucket in (settings.primary_bucket, settings.tiered_bucket, settings.records_bucket, *settings.replicas):
-        ensure_bucket(client, bucket)
+        with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+            client.create_bucket(Bucket=bucket)
     client.close()

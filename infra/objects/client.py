@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserFactory
 from botocore.utils import parse_timestamp
 
-from infra.objects.answers import code_of, require_own_answers, translated
+from infra.objects.answers import require_own_answers, translated
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
@@ -24,8 +23,6 @@ from logstore.ports.objects import ObjectInfo
 if TYPE_CHECKING:
     from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
-
-_OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
 def make_client(
@@ -92,21 +89,6 @@ def _end_redirects(client: "S3Client", *, everywhere: bool) -> None:
             context.setdefault("s3_redirect", {})["redirected"] = True
 
     client.meta.events.register_last("before-parameter-build.s3", stay)
-
-
-def ensure_bucket(client: "S3Client", bucket: str) -> None:
-    """Create the bucket unless it is there.
-
-    Raises:
-        StoreUnavailable: No answer.
-        ServiceRefused: The store refuses us.
-    """
-    with translated(f"create bucket {bucket}"):
-        try:
-            client.create_bucket(Bucket=bucket)
-        except ClientError as error:
-            if code_of(error) not in _OURS:
-                raise
 
 
 def clock_s(store: S3ObjectStore) -> float:

@@ -7,7 +7,7 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 from typing import Protocol
 
 from logstore.ports.catalog.adoption import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
-from logstore.ports.catalog.batches import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
+from logstore.ports.catalog.claims import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
 from logstore.ports.catalog.commits import (
     Acknowledge,
     Acknowledged,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.delayed.buckets import Bucket, BucketLimits, BucketList
-from logstore.ports.catalog.batches import Claim
+from logstore.ports.catalog.claims import Claim
 from logstore.positions import LedgerId, Position, TopicId
 
 

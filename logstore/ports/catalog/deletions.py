@@ -6,7 +6,7 @@ from typing import Protocol, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
-from logstore.ports.catalog.batches import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.claims import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog.batches import Cause
+from logstore.ports.catalog.claims import Cause
 from logstore.ports.catalog.records import Tombstone
 from logstore.positions import LedgerId
 

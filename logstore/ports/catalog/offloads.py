@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
-from logstore.ports.catalog.batches import Cause, Claim, Detached
+from logstore.ports.catalog.claims import Cause, Claim, Detached
 from logstore.positions import LedgerId, TopicId
 
 

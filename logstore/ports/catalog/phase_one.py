@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
-from logstore.ports.catalog.batches import Cause, Claim, Detached, Tally
+from logstore.ports.catalog.claims import Cause, Claim, Detached, Tally
 from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.compound import Compound

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog.batches import Cause, Claim, Detached
+from logstore.ports.catalog.claims import Cause, Claim, Detached
 from logstore.positions import LedgerId
 
 

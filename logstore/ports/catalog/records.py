@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from logstore.ports.catalog.batches import Claim
+from logstore.ports.catalog.claims import Claim
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pyroaring import BitMap
 
-from logstore.ports.catalog.batches import Cause, Claim
+from logstore.ports.catalog.claims import Cause, Claim
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 

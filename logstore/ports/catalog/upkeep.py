@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.ports.catalog.batches import Cause, Claim, Detached
+from logstore.ports.catalog.claims import Cause, Claim, Detached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

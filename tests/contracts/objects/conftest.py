@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infra.objects.client import ensure_bucket, make_client
+from infra.objects.client import make_client
 from infra.objects.store import S3ObjectStore
 from infra.stack.stack import StackAddresses
 from logstore.ports.objects import ObjectStore
@@ -27,7 +27,7 @@ def seaweed(servers: StackAddresses) -> "S3Client":
 def s3_store(seaweed: "S3Client") -> S3ObjectStore:
     """A bucket of the test's own."""
     bucket = f"test-{uuid.uuid4().hex}"
-    ensure_bucket(seaweed, bucket)
+    seaweed.create_bucket(Bucket=bucket)
     return S3ObjectStore(seaweed, bucket, part_bytes=PART_BYTES)
 
 

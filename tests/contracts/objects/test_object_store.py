@@ -10,7 +10,6 @@ from threading import Barrier
 
 import pytest
 
-from infra.objects.client import ensure_bucket
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
@@ -433,12 +432,3 @@ def test_reads_lists_and_deletes_without_the_bucket_are_errors(s3_store: S3Objec
     ):
         with pytest.raises(ServiceRefused, match=r"no-such-bucket.*NoSuchBucket"):
             ask()
-
-
-@pytest.mark.external_service
-def test_ensure_bucket_twice_is_no_error(s3_store: S3ObjectStore) -> None:
-    """Bringing the stack up is idempotent."""
-    ensure_bucket(s3_store._client, s3_store.bucket)
-    put(s3_store, "key")
-    ensure_bucket(s3_store._client, s3_store.bucket)
-    assert keys_of(s3_store.list("")) == ["key"]

@@ -1,4 +1,4 @@
-"""What ports say of batches: which workflow claims one and why, what it detached, and how its rows ended."""
+"""What ports say of claimed work: which workflow claims it and why, what a batch detached, and how its rows ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
