@@ -19,6 +19,10 @@ class Journal:
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        """Of a process that goes on; the end of one closes it as well."""
+        self._file.close()
+
     def say(self, what: str, **more: Any) -> None:
         """One line, written at once."""
         line = json.dumps({"what": what, "at": time.monotonic(), **more})

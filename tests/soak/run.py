@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -196,7 +196,8 @@ class Soak:
             ended_s=time.time() - self._rest_s,
         )
         self.say("rebuilding the catalog")
-        append_unflushed(ground, Ops(self.home, "last"))
+        with closing(Ops(self.home, "last")) as ops:
+            append_unflushed(ground, ops)
         waits += rebuild(ground, self.wish.seed)
         if not waits:
             seen = read_all(ground.direct.model_copy(update={"database_url": ground.database(REBUILT)}), LASTING)
