@@ -108,7 +108,7 @@ async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None
     try:
         if ramp is None:
             await _make_current(client, name, build_id)
-            if before.ramping not in {None, build_id}:
+            if (await read_deployment(client, name)).ramping:  # asked again: another call may have begun it meanwhile
                 await _ramp(client, name, "", 0)
         elif ramp:
             await _ramp(client, name, build_id, ramp)
