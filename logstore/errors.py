@@ -110,7 +110,7 @@ class InvalidInput(TerminalError):
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
         """Name the field as a user knows it, the rule as a phrase, and what was found, cut at 120 characters."""
-        shown = repr(found)
+        shown = repr(str(found) if hasattr(found, "__fspath__") else found)
         shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
         super().__init__(f"{field}: expected {expected}, found {shown}")
         self.field = field

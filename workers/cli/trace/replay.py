@@ -69,10 +69,10 @@ def _history(context: CommandContext, workflow_id: str, file: Path | None, run_i
 
     try:
         if file.stat().st_size > _MOST_BYTES:
-            raise InvalidInput("history", expected=f"a file of at most {_MOST_BYTES:,} bytes", found=str(file))
+            raise InvalidInput("history", expected=f"a file of at most {_MOST_BYTES:,} bytes", found=file)
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("history", expected=f"a file that can be read ({error})", found=str(file)) from error
+        raise InvalidInput("history", expected=f"a file that can be read ({error})", found=file) from error
     try:
         found = WorkflowHistory.from_json(workflow_id, text)
     except Exception as error:  # the SDK raises what its parsers raise, of many kinds

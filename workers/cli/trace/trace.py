@@ -92,7 +92,5 @@ def _write_page(path: Path, found: "FoundTrace") -> None:
     try:
         path.write_text(page(found), encoding="utf-8", errors="xmlcharrefreplace")  # halves of characters
     except OSError as error:
-        raise InvalidInput(
-            "html", expected=f"a file that can be written ({error.strerror})", found=str(path)
-        ) from error
+        raise InvalidInput("html", expected=f"a file that can be written ({error.strerror})", found=path) from error
     note(f"wrote {path}")
