@@ -124,16 +124,19 @@ async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None
 async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
     """As `deploy`, for a build whose worker has just begun to poll: Temporal learns of it a moment later.
 
+    It learns of one queue after the other, and refuses a build that lacks a queue of the current one.
+
     Raises:
-        PreconditionFailed: As `deploy`; also where Temporal does not learn of it in time.
+        PreconditionFailed: As `deploy`, where Temporal does not learn of all of it in time.
     """
     give_up = time.monotonic() + _REGISTERED_WITHIN_S
-    while time.monotonic() < give_up:
-        found = await read_deployment(client, name)
-        if any(row.build_id == build_id for row in found.builds):
-            break
+    while True:
+        try:
+            return await deploy(client, name, build_id, ramp=ramp)
+        except PreconditionFailed:
+            if time.monotonic() > give_up:
+                raise
         await asyncio.sleep(0.1)
-    return await deploy(client, name, build_id, ramp=ramp)
 
 
 async def _known_to_queues(client: Client, name: str) -> Deployment:

@@ -86,7 +86,7 @@ def test_history_that_is_none_of_ours_is_refused() -> None:
 def test_debugger_stops_in_the_workflow_and_at_breakpoints_and_the_replay_ends_all_the_same(tmp_path: Path) -> None:
     """In a real process, with commands on stdin: at the first line of `run`, at one that was asked for, and on."""
     lines = (_ROOT / "workflows" / "deletion" / "trim_topic.py").read_text(encoding="utf-8").splitlines()
-    asked = next(at for at, line in enumerate(lines, 1) if "if not detached.intents" in line)
+    asked = next(at for at, line in enumerate(lines, 1) if "if detached.intents" in line)
     typed = f"p request.topic\nb workflows/deletion/trim_topic.py:{asked}\nc\np detached.ledgers\nq\n"
     argv = [
         sys.executable,
