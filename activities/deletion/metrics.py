@@ -28,7 +28,10 @@ _ABOUT = {
     "sexton_deletion_ledgers_deleted_total": "Rows of whose copy nothing is left in storage",
     "sexton_deletion_ledger_delete_failures_total": "Attempts that failed and will be repeated",
     "sexton_deletion_acknowledged_total": "Rows that ended, by outcome",
-    "sexton_deletion_reached_max_retries_total": "Dead letters whose attempts failed, without refusals",
+    "sexton_deletion_reached_max_retries_total": (
+        "Rows that became dead letters because every attempt failed; refusals are not counted. The gauge"
+        " sexton_deletion_dead_lettered shows all dead letters that there are now"
+    ),
     "sexton_deletion_deleted_objects_total": "Objects that storage confirmed as deleted",
     "sexton_deletion_deleted_bytes_total": "Bytes of the objects that storage confirmed as deleted",
     "sexton_deletion_batches_total": "Batches that were closed with a certificate",

@@ -17,7 +17,7 @@ from activities.bulk import RUN_CLAIM_S
 from activities.deletion import metrics as deletion_metrics
 from activities.deletion.claims import batch_claim, own_cause, own_claim
 from activities.heartbeats import beating, defined
-from activities.reconciliation import fates
+from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import keep_looked, looked_at
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.values import (
@@ -174,7 +174,7 @@ class Applying:
         deletion_metrics.sent(filing.detached.filed)
         kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
         with effect("reconciliation.keep_copies"):
-            fates.kept_files(folder).put(
+            finding_fates.kept_files(folder).put(
                 request.page, [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
             )
         return self._filed_page(found, filing.detached)
@@ -225,12 +225,12 @@ class Applying:
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         folder, found = self._folder(request.run_id), self._files(request.run_id).page(request.page)
-        ended = fates.joined(
+        ended = finding_fates.joined(
             found, self._filed(request.batch_id), intents=request.intents, folder=folder, page=request.page
         )
         with effect("reconciliation.put_fates"):
-            fates.fate_files(folder).put(request.page, list(ended.values()))
-        return fates.counted(found, ended)
+            finding_fates.fate_files(folder).put(request.page, list(ended.values()))
+        return finding_fates.counted(found, ended)
 
     def _filed(self, batch_id: str) -> list[FiledCopy]:
         rows: list[FiledCopy] = []
@@ -249,7 +249,7 @@ class Applying:
         """
         run = self._runs.run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            files, kept = self._files(request.run_id), fates.fate_files(self._folder(request.run_id))
+            files, kept = self._files(request.run_id), finding_fates.fate_files(self._folder(request.run_id))
             whole = ApplyCounts()
             for page in range(files.pages):
                 between_units()
@@ -258,7 +258,7 @@ class Applying:
                     raise PreconditionFailed(
                         f"apply of {request.run_id}: expected page {page} to be applied, found none"
                     )
-                whole = together(whole, fates.counted(files.page(page), ended))
+                whole = together(whole, finding_fates.counted(files.page(page), ended))
             self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(whole)})
             run = self._runs.run(run.run_id)
         return apply_counts(run.summary)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from activities.deletion.rate import DeletionPace
 from activities.heartbeats import Heartbeats
-from activities.reconciliation import fates
+from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
 from logstore.deletion.intents import Finding as Found
 from logstore.deletion.intents import StoredCopy
@@ -51,10 +51,12 @@ class ObjectDeletion:
                 decided = self._decided(found, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
                     kept = keep_objects(folder, page, decided)
-            doomed = {at: one for at, one in found.items() if at not in kept}
-            done = self._segments(doomed, objects_per_s, heartbeats) | self._uploads(doomed, before_us, heartbeats)
+            to_delete = {at: one for at, one in found.items() if at not in kept}
+            done = self._segments(to_delete, objects_per_s, heartbeats) | self._uploads(
+                to_delete, before_us, heartbeats
+            )
             with effect("reconciliation.keep_objects"):
-                fates.object_files(folder).put(page, [*_kept(kept), *done.values()])
+                finding_fates.object_files(folder).put(page, [*_kept(kept), *done.values()])
         return sum(one.fate is Fate.DELETED for one in done.values())
 
     def _decided(
@@ -78,9 +80,9 @@ class ObjectDeletion:
         return kept
 
     def _segments(
-        self, doomed: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
+        self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
     ) -> dict[int, Ended]:
-        found = {at: one for at, one in doomed.items() if one.kind is FindingKind.ORPHAN_SEGMENT}
+        found = {at: one for at, one in to_delete.items() if one.kind is FindingKind.ORPHAN_SEGMENT}
         pace = DeletionPace(objects_per_s)
         done: dict[int, Ended] = {}
         copies = {at: StoredCopy(finding=Found.OWN, data_keys=(one.key,)) for at, one in found.items()}
@@ -94,9 +96,9 @@ class ObjectDeletion:
             done |= {at: _ended(at, found[at], report.failed.get(found[at].key)) for at in part}
         return done
 
-    def _uploads(self, doomed: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:
+    def _uploads(self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:
         done: dict[int, Ended] = {}
-        for at, one in doomed.items():
+        for at, one in to_delete.items():
             if one.kind is FindingKind.ORPHAN_SEGMENT:
                 continue
             heartbeats.examined()

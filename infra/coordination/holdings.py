@@ -21,7 +21,7 @@ from typing import Final
 
 from infra.coordination.events import Listener, OwnershipEvents, Unloaded
 from infra.coordination.nodes import Nodes, worker_id_taken
-from infra.coordination.turns import TakingTurns, Turns
+from infra.coordination.takeover import Takeover, TakeoverTimes
 from logstore.errors import OutcomeUnknown, RetryableError
 from logstore.ownership import (
     Acquisition,
@@ -70,7 +70,12 @@ class Holdings:
     """The bundles of one worker, in whatever session it has; used by one thread, but for `leases`."""
 
     def __init__(
-        self, worker_id: str, fences: Fences, listener: Listener, turns: Turns, events: OwnershipEvents | None = None
+        self,
+        worker_id: str,
+        fences: Fences,
+        listener: Listener,
+        takeover: TakeoverTimes,
+        events: OwnershipEvents | None = None,
     ) -> None:
         """Hold nothing yet."""
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
@@ -82,9 +87,9 @@ class Holdings:
         self._aside = False  # since the catalog gave no fence
         self._seen: dict[BundleId, str] = {}  # owners by bundle, as read last
         self._change = -1
-        self._turns = TakingTurns(worker_id, turns)
+        self._takeover = Takeover(worker_id, takeover)
         self._fresh_attempts(session=0, waits=0)
-        self._overtaken = LostFences(fences, every_s=turns.fences_s)
+        self._overtaken = LostFences(fences, every_s=takeover.fences_s)
         self._told: WorkerLoad | None = None
         self._listed = False  # as a live worker, by a node of this session
 
@@ -120,11 +125,11 @@ class Holdings:
         # a node that went while its session lives was taken from us on purpose: others get their chance first
         lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
         self._unload(lost, Unloaded.REMOVED)
-        self._turns.rest(lost, now)
+        self._takeover.rest(lost, now)
         self._unload(self._overtaken.of(self.leases.values()), Unloaded.OVERTAKEN)
         if self._can_take():
-            due = self._turns.due(view, now) - self.leases.keys()
-            self._turns.mind(due, view, now)
+            due = self._takeover.due(view, now) - self.leases.keys()
+            self._takeover.mind(due, view, now)
             self._unsettled |= dict.fromkeys((due | self._unheld(view)) - self._unsettled.keys())
             self._settle(nodes, now)
         else:
@@ -187,7 +192,7 @@ class Holdings:
         self._tell_gone([bundle for bundle in dropped if self._unsettled.pop(bundle)], Unloaded.FOREIGN)
         own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
         spent = [bundle for bundle in own if verdicts[bundle] is ReownDecision.UNLOAD]  # others get their chance
-        self._turns.rest(spent, now)
+        self._takeover.rest(spent, now)
         nodes.give_up(spent)
         create = [one for one, verdict in verdicts.items() if verdict in {ReownDecision.CREATE, ReownDecision.KEEP}]
         if create:
@@ -226,10 +231,10 @@ class Holdings:
     def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
         """Let go of what an underloaded worker should have: the lease first, then the node."""
         at_most = max(1, self.bundles // 50)  # without an owner at a time, for a moment
-        free_to_go = self.leases.keys() - self._turns.minded
+        free_to_go = self.leases.keys() - self._takeover.minded
         gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in free_to_go]
         self._unload(gone, Unloaded.SHED)
-        self._turns.make_way(gone, now)
+        self._takeover.make_way(gone, now)
         if gone:
             nodes.give_up(gone)
 

@@ -3,7 +3,7 @@
 - SUSPENDED: no lease is given out, and none is given up. Connected again in the same session, they are as they were.
 - EXPIRED: no lease is left. A new session is opened, after a bounded number of attempts the worker ends; in it each
   bundle that was held is looked at again.
-- All ZooKeeper calls run on this thread; listeners only put a word into its queue (kazoo#355).
+- All ZooKeeper calls run on this thread; listeners only put a message into its queue (kazoo#355).
 
 Source: PIP-57.
 """
@@ -21,7 +21,7 @@ from infra.coordination.events import Listener, OwnershipEvents
 from infra.coordination.holdings import Holdings
 from infra.coordination.nodes import Nodes, worker_id_taken
 from infra.coordination.session import SessionEvent, ZooKeeperSession
-from infra.coordination.turns import Turns
+from infra.coordination.takeover import TakeoverTimes
 from logstore.clock import Backoff
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.names import TopicName
@@ -49,12 +49,12 @@ class OwnerPolicy:
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
     reconnect_attempts: int = 10  # sessions asked for after an expiry, before the worker shuts down; 1 or more
     look_again_s: float = 1.0  # where ZooKeeper says nothing
-    turns: Turns = field(default_factory=Turns)
+    takeover: TakeoverTimes = field(default_factory=TakeoverTimes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
-    """Something for the loop; `link` is of the session that was opened as number `opened`."""
+class _Message:
+    """A message to the loop; `link` is that of the session that was opened as number `opened`."""
 
     opened: int = -1
     link: SessionEvent | None = None
@@ -77,8 +77,8 @@ class BundleOwner:
         """Take the ports; `load` is work in hand, 0 or more, and at 1 a worker draws half of what an idle one does."""
         self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or OwnershipEvents()
         self._policy = policy or OwnerPolicy()
-        self._holdings = Holdings(worker_id, fences, listener, self._policy.turns, self._events)
-        self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
+        self._holdings = Holdings(worker_id, fences, listener, self._policy.takeover, self._events)
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._opened = 0
         self._session: ZooKeeperSession | None = None
         self._nodes: Nodes | None = None
@@ -104,7 +104,7 @@ class BundleOwner:
     def stop(self) -> None:
         """Give everything up at once, and end."""
         self.stopping.set()
-        self._words.put(_Word())
+        self._messages.put(_Message())
         session = self._session
         if session:
             session.close()  # whatever the thread is asking ends now
@@ -159,8 +159,12 @@ class BundleOwner:
     def _run(self) -> None:
         try:
             while not self.stopping.is_set():
-                word = self._next()
-                if word.opened == self._opened and word.link is SessionEvent.EXPIRED and not self.stopping.is_set():
+                message = self._next()
+                if (
+                    message.opened == self._opened
+                    and message.link is SessionEvent.EXPIRED
+                    and not self.stopping.is_set()
+                ):
                     self._expired()
                 self._look()
         except SextonError as error:
@@ -175,12 +179,12 @@ class BundleOwner:
             self._leave()
             self._events.ended(self.failure)
 
-    def _next(self) -> _Word:
-        """The next word; soon, where a bundle waits for an old node to vanish."""
+    def _next(self) -> _Message:
+        """The next message; soon, where a bundle waits for an old node to vanish."""
         try:
-            return self._words.get(timeout=_SOON_S if self._holdings.hurried else self._policy.look_again_s)
+            return self._messages.get(timeout=_SOON_S if self._holdings.hurried else self._policy.look_again_s)
         except queue.Empty:
-            return _Word()
+            return _Message()
 
     def _expired(self) -> None:
         if self._session:
@@ -206,17 +210,17 @@ class BundleOwner:
         """Open a session and register this worker in it."""
         self._opened += 1
         opened = self._opened
-        session = self._session = self._connect(lambda link: self._heard(_Word(opened, link)))
+        session = self._session = self._connect(lambda link: self._heard(_Message(opened, link)))
         self._nodes = Nodes(session, self._worker_id, self._holdings.bundles)
         self._enlist(self._nodes, session.timeout_s)
         self._holdings.entered(session.id, waits=int(2 * session.timeout_s / _SOON_S))
         self._events.opened(session.id)
 
-    def _heard(self, word: _Word) -> None:
+    def _heard(self, message: _Message) -> None:
         """On kazoo's thread: hand over."""
-        if word.link and word.opened == self._opened:
-            self._events.linked(word.link)
-        self._words.put(word)
+        if message.link and message.opened == self._opened:
+            self._events.linked(message.link)
+        self._messages.put(message)
 
     def _enlist(self, nodes: Nodes, timeout_s: float) -> None:
         """Wait for our own node of an earlier session; one that outlives it by far is another process's."""
@@ -241,7 +245,7 @@ class BundleOwner:
             _log.info("looking at the bundles again soon: %s", error)
 
     def _changed(self, _: object) -> None:
-        self._words.put(_Word())
+        self._messages.put(_Message())
 
     def _leave(self) -> None:
         session, self._session, self._nodes = self._session, None, None

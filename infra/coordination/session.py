@@ -1,4 +1,4 @@
-"""One ZooKeeper session: opened once, never revived.
+"""One ZooKeeper session, from its start to its end; a session that has ended is not opened again.
 
 A call that slips in after a connection was lost, and before kazoo says so, is queued until the next connection, and
 its caller would wait as long: for as long as ZooKeeper is away.
@@ -98,13 +98,17 @@ class Ensemble:
 
 
 class ZooKeeperSession:
-    """A live session; `tell` hears, on kazoo's thread, what becomes of it, and must only hand over."""
+    """A session with ZooKeeper.
+
+    `tell` is called on kazoo's thread for each change of the session. It must return at once, so it puts the event into
+    a queue of another thread.
+    """
 
     def __init__(self, ensemble: Ensemble, tell: Callable[[SessionEvent], None]) -> None:
         """Connect.
 
         Raises:
-            ServiceFailed: Nothing answers there, it does not let us in, or the path does not exist.
+            ServiceFailed: No server answers there, the servers refuse the connection, or the path does not exist.
             SessionLost: It was over before anybody could listen.
         """
         self._ensemble, self._tell = ensemble, tell

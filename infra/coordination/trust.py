@@ -20,9 +20,9 @@ class Tls:
 
 
 def unreached(hosts: str, tls: Tls | None) -> ServiceFailed:
-    """The error of an ensemble at `host:port,…/path` of which no server let us in.
+    """The error of an ensemble at `host:port,…/path` of which no server accepted the connection.
 
-    By TLS each server is asked once more, for kazoo takes one that it does not trust for one that is away.
+    By TLS each server is asked once more: kazoo reports a server that it does not trust as one that is away.
     """
     where = hosts.partition("/")[0].split(",")
     distrusted = next(filter(None, (_distrust(one, tls) for one in where)), "") if tls else ""

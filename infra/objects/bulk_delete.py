@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from infra.objects.answers import ABSENT, SLOW_DOWN, TEMPORARY, code_of, is_throttle, status_of, translated
 from infra.objects.keys import not_in_xml, refusals
-from infra.objects.patience import DeleteRate, Patience
+from infra.objects.retries import DeleteRate, Retries
 from infra.objects.single_delete import DeleteCounts, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
@@ -76,7 +76,7 @@ class BulkDelete:
     being exchanged may have refused, and single deletes are several times slower.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, rate: DeleteRate) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, patience: Retries, rate: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._rate = patience, rate
         self._singly = SingleDelete(client, bucket, patience=patience, rate=rate)
@@ -141,7 +141,7 @@ class BulkDelete:
 
     def _bulk(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
         page = todo[at : at + self._rate.page]  # cut anew at each attempt: a throttle has made it shorter
-        start = self._rate.admit(len(page))
+        start = self._rate.wait_for_turn(len(page))
         try:
             with translated(f"delete {len(page)} keys of {self._bucket}"):
                 deleted, errors = self._request(page)

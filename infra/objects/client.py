@@ -56,7 +56,7 @@ def make_client(
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
         max_pool_connections=pool_size,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # ours are in Patience
+        retries={"total_max_attempts": 1, "mode": "standard"},  # ours are in Retries
         s3={"addressing_style": "path" if endpoint else "auto"},
         request_checksum_calculation="when_required",  # newer ones are unknown to many compatible stores
         tcp_keepalive=True,

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from infra.objects.answers import translated
-from infra.objects.patience import Patience
+from infra.objects.retries import Retries
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.objects import ObjectInfo
 from logstore.units import between_units
@@ -28,7 +28,7 @@ class Listing:
     disorder that spans pages is an error: a consumer that merges two sorted streams would lose keys.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, patience: Patience, *, prefix: str, start_after: str) -> None:
+    def __init__(self, client: "S3Client", bucket: str, patience: Retries, *, prefix: str, start_after: str) -> None:
         self._client, self._patience = client, patience
         self._prefix, self._start_after = prefix, start_after
         self._what = f"list {bucket}/{prefix}"
@@ -124,11 +124,11 @@ class Listing:
 
 
 def earlier(start_after: str, prefix: str) -> str:
-    """A key at or before `start_after` behind which no order of paths hides a key that should come.
+    """A key at or before `start_after` from which a listing misses nothing, even in a store that sorts by path.
 
-    A store that sorts by path puts `x/1` before `x-1`, so what follows `x-1` is safely within what follows
-    `w`: the key is cut where a character below `/` stands, and its last character lowered by one. Empty
-    when only the whole prefix is safe.
+    A store that sorts by path puts `x/1` before `x-1`; a listing after `x-1` would miss keys below `x/`, and one after
+    `w` has them. So the key is cut where a character below `/` stands, and its last character is lowered by one. Empty
+    where only a listing of the whole prefix is complete.
     """
     if start_after <= prefix:
         return ""

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from infra.objects.answers import code_of, status_of, translated
 from infra.objects.listing import micros
-from infra.objects.patience import Patience
+from infra.objects.retries import Retries
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.objects import OpenUpload
 
@@ -27,7 +27,7 @@ _MOST_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; 5 MiB 
 class PartedUploads:
     """Uploads in parts of one bucket; any number of threads may use one instance."""
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Patience, part_bytes: int) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, patience: Retries, part_bytes: int) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._part_bytes = patience, part_bytes
 

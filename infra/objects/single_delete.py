@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 
 from infra.objects.answers import ABSENT, BAD_REQUEST, code_of, is_throttle, translated
-from infra.objects.patience import DeleteRate, Patience
+from infra.objects.retries import DeleteRate, Retries
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
 from logstore.units import between_units
@@ -38,7 +38,7 @@ class SingleDelete:
     """Single deletes in one bucket, a few at a time; safe to share among threads."""
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, patience: Patience, rate: DeleteRate, parallelism: int = 8
+        self, client: "S3Client", bucket: str, *, patience: Retries, rate: DeleteRate, parallelism: int = 8
     ) -> None:
         self._client, self._bucket = client, bucket
         self._patience, self._rate, self._parallelism = patience, rate, parallelism
@@ -73,7 +73,7 @@ class SingleDelete:
             raise
 
     def _one(self, key: str) -> str | None:
-        start = self._rate.admit(1)
+        start = self._rate.wait_for_turn(1)
         try:
             with translated(f"delete {self._bucket}/{key}"):
                 return self._request(key)

@@ -11,7 +11,7 @@ from infra.objects.bulk_delete import BulkDelete
 from infra.objects.keys import check_key, check_metadata, check_written_key
 from infra.objects.listing import Listing, micros
 from infra.objects.parts import PART_BYTES, PartedUploads
-from infra.objects.patience import DeleteRate, Patience
+from infra.objects.retries import DeleteRate, Retries
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 
@@ -32,12 +32,12 @@ class S3ObjectStore:
         client: "S3Client",
         bucket: str,
         *,
-        patience: Patience | None = None,
+        patience: Retries | None = None,
         rate: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
-        self._patience = patience or Patience()
+        self._patience = patience or Retries()
         self._part_bytes = part_bytes
         self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
         self._deletes = BulkDelete(client, bucket, patience=self._patience, rate=rate or DeleteRate())
@@ -48,7 +48,7 @@ class S3ObjectStore:
         return self._client
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> Retries:
         """How often and how long it retries."""
         return self._patience
 

@@ -9,7 +9,7 @@ from infra.telemetry.lost_spans import RUN, START, WORKFLOW_ID, attempt_of, stan
 from infra.telemetry.span_reader import SpanRow, TraceRows, add
 
 _DEEPEST: Final = 200  # spans under each other; deeper ones stand beside, so that any tree can be walked and printed
-_EQUAL_CALLS: Final = 4  # from so many siblings on they are one line
+_EQUAL_CALLS: Final = 4  # this many equal siblings, or more, share one line
 _EQUAL_STEPS: Final = 8  # the same of siblings that have spans under them: the longest is shown in full
 _FIRST_ATTEMPTS, _LAST_ATTEMPTS = 4, 12  # at an activity: each has a line of its own, however equal they are
 
@@ -36,7 +36,7 @@ class Node:
             yield from child.walk()
 
 
-def grown(rows: TraceRows) -> list[Node]:
+def span_trees(rows: TraceRows) -> list[Node]:
     """The trees of a trace, ascending by start: one, unless spans of others' parents are part of it.
 
     A span whose parent is in no file (a workflow that still runs, a process that was killed) gets a stand-in for it,
@@ -56,14 +56,14 @@ def grown(rows: TraceRows) -> list[Node]:
 
 
 def _parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
-    """The span that each stands below; None for a root, or where damaged files name parents in a circle."""
+    """The span that each stands below; None for a root, and for one span of a cycle, which only damaged files have."""
     found: dict[str, str | None] = {}
     ends: set[str] = set()  # those whose way up is known to end
     for span_id in spans:
         way: list[str] = []
         at: str | None = span_id
         while at is not None and at not in ends:
-            if at in found:  # met on this way: a circle
+            if at in found:  # met on this way already: a cycle
                 found[at] = None
                 break
             way.append(at)
@@ -96,22 +96,25 @@ def _level(root: Node) -> None:
         waiting += node.children
 
 
-def folded(node: Node) -> Node:
+def with_groups(node: Node) -> Node:
     """The tree with one line for many equal siblings: how many, how long in all, how long the longest."""
     groups: dict[tuple[str, str | None, bool], list[Node]] = defaultdict(list)
     alone, alike = _attempts(node)
     for child in alike:
         groups[child.span.name, child.span.error, bool(child.children)].append(child)
-    children = [folded(child) for child in alone]
+    children = [with_groups(child) for child in alone]
     for (_, _, steps), group in groups.items():
         many = len(group) >= (_EQUAL_STEPS if steps else _EQUAL_CALLS)
-        children += [_one(group)] if many else [folded(child) for child in group]
+        children += [_one(group)] if many else [with_groups(child) for child in group]
     children.sort(key=lambda child: child.span.start_ns)
     return replace(node, children=children)
 
 
 def _attempts(node: Node) -> tuple[list[Node], list[Node]]:
-    """Attempts at the activity that the span starts, of which each is shown, and what may be one line with its like."""
+    """The attempts that get a line each, and the other children, of which equal ones may share a line.
+
+    Attempts are those at the activity that the span starts.
+    """
     if not node.span.name.startswith(START):
         return [], node.children
     made = sorted((child for child in node.children if attempt_of(child.span)), key=lambda one: attempt_of(one.span))
@@ -125,7 +128,7 @@ def _one(group: list[Node]) -> Node:
     for other in group[1:]:
         span = add(span, other.span)
     failed = [node for node in group if any(below.span.error for below in node.walk())]
-    alike = [folded(node) for node in group]
+    alike = [with_groups(node) for node in group]
     shown = alike[group.index(max(failed or group, key=lambda node: node.length_ns))]
     return Node(replace(span, attributes={}), shown.children, bool(shown.children), alike, depth=shown.depth)
 

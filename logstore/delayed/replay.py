@@ -21,7 +21,7 @@ class ReplaySet:
     """Messages in order of (delivery time, ledger, entry), each once. Not for several threads at once."""
 
     def __init__(self, most: int = MOST_REPLAYED) -> None:
-        """Hold at most so many."""
+        """Hold at most `most` messages."""
         self._most = most
         self._heap: list[Due] = []
         self.bits: dict[LedgerId, BitMap] = {}
@@ -39,7 +39,7 @@ class ReplaySet:
         return self._heap[0][0] if self._heap else None
 
     def has_room(self, limit: int) -> bool:
-        """Whether so many are not in yet, and one more can be added."""
+        """Whether it holds fewer than `limit` messages, and one more can be added."""
         return len(self._heap) < min(limit, self._most)
 
     def add(self, deliver_at_ms: int, position: Position) -> bool:
@@ -53,7 +53,7 @@ class ReplaySet:
         return True
 
     def pop(self, due_ms: int, limit: int) -> list[Due]:
-        """Take out the first messages, at most so many, of which none is due behind `due_ms`."""
+        """Take out the first messages that are due at `due_ms` or before, at most `limit`."""
         taken: list[Due] = []
         while self._heap and self._heap[0][0] <= due_ms and len(taken) < limit:
             due = heapq.heappop(self._heap)

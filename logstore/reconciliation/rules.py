@@ -109,13 +109,13 @@ def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> 
     if not 0 <= max_share <= 1:
         raise InvalidInput("max-orphan-share", expected="a number from 0 to 1", found=max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _SHARED}
-    doomed = sum(weighed.values())
-    share = doomed / (ledgers + doomed) if doomed else 0.0
+    to_delete = sum(weighed.values())
+    share = to_delete / (ledgers + to_delete) if to_delete else 0.0
     if share > max_share:
         told = ", ".join(f"{rows:,} {kind}" for kind, rows in weighed.items() if rows)
         raise PreconditionFailed(
-            f"orphan share: expected at most {max_share:g} of all ledgers, found {share:.3g}: {doomed:,} of"
-            f" {ledgers + doomed:,} ledgers ({ledgers:,} of the catalog, {doomed:,} found) would go: {told};"
+            f"orphan share: expected at most {max_share:g} of all ledgers, found {share:.3g}: {to_delete:,} of"
+            f" {ledgers + to_delete:,} ledgers ({ledgers:,} of the catalog, {to_delete:,} found) would go: {told};"
             f" read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
         )
 

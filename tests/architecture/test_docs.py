@@ -8,7 +8,7 @@ import pytest
 from temporalio.workflow import _Definition
 
 from tests.architecture.source import FOLDERS, ROOT
-from workers.hosting.crew import WORKFLOWS
+from workers.hosting.worker_sets import WORKFLOWS
 from workers.reference.page import page
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")

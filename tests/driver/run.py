@@ -21,8 +21,8 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 
 NAMESPACE: Final = "default"
 QUEUE: Final = "shared"

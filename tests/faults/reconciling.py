@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from typing import Final, Self
 
 from activities.bulk import mark_of
-from activities.reconciliation.fates import NOT_FILED, fate_files
+from activities.reconciliation.finding_fates import NOT_FILED, fate_files
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
 from logstore.positions import LedgerId

@@ -20,7 +20,7 @@ from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, nam
 from tests.faults.operators import Operators
 from tests.faults.scripts import AnyOrder, FirstOfEach
 from workers.assembly.activities import activities_over
-from workers.hosting.crew import WORKFLOWS
+from workers.hosting.worker_sets import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
 

@@ -13,7 +13,7 @@ from temporalio.client import WorkflowHandle
 from infra.stack import stack
 from infra.telemetry.provider import make_provider
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import Node, grown, remark
+from infra.telemetry.span_tree import Node, remark, span_trees
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on
@@ -56,7 +56,7 @@ def caller(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.
 def _nodes(world: RealWorld, trace_id: str) -> list[Node]:
     """All of the trace's spans, parents first; those of roots are at depth 0."""
     rows = SpanReader(world.settings.traces_dir).trace(trace_id)
-    return [node for root in grown(rows) for node in root.walk()]
+    return [node for root in span_trees(rows) for node in root.walk()]
 
 
 async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:

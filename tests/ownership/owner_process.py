@@ -18,7 +18,7 @@ from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.events import OwnershipEvents, Unloaded
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from infra.coordination.turns import Turns
+from infra.coordination.takeover import TakeoverTimes
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import story
@@ -39,7 +39,7 @@ class Plan:
     hosts: str
     timeout_s: float
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
-    turns: Turns = field(default_factory=lambda: Turns(takeover_grace_s=0.5, rest_s=2.0))
+    takeover: TakeoverTimes = field(default_factory=lambda: TakeoverTimes(takeover_grace_s=0.5, rest_s=2.0))
     namespace: Path | None = None  # of the network, to live in
     pause_s: float = 0.02  # between two writes
 
@@ -113,7 +113,7 @@ def run(plan: Plan) -> None:
     journal = Journal(plan.journal)
     database = Database(plan.database_url)
     memory = _Memory()
-    policy = OwnerPolicy(expired=plan.expired, look_again_s=0.2, turns=plan.turns)
+    policy = OwnerPolicy(expired=plan.expired, look_again_s=0.2, takeover=plan.takeover)
     connect, fences = _connecting(plan, journal), SqlFences(database)
     owner = BundleOwner(plan.worker_id, connect, fences, memory, policy=policy, events=_Said(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())

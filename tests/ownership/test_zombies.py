@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from infra.coordination.directory import OWNERS, WORKERS
 from infra.coordination.holdings import _ATTEMPTS_S
 from infra.coordination.owner import ExpiredPolicy
-from infra.coordination.turns import Turns
+from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, bundle_name
 from tests.logstore.eventually import assert_eventually
 from tests.ownership.conftest import BUNDLES, Measured
@@ -115,9 +115,9 @@ def test_owner_whose_bundle_became_anothers_while_it_was_expired_unloads_it(crew
 
 def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: Crew) -> None:
     """No grace, and nodes that vanish again and again: who loses the race writes nothing (apache/pulsar#14736)."""
-    eager = Turns(takeover_grace_s=0.0, rest_s=0.0)
+    eager = TakeoverTimes(takeover_grace_s=0.0, rest_s=0.0)
     for worker_id in ("a", "b"):
-        crew.hire(worker_id, turns=eager)
+        crew.hire(worker_id, takeover=eager)
     assert_eventually(crew.settled)
     raced = range(8)
     with crew.look() as client:

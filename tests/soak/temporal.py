@@ -18,7 +18,7 @@ from tests.soak.client import BORNE
 from tests.soak.ground import Ground
 from workers.client import Sexton
 from workers.client.connections import connect_client
-from workers.hosting.crew import WORKFLOWS
+from workers.hosting.worker_sets import WORKFLOWS
 
 _LASTING: Final = {"transaction-coordinator", "flush-records", "follow-records"}
 """Workflows that run while there is a store."""

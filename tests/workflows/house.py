@@ -39,10 +39,10 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 from workers.reference.contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers

@@ -20,8 +20,8 @@ from activities.deletion.values import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
-from workers.hosting.crew import WORKFLOWS
 from workers.hosting.inputs import CheckedRunner
+from workers.hosting.worker_sets import WORKFLOWS
 from workflows.offload.values import OffloadAsk
 
 pytestmark = pytest.mark.external_service

@@ -61,10 +61,10 @@ from logstore.records.jobs import Place
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
-from workers.hosting.crew import WORKFLOWS
 from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import TrimTopicInput
 
 pytestmark = pytest.mark.external_service

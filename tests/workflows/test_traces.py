@@ -23,9 +23,9 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
 from workers.client.waiting import result_of
-from workers.hosting.crew import WORKFLOWS
 from workers.hosting.facts import TRACE_ID, detail_of
 from workers.hosting.inputs import CheckedRunner
+from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import DeletionPolicy
 
 pytestmark = pytest.mark.external_service

@@ -105,7 +105,7 @@ def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S
     Raises:
         InvalidInput: The file of authorities cannot be used.
     """
-    from infra.objects import Patience, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
+    from infra.objects import Retries, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
 
     haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
     client = make_client(
@@ -118,5 +118,5 @@ def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S
         **haste,
     )
     return S3ObjectStore(
-        client, settings.primary_bucket, patience=Patience(backoff=Backoff(attempts=1)) if hasty else None
+        client, settings.primary_bucket, patience=Retries(backoff=Backoff(attempts=1)) if hasty else None
     )

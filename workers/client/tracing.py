@@ -28,7 +28,7 @@ class TracedCalls(Interceptor):
     """Makes a span of each start, query and update."""
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word
-        """Stand before `next`."""
+        """An interceptor that makes the spans and then calls `next`."""
         return _Traced(next)
 
 

@@ -19,8 +19,8 @@ from logstore.positions import Position
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
-from workers.demo.patience import happens
 from workers.demo.report import PromiseRow
+from workers.demo.waiting import happens
 from workers.settings import Settings
 
 _PARTS: Final = 3

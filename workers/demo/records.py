@@ -26,8 +26,8 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
-from workers.demo.patience import PATIENCE_S, happens
 from workers.demo.report import PromiseRow
+from workers.demo.waiting import PATIENCE_S, happens
 from workers.settings import Settings
 
 _LEDGERS: Final = 6  # closed ones

@@ -105,7 +105,7 @@ def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence
     contested = [ledger_id for written in topics for ledger_id in sorted(written.contested)]
     wrong = [f"{key} is still there" for ledger_id in deletable for key in after.of_ledger(ledger_id)]
     for written in topics:
-        still = set(written.doomed) & auditor.listed(written.topic.topic_id)
+        still = set(written.to_delete) & auditor.listed(written.topic.topic_id)
         wrong += [f"ledger {ledger_id} is still listed" for ledger_id in sorted(still)]
     expected: dict[int, tuple[str, str | None]] = dict.fromkeys(deletable, ("DELETED", "DELETED"))
     expected |= dict.fromkeys(contested, _REFUSED)

@@ -20,7 +20,6 @@ from workers.demo.delayed import DEATH as MERGING
 from workers.demo.delayed import MOST_BUCKETS, Delaying, check_delayed
 from workers.demo.interrupts import Interrupts
 from workers.demo.orphans import check_orphans, plant_orphans, reconcile
-from workers.demo.patience import happens
 from workers.demo.records import check_records, lose_and_rebuild
 from workers.demo.report import (
     DemoReport,
@@ -37,6 +36,7 @@ from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.demo.transactions import DEATH as BROADCASTING
 from workers.demo.transactions import check_transactions, transact
+from workers.demo.waiting import happens
 from workers.operations.stack import ANY_PORTS, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult
@@ -207,9 +207,9 @@ def _lost_and_rebuilt(settings: Settings, auditor: Auditor, say: Say) -> Promise
 def _contest(written: Sequence[WrittenTopic]) -> list[str]:
     """Choose one of several ledgers that a topic will lose, and a key within it for an object of another system."""
     for one in written:
-        if len(one.doomed) > 1:
-            one.contested.add(one.doomed[0])
-            return [f"{ledger_prefix(one.doomed[0])}another-application.parquet"]
+        if len(one.to_delete) > 1:
+            one.contested.add(one.to_delete[0])
+            return [f"{ledger_prefix(one.to_delete[0])}another-application.parquet"]
     return []
 
 

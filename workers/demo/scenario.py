@@ -37,23 +37,23 @@ class WrittenTopic:
     contested: set[LedgerId] = field(default_factory=set)  # somebody else's object lies among their own
 
     @property
-    def doomed(self) -> list[LedgerId]:
+    def to_delete(self) -> list[LedgerId]:
         """Ledgers that every subscription has passed; the last ledger always stays."""
         return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
 
     @property
     def deletable(self) -> list[LedgerId]:
-        """Those of the doomed that hold nothing but their own objects; the others must be refused."""
-        return [ledger_id for ledger_id in self.doomed if ledger_id not in self.contested]
+        """Those of them that hold nothing but their own objects; the others must be refused."""
+        return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
 
     @property
     def needed(self) -> list[LedgerId]:
         """The others."""
-        return list(self.payloads)[len(self.doomed) :]
+        return list(self.payloads)[len(self.to_delete) :]
 
 
 def planned(topics: int, ledgers: int) -> list[int]:
-    """How many ledgers of each topic will be doomed, before they are written."""
+    """How many ledgers of each topic will be deleted, before they are written."""
     plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
     return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
 

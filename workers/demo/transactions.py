@@ -17,8 +17,8 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
-from workers.demo.patience import happens
 from workers.demo.report import PromiseRow
+from workers.demo.waiting import happens
 from workers.settings import Settings
 
 DEATH: Final = "transactions.append_markers.after=kill@1"

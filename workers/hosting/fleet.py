@@ -35,7 +35,6 @@ from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
 from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
-from workers.hosting.crew import RECORDS_AT_ONCE, WorkerSet
 from workers.hosting.currency_watch import watched
 from workers.hosting.draining import LastMoment
 from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
@@ -51,6 +50,7 @@ from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
 from workers.hosting.trace_upkeep import alongside, prune_traces
+from workers.hosting.worker_sets import RECORDS_AT_ONCE, WorkerSet
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings

@@ -34,7 +34,9 @@ class DeletionGauges:
             "sexton_deletion_estimated_inflight", "Unfinished deletions, those waiting for a retry included"
         )
         self._dead = meter.create_gauge(
-            "sexton_deletion_dead_lettered", "Deletions that a person must look at, with their reason"
+            "sexton_deletion_dead_lettered",
+            "Dead letters that there are now, refusals included; a person must look at them. The counter"
+            " sexton_deletion_reached_max_retries_total counts those of which every attempt failed",
         )
         self._oldest = meter.create_gauge(
             "sexton_deletion_oldest_pending_seconds",

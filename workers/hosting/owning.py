@@ -9,7 +9,7 @@ from infra.coordination.events import OwnershipEvents
 from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from infra.coordination.sole import SoleOwner
+from infra.coordination.single_owner import SingleOwner
 from infra.coordination.trust import Tls
 from logstore.errors import InvalidInput, SextonError
 from logstore.names import TopicName
@@ -81,7 +81,7 @@ def new_ownership(
     """
     fences: Fences = log.catalog.fences
     if settings.ownership == "single":
-        return SoleOwner(worker_id, fences, events)
+        return SingleOwner(worker_id, fences, events)
     ensemble = ensemble_of(settings)
 
     def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:

@@ -22,9 +22,9 @@ from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import data_converter
-from workers.hosting.crew import FAILURES, WORKFLOWS
 from workers.hosting.inputs import CheckedPlainRunner, CheckedRunner
 from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 from workers.settings import Settings
 
 _MOST_SHOWN: Final = 200

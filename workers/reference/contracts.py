@@ -17,8 +17,8 @@ from temporalio.workflow import _Definition
 from activities.deletion.phase_two import delete_ledger_id
 from logstore import errors
 from logstore.deletion.intents import IntentKey, Refusal
-from workers.hosting.crew import WORKFLOWS
 from workers.hosting.interceptors import FINAL
+from workers.hosting.worker_sets import WORKFLOWS
 from workers.reference import failures
 from workflows import limits
 from workflows.delayed import values as delayed

@@ -17,7 +17,7 @@ from typing import Final
 from temporalio import activity
 
 from logstore import errors
-from workers.hosting.crew import WORKFLOWS
+from workers.hosting.worker_sets import WORKFLOWS
 from workflows import dispatch
 
 _ERROR: Final = re.compile(r"\b[A-Z]\w+")

@@ -1,9 +1,9 @@
-"""What every build of something of many topics does; a job of its own names it, and says what it destroys.
+"""The steps that all jobs share which build something for many topics; each job says what it destroys.
 
 1. Begin: a run with the topics that are asked for, or all.
 2. Build: one bulk job reads what it needs of the logs.
 3. Switch, part by part, each topic by a compare-and-set.
-4. Conclude: counts, and the output goes.
+4. Conclude: count what was done, and delete the output of the bulk job.
 """
 
 from collections import Counter

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
     from logstore.deletion.intents import Certificate
     from workflows import options
-    from workflows.deletion import batches
+    from workflows.deletion import child_batches
     from workflows.deletion.values import (
         DELETE_LEDGERS,
         SweepDeletionsInput,
@@ -85,9 +85,9 @@ class SweepDeletions:
 
     async def _phase_two(self, batch_id: str, adopted: DetachResult) -> Certificate | None:
         request = self._request
-        batch = batches.batch_of(request, batch_id, adopted)
-        started = await batches.start_batch(batch, summary=f"{adopted.intents} copies that nobody worked on")
-        return await batches.certificate_within(started, request.patience_s)
+        batch = child_batches.batch_of(request, batch_id, adopted)
+        started = await child_batches.start_batch(batch, summary=f"{adopted.intents} copies that nobody worked on")
+        return await child_batches.certificate_within(started, request.patience_s)
 
     async def _forget(self) -> bool:
         request = self._request
@@ -102,5 +102,5 @@ class SweepDeletions:
         if done is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = batches.with_certificate(before, done)
+        self._result = child_batches.with_certificate(before, done)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

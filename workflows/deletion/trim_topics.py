@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import DetachResult
     from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
-    from workflows.deletion import batches
+    from workflows.deletion import child_batches
     from workflows.deletion.values import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
 
 _PAGES = 40  # read at once: some 250 events of history
@@ -111,9 +111,9 @@ class TrimTopics:
 
     async def _phase_two(self, detached: DetachResult) -> Certificate | None:
         request = self._request
-        batch = batches.batch_of(request, self._batch_id, detached)
-        started = await batches.start_batch(batch, summary=f"{detached.intents} copies of many topics")
-        return await batches.certificate_within(started, request.patience_s)
+        batch = child_batches.batch_of(request, self._batch_id, detached)
+        started = await child_batches.start_batch(batch, summary=f"{detached.intents} copies of many topics")
+        return await child_batches.certificate_within(started, request.patience_s)
 
     def _certify(self, done: Certificate | None) -> None:
         if done is None:

@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.defragmenting import RecordDefragmentation
     from activities.records.values import DefragmentInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, sole
+    from workflows.records import activity_options, single_run
     from workflows.records.values import (
         DEFRAGMENT_RECORDS,
         DefragmentRecordsInput,
@@ -36,7 +36,7 @@ class DefragmentRecords:
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await sole.run_alone(
+            told = await single_run.run_single(
                 DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
             )
             result = told or DefragmentRecordsResult(joined=True)

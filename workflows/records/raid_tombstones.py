@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.raiding import TombRaider
     from activities.records.values import RaidInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, sole
+    from workflows.records import activity_options, single_run
     from workflows.records.values import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
 
 
@@ -33,7 +33,7 @@ class RaidTombstones:
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await sole.run_alone(
+            told = await single_run.run_single(
                 RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
             )
             result = told or RaidTombstonesResult(joined=True)

@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.replicating import RecordReplication
     from activities.records.values import ReplicateInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, sole
+    from workflows.records import activity_options, single_run
     from workflows.records.values import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
 
 
@@ -32,7 +32,7 @@ class ReplicateRecords:
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await sole.run_alone(
+            told = await single_run.run_single(
                 REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
             )
             result = told or ReplicateRecordsResult(joined=True)

@@ -14,7 +14,7 @@ from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.delayed.bucket_rows import recount
-from infra.catalog.deletion.doomed import Doomed, ListView, doomed
+from infra.catalog.deletion.detachable import Detachable, ListView, detachable
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
 from infra.catalog.deletion.intents import filed_by
 from infra.catalog.deletion.runs import fingerprint, open_run, share_run
@@ -50,7 +50,7 @@ class Order:
         return is_durable(ending, topic=view.durable_delete, asked=self.durable)
 
 
-def replace_by_intents(connection: Connection, view: ListView, gone: Doomed, order: Order) -> Detached:
+def replace_by_intents(connection: Connection, view: ListView, gone: Detachable, order: Order) -> Detached:
     """Take the ledgers out of the locked list, file their intents, and open or hold the batch; audited.
 
     Where retention asks, newborn ledgers that their creators left go with them.
@@ -114,7 +114,7 @@ def fingerprint_of(topic_id: TopicId, operation: Compound, *, durable: bool | No
 
 def ending_of(
     connection: Connection, found: ListView, operation: Compound
-) -> tuple[ListView, Ending | None, Doomed | None]:
+) -> tuple[ListView, Ending | None, Detachable | None]:
     """The list as if subscriptions that are passed over were not there, and how the ledger ends, if it does.
 
     Raises:
@@ -129,7 +129,7 @@ def ending_of(
         raise UnknownObject("ledger", expected=f"a ledger of {found.topic}", found=operation.ledger_id)
     view = replace(found, marks={name: at for name, at in found.marks.items() if name not in operation.pass_over})
     ending = operation.ending(listed[0].copies, generation=listed[0].generation)
-    return view, ending, doomed(connection, view, [operation.ledger_id], force=False) if ending else None
+    return view, ending, detachable(connection, view, [operation.ledger_id], force=False) if ending else None
 
 
 def take_tiered_away(

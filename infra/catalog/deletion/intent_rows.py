@@ -41,7 +41,7 @@ _COUNTED = {"preserve_rowcount": True}
 
 def file_intents(
     connection: Connection,
-    doomed: ColumnElement[bool],
+    to_delete: ColumnElement[bool],
     *,
     batch_id: str,
     now_us: int,
@@ -52,15 +52,15 @@ def file_intents(
 
     Args:
         connection: In a writing transaction that holds the lock of the ledgers' list.
-        doomed: Which rows of `ledger`.
+        to_delete: Which rows of `ledger`.
         batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
         cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
         durable: Whether they leave tombstones; their intents say so too.
     """
-    filing = insert(t.pending_deletion).from_select(*intents_for(doomed, batch_id, now_us, cause, durable=durable))
+    filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
-    remove_ledgers(connection, doomed & _has_intent(), buried_us=now_us if durable else None)
+    remove_ledgers(connection, to_delete & _has_intent(), buried_us=now_us if durable else None)
     return filed
 
 
@@ -68,7 +68,7 @@ def file_copy_intents(
     connection: Connection,
     list_id: int,
     kind: CopyKind,
-    doomed: ColumnElement[bool],
+    to_delete: ColumnElement[bool],
     *,
     batch_id: str,
     now_us: int,
@@ -77,10 +77,10 @@ def file_copy_intents(
     """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
 
     Their generation rises, so that intents of a later detach have another. The arguments are those of `file_intents`;
-    `doomed` says which rows of `ledger` joined with `ledger_copy`, among those of the list and of the kind.
+    `to_delete` says which rows of `ledger` joined with `ledger_copy`, among those of the list and of the kind.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
-    filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & doomed, batch_id, now_us, cause))
+    filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & to_delete, batch_id, now_us, cause))
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
     if filed:
         remove_copies(connection, list_id, kind, _has_intent(kind))

@@ -147,7 +147,7 @@ def _page(batch_id: str, after: int, most: int) -> Select[Any]:
 
 
 def intents_for(
-    doomed: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
+    to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
     """Columns and rows of the intents that stand for copies of ledgers; see `file_intents` for the arguments."""
     source = (
@@ -180,7 +180,7 @@ def intents_for(
         "reason": literal(cause.reason if cause else ""),
         "durable": literal(int(durable)),
     }
-    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(doomed)
+    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(to_delete)
     # ledgers of one shard in a row, so that a chunk of rows holds few shards, whose ledgers share listings
     return list(columns), query.order_by(t.ledger.c.ledger_id % SHARDS, t.ledger.c.ledger_id, t.ledger_copy.c.kind)
 

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import marks_of
 from infra.catalog.deletion import whole_topics
+from infra.catalog.deletion.detachable import ListView, detachable, detachable_of
 from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
-from infra.catalog.deletion.doomed import ListView, doomed, doomed_of
 from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.many import any_of
@@ -48,7 +48,7 @@ class SqlPhaseOne(FencedWrites):
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
         """See `PhaseOne.preview`."""
         return self._db.read(
-            lambda c: list(doomed(c, self._view(c, topic_id, lock=False), ledger_ids, force=force).ids)
+            lambda c: list(detachable(c, self._view(c, topic_id, lock=False), ledger_ids, force=force).ids)
         )
 
     def detach(
@@ -76,14 +76,14 @@ class SqlPhaseOne(FencedWrites):
         )
 
         def work(connection: Connection, view: ListView) -> Detached:
-            return replace_by_intents(connection, view, doomed(connection, view, ledger_ids, force=force), order)
+            return replace_by_intents(connection, view, detachable(connection, view, ledger_ids, force=force), order)
 
         with effect("catalog.detach"):
             return self._once(topic_id, order, work)
 
     def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         """See `PhaseOne.must_stay`."""
-        return self._db.read(lambda c: doomed_of(c, self._view(c, topic_id, lock=False), chosen)[1])
+        return self._db.read(lambda c: detachable_of(c, self._view(c, topic_id, lock=False), chosen)[1])
 
     def detach_chosen(
         self,
@@ -99,7 +99,7 @@ class SqlPhaseOne(FencedWrites):
 
         def work(connection: Connection) -> Chosen:
             view = self._view(connection, topic_id, lock=True)
-            gone, kept = doomed_of(connection, view, chosen)
+            gone, kept = detachable_of(connection, view, chosen)
             if not gone.ids:
                 return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
             order = Order(
@@ -186,7 +186,7 @@ class SqlPhaseOne(FencedWrites):
                 raise
             if (done := _of_topic(connection, topic_id, batch_id)).intents:
                 return done
-            filed = replace_by_intents(connection, view, doomed(connection, view, None, force=False), order).filed
+            filed = replace_by_intents(connection, view, detachable(connection, view, None, force=False), order).filed
             return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
 
         with effect("catalog.detach_into"):

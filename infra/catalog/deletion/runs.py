@@ -1,8 +1,10 @@
-"""Batches of work: nothing else writes rows of `run`. Who works on what, until when by the database's clock.
+"""Rows of `run`, each a batch of work: which workflow works on it, and until when by the database's clock.
 
-Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the
-claim of its batch is. Unfinished without a live claim is stalled, and a later call takes it up. A batch that is
-paused is held for as long as that lasts: its claim may lapse while every worker is away, an operator's word may not.
+No other module writes these rows.
+
+Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the claim of
+its batch is. Unfinished without a live claim is stalled, and a later call takes it up. A batch that is paused is held
+until it is resumed or released: its claim may lapse while no worker runs, but the operator's pause stays.
 """
 
 import hashlib
@@ -97,7 +99,7 @@ def begin_run(
     return connection.execute(put.returning(_R.run_id)).first() is not None
 
 
-def tell_run(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+def set_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
     """Set what a run says of itself."""
     connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 

@@ -87,9 +87,9 @@ class SqlUpkeep(OnDatabase):
             return 0, 0
         hold_topics(connection, [row.topic_id for row in found])
         lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
-        doomed = among(connection, _L.ledger_id, [row.ledger_id for row in born])
+        to_delete = among(connection, _L.ledger_id, [row.ledger_id for row in born])
         unattached = _L.state == LedgerState.CREATING.value
-        newborn = file_intents(connection, doomed & unattached, batch_id=batch_id, now_us=now_us)
+        newborn = file_intents(connection, to_delete & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
         for list_id in sorted({row.list_id for row in dead}):
             over = abandoned(now_us)

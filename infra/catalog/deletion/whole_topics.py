@@ -100,14 +100,14 @@ def _detach(
     topic_id = TopicId(topic.topic_id)
     lists = t.ledger_list.c.topic_id == topic_id
     lock_lists(connection, lists)
-    doomed = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
-    ids = connection.execute(select(t.ledger.c.ledger_id).where(doomed).order_by(t.ledger.c.ledger_id)).scalars()
+    to_delete = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
+    ids = connection.execute(select(t.ledger.c.ledger_id).where(to_delete).order_by(t.ledger.c.ledger_id)).scalars()
     gone = ids.all()
     adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
     filed = 0
     if gone:
         give_copies(connection, topic_id)
-        filed = file_intents(connection, doomed, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
+        filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
         detail = {"removed": _removed(connection, topic_id, _NAMING)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
         audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(gone), **about)

@@ -1,4 +1,4 @@
-"""Transactions on SQLite and PostgreSQL: begun right, retried whole, their errors translated at one edge."""
+"""Transactions on SQLite and PostgreSQL: how they begin, are retried as a whole, and how errors are translated."""
 
 import random
 import sqlite3
@@ -54,7 +54,10 @@ class Database:
         self._guard: Callable[[Connection], None] | None = None
 
     def guarded(self, guard: Callable[[Connection], None]) -> "Database":
-        """The same database; what `guard` raises in a writing transaction refuses it, until it has let one pass."""
+        """The same database with a check: `guard` runs in each writing transaction until it has raised nothing once.
+
+        An error that it raises refuses that transaction.
+        """
         twin = copy(self)
         twin._guard = guard  # noqa: SLF001 - another of this class
         return twin

@@ -1,7 +1,8 @@
-"""Offload contexts as the catalog keeps them: one that cannot be read spoils the reading of no other row.
+"""Reading offload contexts from the catalog: a context that cannot be read does not keep other rows from being read.
 
-They are kept as found, so a hand, a disk or an older tool may have left anything there. SQLite fails a whole statement
-over a text that is no JSON, and the driver a whole result; so both are read as text, and judged row by row.
+A context is stored as it was found. It may be damaged: by an edit by hand, by a failing disk, or by an older tool. One
+text that is no JSON makes SQLite fail the whole statement, and the driver the whole result. So contexts are read as
+text, and each is parsed by itself.
 """
 
 import json

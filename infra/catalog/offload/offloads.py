@@ -207,9 +207,9 @@ class SqlOffloads(OnDatabase):
                 connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
             )
             ids = _proved_ids(connection, list_id, ledger_ids, proved)
-            doomed = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
+            to_delete = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
             filed = file_copy_intents(
-                connection, list_id, CopyKind.LEDGER, doomed, batch_id=batch_id, now_us=now, cause=cause
+                connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
             )
             result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
             if result.intents:

@@ -21,8 +21,8 @@ from infra.catalog.deletion.runs import (
     NOTHING_YET,
     SEVERAL_TOPICS,
     begin_run,
+    set_summary,
     stalled,
-    tell_run,
     told_before,
 )
 from infra.catalog.engine.many import among
@@ -73,7 +73,7 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         filed=filed_by(connection, page.batch_id, now_us),
     )
     done = NOTHING_YET | {"ledgers": detached.ledgers, "intents": detached.intents}
-    tell_run(connection, page.batch_id, done | {"kept": kept, "request": request})
+    set_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
     audit(
         connection,
         "file-findings",
@@ -233,8 +233,8 @@ def _detach(connection: Connection, page: PageOfFindings, kept: dict[int, str], 
         if why := _reason_to_stay(found.get(ledger_id), by_row):
             kept[number] = f"ledger {ledger_id}: {why}"
     gone = {ledger_id for number, ledger_id in page.unreferenced.items() if number not in kept}
-    doomed = among(connection, _L.ledger_id, gone)
-    filed = file_intents(connection, doomed, batch_id=page.batch_id, now_us=now_us, cause=page.cause) if gone else 0
+    to_delete = among(connection, _L.ledger_id, gone)
+    filed = file_intents(connection, to_delete, batch_id=page.batch_id, now_us=now_us, cause=page.cause) if gone else 0
     left = _names(connection, _L.ledger_id, gone)
     for number, ledger_id in page.unreferenced.items():
         if ledger_id in left:

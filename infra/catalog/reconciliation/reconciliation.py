@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, and_, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.deletion.runs import begin_run, finish_run, forget_runs, held, renew_run, tell_run
+from infra.catalog.deletion.runs import begin_run, finish_run, forget_runs, held, renew_run, set_summary
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.reconciliation.filing import file_page
 from infra.catalog.reconciliation.segments import pass_segments_over
@@ -70,7 +70,7 @@ class SqlReconciliation(OnDatabase):
         def work(connection: Connection) -> None:
             _known(connection, run_id)
             if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
-                tell_run(connection, run_id, summary)
+                set_summary(connection, run_id, summary)
 
         with effect("catalog.close_run"):
             self._db.write(work)

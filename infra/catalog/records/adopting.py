@@ -205,8 +205,8 @@ def _detach_unnamed(connection: Connection, now_us: int) -> None:
     stray = and_(component.in_(list(BY_ROW)), ~named)
     newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
     ids = connection.execute(select(_L.ledger_id).select_from(_OF_LIST).where(or_(stray, newborn))).scalars().all()
-    doomed = among(connection, _L.ledger_id, ids)
-    file_intents(connection, doomed, batch_id="", now_us=now_us, cause=CAUSE)
+    to_delete = among(connection, _L.ledger_id, ids)
+    file_intents(connection, to_delete, batch_id="", now_us=now_us, cause=CAUSE)
 
 
 def _report(connection: Connection) -> AdoptionReport:

@@ -220,8 +220,8 @@ def _absent(connection: Connection, topic: _Topic, now_us: int) -> dict[LedgerId
     last = ids[-1:]  # the last one of a list is never detached
     head = list(takewhile(lambda one: one not in last and topic.lost.get(one) is Standing.ABSENT, ids))
     if head:
-        doomed = among(connection, _L.ledger_id, head)
-        file_intents(connection, doomed, batch_id="", now_us=now_us, cause=CAUSE)
+        to_delete = among(connection, _L.ledger_id, head)
+        file_intents(connection, to_delete, batch_id="", now_us=now_us, cause=CAUSE)
         close_holes(connection, topic.topic_id, head)
     unlisted = select(_L.ledger_id).where(among(connection, _L.ledger_id, topic.lost), _L.place.is_(None))
     strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}  # they are detached again at the end

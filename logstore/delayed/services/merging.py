@@ -121,7 +121,7 @@ class Merger:
         def publish(born: NewBucket) -> bool:
             return self._index.switch(replace(switch, born=(born,)))
 
-        written, known = 0, self._united(sources, reading)
+        written, known = 0, self._entries_of(sources, reading)
         with new_snapshot(self._scratch, topic_id, sources[0].first, sources[-1].last, known=known) as (file, writer):
             left_out = partial(_leave_out, known, sources, reading)
             for window in merge([reading.rows(one) for one in sources], from_ms=from_ms, passed=left_out):
@@ -131,7 +131,7 @@ class Merger:
             switched = self._snapshots.write(file, writer.close(), publish) if written else self._index.switch(switch)
         return Merged(switched=switched, messages=written, passed=before - written) if switched else Merged()
 
-    def _united(self, sources: tuple[Bucket, ...], reading: "_Reading") -> dict[LedgerId, BitMap]:
+    def _entries_of(self, sources: tuple[Bucket, ...], reading: "_Reading") -> dict[LedgerId, BitMap]:
         """The entries of all sources, as their footers have them: to gather them from rows takes longer."""
         found: dict[LedgerId, BitMap] = {}
         for one in sources:

@@ -19,7 +19,7 @@ from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
-from logstore.log.services.kept import Kept
+from logstore.log.services.read_cache import ReadCache
 from logstore.log.services.segment_file import SegmentGone, group_range, ranges_of, read_footer
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
@@ -57,7 +57,7 @@ class BucketSnapshots:
             kept_bytes: Of all footers that are kept.
         """
         self._ledgers, self._contents, self._objects = ledgers, contents, objects
-        self._opened = Kept[LedgerId, _Opened](kept_bytes, lambda one: one.metadata.serialized_size, least=1)
+        self._opened = ReadCache[LedgerId, _Opened](kept_bytes, lambda one: one.metadata.serialized_size, least=1)
 
     @property
     def memory_bytes(self) -> int:

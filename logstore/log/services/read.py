@@ -18,8 +18,8 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
-from logstore.log.services.kept import Kept
 from logstore.log.services.prefetch import Prefetcher
+from logstore.log.services.read_cache import ReadCache
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.log.services.view import READABLE, LeftOut, PassedOver, Postponing, View, see
@@ -64,7 +64,9 @@ class Reader:
         self._objects = objects
         self._clock = clock
         self._prefetcher = Prefetcher()
-        self._kept: Kept[tuple[int, int, tuple[str, ...]], pa.Table] = Kept(_KEPT_BYTES, lambda table: table.nbytes)
+        self._kept: ReadCache[tuple[int, int, tuple[str, ...]], pa.Table] = ReadCache(
+            _KEPT_BYTES, lambda table: table.nbytes
+        )
 
     def close(self) -> None:
         """End the threads that read ahead; scans under way end with an error."""

@@ -31,7 +31,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSummary:
-    """A subscription, as far as its row tells."""
+    """What the row of a subscription says."""
 
     name: str
     mark_delete: Position
@@ -65,7 +65,8 @@ class Topics(Protocol):
         Args:
             name: Encoded.
             policy: What of it is kept after it was consumed.
-            durable_delete: Whether deletes of it leave tombstones unless they say otherwise; None: as each has it.
+            durable_delete: Whether operations that delete of this topic leave tombstones, unless the operation itself
+                says otherwise; None: the default of each operation counts.
 
         Raises:
             AlreadyExists: The name is taken.

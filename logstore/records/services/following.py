@@ -9,8 +9,9 @@ tombstones that it never saw may be gone, and what they covered would stay here 
 silent for the eligible age, when the source was rebuilt under another epoch, and when its database is older than what
 it has acknowledged. Then it is seeded: it registers, and applies a whole manifest to a database that is emptied first.
 
-Each seed registers under a name of its own, which stands in the database with what it applied. So a seed that died says
-nothing of what the database holds, nor does the word of another database, of the same URL on another machine.
+Each seed registers under a name of its own, which stands in the database with what it applied. So neither the
+acknowledgement of a seed that died, nor that of a database of the same URL on another machine, says anything of what
+this database holds.
 
 The order of looks is what makes this safe. The newest manifest is read first, and the replica's own standing after
 that: had a raid removed a tombstone before the manifest was read, the replica would be revoked by then. For a seed, the
@@ -50,7 +51,7 @@ _SIGN_S: Final = 60.0
 class Follow:
     """Which replica follows what."""
 
-    replica: str  # how its name begins: the bucket, a slash, and a word of its database
+    replica: str  # how its name begins: the bucket, a slash, and a random name of its database
     bucket: str  # whose manifests it follows: the source's own, or one that is shipped to
     copied: bool  # whether it is one that is shipped to
     eligible_age_s: float  # silent for longer, it is STALE
@@ -93,9 +94,9 @@ class Follower:
         newest = self._followed.newest_moment()
         if newest is None:
             raise self._refusal(f"manifest {seen.manifest} or a newer one in {self._follow.bucket}", "none")
-        word = self._own_word(seen, newest)
+        acknowledged = self._own_acknowledgement(seen, newest)
         if seen.manifest == newest.number:
-            return self._unchanged(seen, word)
+            return self._unchanged(seen, acknowledged)
         return self._told(self._applied(newest, seen, seen.replica, proceed, after=seen), newest)
 
     def _seeded(self, seen: Applied | None, proceed: Callable[[], None]) -> FollowedRecords:
@@ -110,11 +111,11 @@ class Follower:
             raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
             self._require_same_catalog(seen, newest)
-            self._require_fresh_bucket(self._words())
+            self._require_fresh_bucket(self._acknowledgements())
             done = self._applied(newest, seen, name, proceed, after=None)
         finally:
             self._followed.unpin(name)
-        if name not in self._words():
+        if name not in self._acknowledgements():
             raise self._refusal("no other seed of it at the same time", f"that one has taken the place of {name}")
         if seen and seen.replica:
             self._source.forget_replica(seen.replica)
@@ -155,10 +156,10 @@ class Follower:
         self._source.acknowledge(done.replica, newest.number, newest.epoch, self._now_us())
         return done
 
-    def _unchanged(self, seen: Applied, word: Acknowledgement) -> FollowedRecords:
+    def _unchanged(self, seen: Applied, acknowledged: Acknowledgement) -> FollowedRecords:
         sign_s = min(_SIGN_S, self._follow.eligible_age_s / 10)
         now_us = self._now_us()
-        if word.manifest < seen.manifest or word.at_us < eligible_before(now_us, sign_s):
+        if acknowledged.manifest < seen.manifest or acknowledged.at_us < eligible_before(now_us, sign_s):
             self._source.acknowledge(seen.replica, seen.manifest, seen.epoch, now_us)
         return FollowedRecords(replica=seen.replica, manifest=seen.manifest)
 
@@ -176,13 +177,13 @@ class Follower:
 
         return of
 
-    def _words(self) -> dict[str, Acknowledgement]:
+    def _acknowledgements(self) -> dict[str, Acknowledgement]:
         return {one.replica_id: one for one in self._source.replicas()}
 
-    def _require_fresh_bucket(self, words: dict[str, Acknowledgement]) -> None:
+    def _require_fresh_bucket(self, replicas: dict[str, Acknowledgement]) -> None:
         """A bucket that is shipped to must be waited for by raids, up to a manifest that it has."""
-        word = words.get(self._follow.bucket)
-        if self._follow.copied and (word is None or not word.manifest or self._is_stale(word)):
+        acknowledged = replicas.get(self._follow.bucket)
+        if self._follow.copied and (acknowledged is None or not acknowledged.manifest or self._is_stale(acknowledged)):
             raise PreconditionFailed(
                 f"bucket {self._follow.bucket}: expected one that was shipped to within {self._follow.eligible_age_s:g}"
                 " s, found one that is NEW or STALE: tombstones that it lacks may be gone; run `sexton records"
@@ -198,23 +199,23 @@ class Follower:
                 advice="follow the record log of that catalog, or use an empty database",
             )
 
-    def _own_word(self, seen: Applied, newest: Manifest) -> Acknowledgement:
+    def _own_acknowledgement(self, seen: Applied, newest: Manifest) -> Acknowledgement:
         """What it has acknowledged; refuses a step after which a record that ended durably might stay."""
         self._require_follows(seen, newest)
-        word = self._words().get(seen.replica)
-        if word is None or not self._is_mine(seen.replica):
+        acknowledged = self._acknowledgements().get(seen.replica)
+        if acknowledged is None or not self._is_mine(seen.replica):
             raise self._refusal("its acknowledgement in the bucket of the source", f"none of {seen.replica!r}")
-        if word.manifest > seen.manifest:
+        if acknowledged.manifest > seen.manifest:
             raise self._refusal(
-                f"a database with manifest {word.manifest}, which it has acknowledged", f"{seen.manifest}"
+                f"a database with manifest {acknowledged.manifest}, which it has acknowledged", f"{seen.manifest}"
             )
-        if self._is_stale(word):
-            why = "a raid went on without it" if word.revoked else "it was silent"
+        if self._is_stale(acknowledged):
+            why = "a raid went on without it" if acknowledged.revoked else "it was silent"
             raise self._refusal(
                 f"one that was heard of within {self._follow.eligible_age_s:g} s",
                 f"one that is STALE: {why}, and tombstones that it never saw may be gone",
             )
-        return word
+        return acknowledged
 
     def _require_follows(self, seen: Applied, newest: Manifest) -> None:
         """See that the newest manifest comes behind the one that was applied, or is that one."""
@@ -232,6 +233,6 @@ class Follower:
         replica = self._follow.replica
         return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
 
-    def _is_stale(self, word: Acknowledgement) -> bool:
-        state = replica_state(word, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
+    def _is_stale(self, acknowledged: Acknowledgement) -> bool:
+        state = replica_state(acknowledged, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
         return state is ReplicaState.STALE

@@ -62,12 +62,12 @@ class Raided:
 
 
 @dataclass(slots=True)
-class _Graves:
+class _Candidates:
     """The candidates of one kind: a row each, ascending by id."""
 
     ids: "npt.NDArray[np.int64]"
     needed: "npt.NDArray[np.bool_]"  # a reason was found to keep it
-    buried: "npt.NDArray[np.int64]"  # the newest version of it that is a tombstone, as a manifest's number; or none
+    newest_tombstone: "npt.NDArray[np.int64]"  # as a manifest's number; _NONE where it has none
 
     @property
     def left(self) -> "npt.NDArray[np.int64]":
@@ -88,14 +88,14 @@ class _Graves:
         ids, numbers = tombs.column("id").to_numpy(), tombs.column("version").to_numpy()
         at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
         mine = self.ids[at] == ids
-        np.maximum.at(self.buried, at[mine], numbers[mine])
+        np.maximum.at(self.newest_tombstone, at[mine], numbers[mine])
 
 
 @dataclass(slots=True)
 class _Scan:
     """What was scanned so far."""
 
-    graves: dict[RecordKind, _Graves]
+    candidates: dict[RecordKind, _Candidates]
     seen: set[str] = field(default_factory=set)
     done: Raided = field(default_factory=Raided)
 
@@ -103,9 +103,9 @@ class _Scan:
 class Raider:
     """Raids the tombstones of one catalog. One raid removes at a time, whichever workflows run it.
 
-    The marks are the claim: a later raid takes an earlier one's away, and what has no mark of a raid it does not
-    remove. So each attempt marks under a name of its own: one that was thought dead would else remove what the next
-    attempt has marked, and has not scanned yet.
+    The marks are the claim: a later raid replaces the marks of an earlier one, and a raid removes only tombstones with
+    its own mark. Each attempt marks under a name of its own. Otherwise an attempt that still runs, though it was
+    thought dead, would remove tombstones that the next attempt has marked and has not scanned yet.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Raider:
         try:
             before_us, marks = eligible_before(state.now_us, self._age_s), marks_of(run_id, attempt)
             marked = self._mark(marks, before_us, progress)
-            scan = _Scan(graves=self._graves(marks), done=Raided(candidates=marked))
+            scan = _Scan(candidates=self._candidates(marks), done=Raided(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
             self._look_in_storage(scan, progress)
             while self._scan(scan, standing(self._records, self._log).blocks, progress):
@@ -191,7 +191,7 @@ class Raider:
         yield
         self._clock.sleep(_REST * (self._clock.monotonic_s() - began))
 
-    def _graves(self, run_id: str) -> dict[RecordKind, _Graves]:
+    def _candidates(self, run_id: str) -> dict[RecordKind, _Candidates]:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         found: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED}
@@ -202,7 +202,7 @@ class Raider:
                 found[one.kind].append(one.id)
             after = page[-1]
         return {
-            kind: _Graves(
+            kind: _Candidates(
                 np.sort(np.array(ids, np.int64)), np.zeros(len(ids), bool), np.full(len(ids), _NONE, np.int64)
             )
             for kind, ids in found.items()
@@ -210,14 +210,14 @@ class Raider:
 
     def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[Raided], None]) -> bool:
         """Scan those of the blocks that were not scanned yet; whether there were any."""
-        todo = [one for one in blocks if one.kind in scan.graves and one.block_id not in scan.seen]
+        todo = [one for one in blocks if one.kind in scan.candidates and one.block_id not in scan.seen]
         for block in todo:
             between_units()
             scan.seen.add(block.block_id)
-            graves = scan.graves[block.kind]
-            if not graves.concerned(block):
+            candidates = scan.candidates[block.kind]
+            if not candidates.concerned(block):
                 continue
-            graves.scan(self._log.read_block(block, ("id", "version", "tombstone")))
+            candidates.scan(self._log.read_block(block, ("id", "version", "tombstone")))
             done = scan.done
             scan.done = replace(done, blocks=done.blocks + 1, versions=done.versions + block.records)
             progress(scan.done)
@@ -229,14 +229,14 @@ class Raider:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.confirm()
-        graves = scan.graves[RecordKind.LEDGER]
-        left = graves.left
+        candidates = scan.candidates[RecordKind.LEDGER]
+        left = candidates.left
         for shard in np.unique(left % SHARDS).tolist():
             progress(scan.done)
             ids = left[left % SHARDS == shard].tolist()
             asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
             there = [one for one in asked if self._holds(one)]
-            graves.needed |= np.isin(graves.ids, there)
+            candidates.needed |= np.isin(candidates.ids, there)
 
     def _known_to(self, shard: int, ids: set[int]) -> list[int]:
         """Those of the ids that the shard may hold objects of: a folder without any may be shown too."""
@@ -260,12 +260,12 @@ class Raider:
             if state is ReplicaState.STALE and not one.revoked:
                 self._log.revoke(one.replica_id)
         applied = applied_everywhere(self._log.replicas(), newest=newest.number)
-        for graves in scan.graves.values():
-            graves.needed |= (graves.buried == _NONE) | (graves.buried > applied)
+        for candidates in scan.candidates.values():
+            candidates.needed |= (candidates.newest_tombstone == _NONE) | (candidates.newest_tombstone > applied)
 
     def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[Raided], None]) -> Raided:
         """Unmark what is needed, and remove the others page by page."""
-        for page in _pages(scan.graves):
+        for page in _pages(scan.candidates):
             between_units()
             with self._resting(), effect("records.raid_keep"):
                 self._tombstones.keep(run_id, page)
@@ -292,9 +292,9 @@ def marks_of(run_id: str, attempt: int) -> str:
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
-def _pages(graves: dict[RecordKind, _Graves]) -> Iterator[list[RecordId]]:
+def _pages(candidates: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
     """Those with a reason to be kept."""
-    for kind, of_kind in graves.items():
+    for kind, of_kind in candidates.items():
         kept = of_kind.ids[of_kind.needed].tolist()
         for start in range(0, len(kept), _WRITTEN):
             yield [RecordId(kind=kind, id=one) for one in kept[start : start + _WRITTEN]]

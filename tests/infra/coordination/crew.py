@@ -7,7 +7,7 @@ from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.events import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from infra.coordination.turns import Turns
+from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
 from tests.logstore.eventually import assert_eventually
@@ -69,8 +69,8 @@ class Crew:
             self.sessions[name] = ZooKeeperSession(self.ensemble, tell)
             return self.sessions[name]
 
-        turns = Turns(takeover_grace_s=0.3, rest_s=rest_s, fences_s=0.5)
-        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, turns=turns)
+        takeover = TakeoverTimes(takeover_grace_s=0.3, rest_s=rest_s, fences_s=0.5)
+        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, takeover=takeover)
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
         self.looks[name] = looks = Looks()

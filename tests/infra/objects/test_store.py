@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.objects.client import make_client
-from infra.objects.patience import Patience
+from infra.objects.retries import Retries
 from infra.objects.store import S3ObjectStore
 from logstore.clock import Backoff, Clock
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
@@ -14,7 +14,7 @@ from logstore.ports.objects import DeleteReport, keys_of
 from logstore.units import ended_by
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
-NO_WAITS = Patience(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
+NO_WAITS = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
 OK = Answer(200, headers={"ETag": '"e"'})
 REFUSALS = [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"), fault(403, "InvalidAccessKeyId"),
             fault(403, "SignatureDoesNotMatch"), fault(301, "PermanentRedirect"),
@@ -28,7 +28,7 @@ FOREIGN = [Answer(200, b"<html>sign in</html>", {"Content-Type": "text/html"}), 
 """What stands between us and the store answers so to anything, GET and PUT alike."""
 
 
-def store_at(peer: Peer, patience: Patience = NO_WAITS) -> S3ObjectStore:
+def store_at(peer: Peer, patience: Retries = NO_WAITS) -> S3ObjectStore:
     return S3ObjectStore(make_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", patience=patience)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import Node, errors, folded, grown, remark
+from infra.telemetry.span_tree import Node, errors, remark, span_trees, with_groups
 from tests.infra.telemetry.span_lines import TRACE, call, span, write
 
 _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
@@ -13,7 +13,7 @@ _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
 
 def tree(folder: Path, *spans: dict[str, Any]) -> list[Node]:
     write(folder / "one.jsonl", *spans)
-    return grown(SpanReader(folder).trace(TRACE))
+    return span_trees(SpanReader(folder).trace(TRACE))
 
 
 def shape(nodes: Sequence[Node]) -> dict[str, object]:
@@ -91,9 +91,9 @@ def test_each_attempt_has_a_line_of_its_own_but_for_the_midst_of_very_many(tmp_p
     """Twenty equal errors are no one error: when each came is what an operator looks for."""
     tries = [attempt(number, at_ms=number * 10, error="SlowDown") for number in range(1, 101)]
     (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries)
-    shown = folded(root).children
+    shown = with_groups(root).children
     assert [one.span.count for one in shown] == [1, 1, 1, 1, 84, *[1] * 12]
-    few = folded(tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries[:16])[0]).children
+    few = with_groups(tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries[:16])[0]).children
     assert [one.span.attributes["sexton.attempt"] for one in few] == list(range(1, 17))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from infra.telemetry import span_reader, span_tree
 from infra.telemetry.span_reader import SpanReader, SpanRow
-from infra.telemetry.span_tree import Node, document, errors, folded, grown
+from infra.telemetry.span_tree import Node, document, errors, span_trees, with_groups
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 
 
@@ -18,7 +18,7 @@ def shape(nodes: Sequence[Node]) -> dict[str, object]:
 
 
 def tree(traces: Path) -> list[Node]:
-    return grown(SpanReader(traces).trace(TRACE))
+    return span_trees(SpanReader(traces).trace(TRACE))
 
 
 def test_a_trace_is_joined_over_all_files_and_processes(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_workflow_of_very_many_runs_is_joined_in_one_pass(tmp_path: Path, monk
         return goes_on(earlier, later)
 
     monkeypatch.setattr(span_tree, "_goes_on", counted)
-    assert len(grown(SpanReader(tmp_path).trace(TRACE))) == 100
+    assert len(span_trees(SpanReader(tmp_path).trace(TRACE))) == 100
     assert looks[0] < 2 * 100
 
 
@@ -99,10 +99,10 @@ def test_equal_siblings_are_one_line_with_how_many_and_how_long(tmp_path: Path) 
     (whole,) = tree(tmp_path)
     assert len(whole.children) == 401
     assert errors([whole]) == 1
-    many, alone = folded(whole).children
+    many, alone = with_groups(whole).children
     assert (many.span.count, many.span.total_ns, many.span.most_ns) == (400, 401_000_000, 2_000_000)
     assert (alone.span.count, alone.span.error) == (1, "SlowDown")
-    told = document(folded(whole), whole.span.start_ns)["children"][0]
+    told = document(with_groups(whole), whole.span.start_ns)["children"][0]
     assert (told["count"], told["total_ms"], told["longest_ms"], told["offset_ms"]) == (400, 401.0, 2.0, 0.0)
 
 
@@ -111,11 +111,11 @@ def test_equal_steps_are_one_line_with_the_longest_or_one_that_failed_below(tmp_
     steps = [span(f"s{at}", "RunActivity:x", parent="a", at_ms=at, took_ms=1 + (at == 3)) for at in range(20)]
     calls = [call(f"c{at}", f"S3.{at}", parent=f"s{at}", at_ms=at) for at in range(20)]
     write(tmp_path / "one.jsonl", span("a", "command"), *steps, *calls)
-    (one,) = folded(tree(tmp_path)[0]).children
+    (one,) = with_groups(tree(tmp_path)[0]).children
     assert (one.span.count, one.example, shape(one.children)) == (20, True, {"S3.3": {}})
     calls[9]["status"] = {"code": "error", "description": "SlowDown"}
     write(tmp_path / "one.jsonl", span("a", "command"), *steps, *calls)
-    (one,) = folded(tree(tmp_path)[0]).children
+    (one,) = with_groups(tree(tmp_path)[0]).children
     assert shape(one.children) == {"S3.9": {}}
 
 

@@ -15,7 +15,7 @@ from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.kept import Kept
+from logstore.log.services.read_cache import ReadCache
 from logstore.ports.catalog import Frontier, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -217,7 +217,7 @@ def test_entries_by_position_of_a_segment_that_was_read_just_now_cost_no_request
 def test_kept_values_are_those_that_were_used_last_and_within_the_bound() -> None:
     """One that is larger than all that may be kept is not kept at all."""
     small, large = pa.table({"n": list(range(10))}), pa.table({"n": list(range(100))})
-    kept, fetched = Kept[int, pa.Table](3 * small.nbytes, lambda table: table.nbytes), list[int]()
+    kept, fetched = ReadCache[int, pa.Table](3 * small.nbytes, lambda table: table.nbytes), list[int]()
 
     def read(number: int, table: pa.Table = small) -> pa.Table:
         def fetch() -> pa.Table:

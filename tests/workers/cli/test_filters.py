@@ -9,7 +9,7 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from tests.workers.cli.test_ledger_explain import world
 from workers.cli.workflow import Kind
-from workers.hosting.crew import WORKFLOWS
+from workers.hosting.worker_sets import WORKFLOWS
 
 __all__ = ["world"]
 

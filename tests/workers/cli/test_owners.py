@@ -17,7 +17,7 @@ from infra.coordination.directory import OWNERS, SESSIONS, WORKERS
 from infra.coordination.nodes import Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, ZooKeeperSession
-from infra.coordination.turns import Turns
+from infra.coordination.takeover import TakeoverTimes
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.names import TopicName
@@ -275,7 +275,7 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
     run: Run, catalog: SqlCatalog, ensemble: Ensemble
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
-    policy = OwnerPolicy(look_again_s=0.1, turns=Turns(takeover_grace_s=0.1, rest_s=0.5))
+    policy = OwnerPolicy(look_again_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
     owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), policy=policy)
     owner.start()
     try:

@@ -17,8 +17,8 @@ from infra.coordination.directory import Directory
 from infra.coordination.events import Unloaded
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from infra.coordination.sole import SoleOwner
-from infra.coordination.turns import Turns
+from infra.coordination.single_owner import SingleOwner
+from infra.coordination.takeover import TakeoverTimes
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
@@ -174,7 +174,7 @@ def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Pa
     """With ownership=single there is none whose state could be shown."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database, bundles=_N)
-    owner = SoleOwner("a", SqlFences(database), world.telemetry)
+    owner = SingleOwner("a", SqlFences(database), world.telemetry)
     owner.start()
     assert (world.metric("bundles"), world.metric("bundles_acquired_total")) == (_N, _N)
     assert world.metric("session", state="CONNECTED") is None
@@ -196,7 +196,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
         sessions.append(ZooKeeperSession(ensemble, tell))
         return sessions[-1]
 
-    policy = OwnerPolicy(look_again_s=0.1, turns=Turns(takeover_grace_s=0.1, rest_s=0.3))
+    policy = OwnerPolicy(look_again_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
     listener = _Silent()
     fences = SqlFences(database)
     world.telemetry = OwnershipTelemetry(world.meter)

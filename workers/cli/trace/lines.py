@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import Node, errors, folded, remark
+from infra.telemetry.span_tree import Node, errors, remark, with_groups
 from workers.pages.texts import harmless, plain, shown_us
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def drawn(found: FoundTrace, every: bool) -> Group:
     head = Text(f"trace {found.trace_id}\n", style="bold")
     about = f"{facts['started']}, {length(found.end_ns - found.start_ns)}, {facts['spans']:,} spans, "
     parts = [head.append(about, style="not bold").append_text(failed)]
-    trees = [_tree(root if every else folded(root), found.start_ns) for root in found.roots]
+    trees = [_tree(root if every else with_groups(root), found.start_ns) for root in found.roots]
     return Group(*parts, *trees, *_rest(found))
 
 

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from infra.telemetry.lost_spans import RUN
 from infra.telemetry.span_reader import SpanRow
-from infra.telemetry.span_tree import Node, folded, remark
+from infra.telemetry.span_tree import Node, remark, with_groups
 from workers.cli.trace.lines import FoundTrace, facts, length, said
 from workers.pages.rendering import rendered
 from workers.pages.texts import plain
 
-_OPEN_DEPTH: Final = 8  # deeper spans are folded until they are opened, except those on the way to an error
+_OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
 _MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
 _MOST_ALIKE: Final = 1_000  # of equal spans, one by one
 _TICKS: Final = (0, 25, 50, 75, 100)
@@ -66,7 +66,7 @@ def page(found: FoundTrace) -> str:
     """The page; everything that stands in a span is escaped."""
     about = found.facts()
     drawing = _Drawing(found)
-    rows = [row for root in found.roots for row in drawing.rows(folded(root), {}, 0)]
+    rows = [row for root in found.roots for row in drawing.rows(with_groups(root), {}, 0)]
     shown = {row.kind for row in rows}
     return rendered(
         "trace.html",

@@ -54,7 +54,7 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
 
 
 def _found(context: CommandContext, reader: "SpanReader", name: str) -> "FoundTrace":
-    from infra.telemetry.span_tree import grown  # noqa: PLC0415 - start-up time
+    from infra.telemetry.span_tree import span_trees  # noqa: PLC0415 - start-up time
     from workers.cli.trace.lines import FoundTrace  # noqa: PLC0415
 
     is_trace = _TRACE_ID.fullmatch(name) is not None
@@ -71,7 +71,7 @@ def _found(context: CommandContext, reader: "SpanReader", name: str) -> "FoundTr
     return FoundTrace(
         trace_id=trace_id,
         workflow_id=None if is_trace else name,
-        roots=grown(rows),
+        roots=span_trees(rows),
         left_out=rows.left_out,
         unreadable=rows.unreadable,
         related=sightings[1 : _MOST_RELATED + 1],

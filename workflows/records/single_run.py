@@ -1,6 +1,7 @@
-"""Jobs of which one run is at work at a time: a schedule appends its time to an id, a person's start does not.
+"""Jobs of which at most one run is at work at a time.
 
-So the run of a schedule does nothing itself. It runs the job as its child, under the id that a person's start has, too.
+A schedule appends its time to the workflow id, and the start by a person does not. So the run that a schedule starts
+does nothing itself: it runs the job as its child, under the id that the start by a person uses, too.
 """
 
 from typing import TypeVar
@@ -15,7 +16,7 @@ Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 
 
-async def run_alone(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
+async def run_single(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
     """The result of the job under its one id; None where it runs already."""
     try:
         result: R = await workflow.execute_child_workflow(

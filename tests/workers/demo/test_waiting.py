@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from workers.demo.patience import PATIENCE_S, happens
+from workers.demo.waiting import PATIENCE_S, happens
 
 
 def test_wait_ends_when_it_has_happened() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database, SqlCatalog
-from infra.coordination.sole import SoleOwner
+from infra.coordination.single_owner import SingleOwner
 from logstore.errors import CatalogBusy, NotOwner
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease
@@ -26,7 +26,7 @@ def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
 
 def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
     """It asks nobody: the setting says that it is alone."""
-    owner = SoleOwner("w1", catalog.fences)
+    owner = SingleOwner("w1", catalog.fences)
     owner.start()
     assert [(lease.bundle, lease.fence, lease.worker_id) for lease in owner.leases()] == [
         (bundle, 1, "w1") for bundle in range(8)
@@ -36,7 +36,7 @@ def test_sole_owner_holds_a_lease_of_every_bundle(catalog: SqlCatalog) -> None:
 
 def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> None:
     """A second worker by mistake: the first one's leases are refused, and it sends nobody to itself."""
-    first, second = SoleOwner("w1", catalog.fences), SoleOwner("w2", catalog.fences)
+    first, second = SingleOwner("w1", catalog.fences), SingleOwner("w2", catalog.fences)
     first.start()
     second.start()
     with pytest.raises(NotOwner):
@@ -47,7 +47,7 @@ def test_sole_owner_started_beside_another_fences_it(catalog: SqlCatalog) -> Non
 
 def test_sole_owner_owns_nothing_once_stopped(catalog: SqlCatalog) -> None:
     """Work in hand meets NotOwner."""
-    owner = SoleOwner("w1", catalog.fences)
+    owner = SingleOwner("w1", catalog.fences)
     owner.start()
     owner.stop()
     assert owner.stopping.is_set()
@@ -67,7 +67,7 @@ def test_sole_owner_asks_again_for_what_a_paused_write_holds(
         return raise_fences(bundles, worker_id)[: 5 if len(asked) == 1 else None]
 
     monkeypatch.setattr(catalog.fences, "raise_fences", raise_some)
-    owner = SoleOwner("w1", catalog.fences)
+    owner = SingleOwner("w1", catalog.fences)
     owner.start()
     assert asked == [8, 3]
     assert len(owner.leases()) == 8
@@ -77,12 +77,12 @@ def test_sole_owner_that_never_gets_all_does_not_start(catalog: SqlCatalog, monk
     """It says which bundles, and that somebody writes."""
     monkeypatch.setattr(catalog.fences, "raise_fences", lambda bundles, worker_id: [])
     with pytest.raises(CatalogBusy, match="earlier lease"):
-        SoleOwner("w1", catalog.fences).start()
+        SingleOwner("w1", catalog.fences).start()
 
 
 def test_sole_owner_told_to_stop_asks_no_further(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forty attempts would be minutes in which a process told to end does not."""
-    owner, asked = SoleOwner("w1", catalog.fences), []
+    owner, asked = SingleOwner("w1", catalog.fences), []
 
     def raise_none(bundles: list[BundleId], worker_id: str) -> list[Lease]:
         asked.append(bundles)

@@ -1,6 +1,7 @@
-"""What became of the findings of a page: three files of one folder, each written as a whole, joined into the last.
+"""The fates of a page's findings, that is, what became of each; a folder keeps them in three files.
 
-`kept`: copies that were not filed. `objects`: what became of single objects. `fates`: of everything.
+`kept` has the copies that were not filed, `objects` the fates of single objects. Both are joined into `fates`, which
+has the fate of every finding. Each file is written as a whole.
 """
 
 import re
@@ -17,7 +18,7 @@ from logstore.reconciliation.results import ApplyCounts, capped
 from logstore.reconciliation.services.orphans import is_object
 
 NOT_FILED: Final = "nothing was filed for it"
-"""Of a finding about which nothing was done, for something else failed."""
+"""The reason given for a finding that was not acted upon because something else failed."""
 
 _NAMED: Final = re.compile(r"(segment \d+ of )?(ledger|deletion) \d+: ")
 _NUMBER: Final = re.compile(r"\d+")

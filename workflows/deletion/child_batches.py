@@ -1,7 +1,7 @@
-"""Phase two of a batch, as every workflow that made one starts it and waits for it.
+"""How a workflow that filed a batch starts the batch's `delete-ledgers` as a child, and waits for it.
 
-Abandoned by its parent's end and by its cancellation: the intents are filed, so their deletion must not stop with
-the job that filed them.
+The child goes on when its parent ends or is cancelled: the intents are filed, so their deletion must not stop with the
+job that filed them.
 """
 
 from dataclasses import replace

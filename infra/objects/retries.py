@@ -1,4 +1,4 @@
-"""How long to wait, how often to ask again, and how fast to ask: retries and pace of requests to the object store."""
+"""Retries of requests to the object store, and the rate at which deletes ask it."""
 
 import math
 import threading
@@ -21,7 +21,7 @@ _FIRST_WINDOW_S = 0.1  # at the first throttle, one page in this time is the fir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Retries:
     """Bounded attempts at one request; see `Backoff` for the pauses between them."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
@@ -55,11 +55,11 @@ def _may_pass(error: Exception) -> bool:
 class DeleteRate:
     """How many keys one request names, and how many keys a second are asked for: both adapt to throttling.
 
-    Additive growth, multiplicative cuts. One throttle counts once: an answer to a request that started
-    before the last cut changes nothing, however many threads get theirs at the same time.
+    Additive growth, multiplicative cuts. Several threads may be throttled at the same time: only the first of these
+    answers cuts the rate, because a request that started before the last cut changes nothing.
 
-    Source: Apache Iceberg #7127, comment by an S3A maintainer: a page of 1,000 keys costs 1,000 writes, and
-    its retry is a herd; S3A uses 200.
+    Source: Apache Iceberg #7127, comment by an S3A maintainer: a page of 1,000 keys counts as 1,000 writes, so
+    its retry sends 1,000 more to a store that is overloaded already; S3A uses pages of 200.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class DeleteRate:
         """Keys per bulk request, at this moment."""
         return self._page
 
-    def admit(self, keys: int) -> float:
-        """Wait for the turn of a request for so many keys; returns its start, to be handed to `throttled`."""
+    def wait_for_turn(self, keys: int) -> float:
+        """Wait until a request that names `keys` keys may start; returns its start, to be handed to `throttled`."""
         with self._lock:
             now = self._clock()
             start = max(now, self._next_start)
@@ -94,7 +94,7 @@ class DeleteRate:
         return start
 
     def accepted(self, keys: int) -> None:
-        """A request for so many keys went through: ask for a little more next time."""
+        """A request that named `keys` keys succeeded: the next one may name a few more."""
         if self._page == self._ceiling and self._rate == _UNLIMITED:
             return
         share = keys / self._page  # single deletes recover as slowly as pages do

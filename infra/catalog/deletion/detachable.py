@@ -1,4 +1,4 @@
-"""Which listed ledgers go: the rule of retention, drawn from rows under the lock of their list."""
+"""Which ledgers of a list may be detached: the rule of retention, applied to rows under the lock of the list."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,16 +42,16 @@ class ListView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doomed:
-    """Which listed ledgers go."""
+class Detachable:
+    """The ledgers of a list that are to be detached."""
 
     ids: Sequence[LedgerId]
     rows: ColumnElement[bool]
     finished: dict[str, int]  # asked for and ended before: outcome -> rows
 
 
-def doomed(connection: Connection, view: ListView, asked: Sequence[LedgerId] | None, *, force: bool) -> Doomed:
-    """What retention lets go, or all of the ledgers asked for.
+def detachable(connection: Connection, view: ListView, asked: Sequence[LedgerId] | None, *, force: bool) -> Detachable:
+    """The ledgers that retention does not keep, or, with `asked`, all of these.
 
     Raises:
         InvalidInput: No ids, or too many for one transaction.
@@ -61,7 +61,7 @@ def doomed(connection: Connection, view: ListView, asked: Sequence[LedgerId] | N
     return _by_retention(connection, view) if asked is None else _by_id(connection, view, asked, force=force)
 
 
-def _by_retention(connection: Connection, view: ListView) -> Doomed:
+def _by_retention(connection: Connection, view: ListView) -> Detachable:
     total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(*_listed(view.list_id))).scalar_one()
     prefix = detachable_prefix(
         _facts(connection, t.ledger.c.list_id == view.list_id, view.now_us),
@@ -74,21 +74,23 @@ def _by_retention(connection: Connection, view: ListView) -> Doomed:
     ids = [ledger.ledger_id for ledger in prefix]
     end = ids[-1] if ids else -1
     rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None) & (t.ledger.c.ledger_id <= end)
-    return Doomed(ids=ids, rows=rows, finished={})
+    return Detachable(ids=ids, rows=rows, finished={})
 
 
-def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Doomed:
+def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Detachable:
     wanted = distinct("ledger ids", asked)
     rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, wanted))
     found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
     finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
     marks = {} if force else view.marks
     require_unneeded(view.topic, found.values(), last=view.last, marks=marks)
-    return Doomed(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+    return Detachable(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 
-def doomed_of(connection: Connection, view: ListView, chosen: Sequence[Ledger]) -> tuple[Doomed, dict[LedgerId, str]]:
-    """Of ledgers that were read before, those that go, and why each of the others stays."""
+def detachable_of(
+    connection: Connection, view: ListView, chosen: Sequence[Ledger]
+) -> tuple[Detachable, dict[LedgerId, str]]:
+    """Of ledgers that were read before, those to detach, and why each of the others stays."""
     ids = [ledger.ledger_id for ledger in chosen]
     if len(ids) > MOST_IDS:
         raise InvalidInput("ledgers", expected=f"at most {MOST_IDS}", found=len(ids))
@@ -100,7 +102,7 @@ def doomed_of(connection: Connection, view: ListView, chosen: Sequence[Ledger]) 
         kept[facts.ledger_id] = reason or ""
     going = sorted(ledger_id for ledger_id, reason in kept.items() if not reason)
     where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)
-    gone = Doomed(ids=going, rows=where & among(connection, t.ledger.c.ledger_id, going), finished={})
+    gone = Detachable(ids=going, rows=where & among(connection, t.ledger.c.ledger_id, going), finished={})
     return gone, {ledger_id: reason for ledger_id, reason in kept.items() if reason}
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from infra.objects.patience import DeleteRate, Patience
+from infra.objects.retries import DeleteRate, Retries
 from logstore.clock import Backoff, Clock
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.units import ended_by
@@ -38,7 +38,7 @@ class Moved:
 def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
     """Between half and the whole of 0.1, 0.2, 0.4 ... s, never the same for all: no herd."""
     clock = Moved()
-    patience = Patience(backoff=Backoff(longest_s=0.8), clock=clock.clock)
+    patience = Retries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
     for failures in range(1, 7):
         patience.wait(failures)
     for slept, longest in zip(clock.slept, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8], strict=True):
@@ -49,7 +49,7 @@ def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
 def test_ask_gives_up_by_time_as_well_as_by_attempts() -> None:
     """Slow failures end the asking before the attempts are used up."""
     clock = Moved()
-    patience = Patience(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
+    patience = Retries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
     with pytest.raises(StoreUnavailable):
         patience.ask(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
     assert 4.0 <= clock.now - 100.0 < 5.0
@@ -59,14 +59,14 @@ def test_ask_passes_other_errors_at_once() -> None:
     """What asking again cannot help is not asked again."""
     clock = Moved()
     with pytest.raises(PreconditionFailed):
-        Patience(clock=clock.clock).ask(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
+        Retries(clock=clock.clock).ask(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
     assert clock.slept == []
 
 
 def test_retry_after_of_the_store_is_waited_for() -> None:
     """A store that names its wait gets it, up to the longest of ours."""
     clock = Moved()
-    patience = Patience(clock=clock.clock)
+    patience = Retries(clock=clock.clock)
     with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), OK)) as peer:
         store_at(peer, patience).put_if_absent("key", b"", metadata={})
     assert len(clock.slept) == 1
@@ -77,13 +77,13 @@ def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
     """Eight threads throttled together halve the page once, not eight times."""
     clock = Moved()
     pace = DeleteRate(clock=clock, sleep=clock.sleep)
-    starts = [pace.admit(1000) for _ in range(8)]
+    starts = [pace.wait_for_turn(1000) for _ in range(8)]
     clock.now += 0.2
     for start in starts:
         pace.throttled(start)
     assert (pace.page, pace._rate) == (500, 5000)
     clock.now += 1
-    pace.throttled(pace.admit(500))
+    pace.throttled(pace.wait_for_turn(500))
     assert (pace.page, pace._rate) == (250, 3500)
 
 
@@ -92,10 +92,10 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
     clock = Moved()
     pace = DeleteRate(clock=clock, sleep=clock.sleep)
     for _ in range(20):
-        pace.throttled(pace.admit(pace.page))
+        pace.throttled(pace.wait_for_turn(pace.page))
         clock.now += 10
     assert (pace.page, pace._rate) == (25, 25)
-    starts = [pace.admit(25) for _ in range(3)]
+    starts = [pace.wait_for_turn(25) for _ in range(3)]
     assert [two - one for one, two in pairwise(starts)] == [1.0, 1.0]
     pages = []
     for _ in range(200):
@@ -117,5 +117,5 @@ def test_patience_asks_no_second_time_for_what_was_ended() -> None:
         raise InterruptedError
 
     with ended_by(end), pytest.raises(InterruptedError):
-        Patience(clock=clock.clock).ask(attempt)
+        Retries(clock=clock.clock).ask(attempt)
     assert len(asked) == 1

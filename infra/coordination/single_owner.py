@@ -16,7 +16,7 @@ from logstore.ports.catalog import Fences
 _TRIES: Final = 40  # of seconds each: longer than PostgreSQL lets a paused transaction live
 
 
-class SoleOwner:
+class SingleOwner:
     """The `Owners` port without coordination."""
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Values that were read, kept for a while within a bound of bytes: what is asked next is often the same."""
+"""A cache of values that were read, bounded in bytes: the next read often asks for the same value."""
 
 import threading
 from collections import OrderedDict
@@ -9,11 +9,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
-    """Values by their keys, those that were used last. Threads share it; a value never changes."""
+class ReadCache(Generic[K, V]):
+    """The values that were used last, by their keys. Threads share it; a value never changes."""
 
     def __init__(self, most_bytes: int, size: Callable[[V], int], *, least: int = 0) -> None:
-        """Keep so many bytes at most by `size`, and the `least` values that were used last, however large they are."""
+        """Keep at most `most_bytes` bytes as measured by `size`, but always the `least` values that were used last."""
         self._most, self._size, self._least = most_bytes, size, least
         self._values: OrderedDict[K, V] = OrderedDict()  # the one that was used last at the end
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Kept(Generic[K, V]):
         return sum(self._size(one) for one in list(self._values.values()))
 
     def read(self, key: K, fetch: Callable[[], V]) -> V:
-        """The value of a key, from here or else by `fetch`, whose errors are passed on."""
+        """The value of a key, from the cache or, if it is not there, from `fetch`, whose errors are passed on."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
