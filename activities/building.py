@@ -127,7 +127,7 @@ class TopicBuilding:
         return Switched(**done)
 
     def _conclude(self, request: ConcludeBuildInput) -> Built:
-        """Finish the run with what it came to, the first time, and let its output go."""
+        """Finish the run with what it came to, the first time, and delete its output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
             left_out = _built(self._output.published(request.run_id, self._job)).left_out

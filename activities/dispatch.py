@@ -32,7 +32,7 @@ def owner_queue(worker_id: str) -> str:
 class Route(StrEnum):
     """To which worker an activity is sent, and which lease it needs there; running workflows hold these values."""
 
-    LOOKUP = "ASK"  # on the shared queue: look the owner up; go on if it is this worker or none, else redirect
+    LOOKUP = "ASK"  # on the shared queue: look the owner up; go on if it is this worker or none, otherwise redirect
     OWNER = "OWNER"  # on an owner's queue: under its lease, or not at all
     ANYWHERE = "ANYWHERE"  # without a lease, whichever worker owns the topic
 
@@ -60,7 +60,7 @@ class Done(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirected:
-    """Nothing was done, for the topic is another worker's."""
+    """Nothing was done, because the topic is another worker's."""
 
     owner: str
     answer: Literal["redirected"] = "redirected"

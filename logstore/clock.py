@@ -28,7 +28,7 @@ class Backoff:
     longest_s: float = 5.0
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row, 1 or more."""
+        """The pause after this number of failures in a row, 1 or more."""
         longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
         return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
 

@@ -75,7 +75,7 @@ def _ended(span: Span, of: Any, error: str) -> None:  # noqa: ANN401
 
 
 def _reason(stage: Any) -> str:  # noqa: ANN401
-    """The sentence of a stage that failed: of an error in Python its last line, else the first of Spark's."""
+    """The sentence of a stage that failed: of an error in Python its last line, otherwise the first of Spark's."""
     reason = stage.failureReason()
     told = str(reason.get()) if reason.isDefined() else ""
     text = told.partition("\n SQLSTATE")[0].partition("\n\tat ")[0]

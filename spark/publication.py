@@ -8,8 +8,8 @@
 An attempt that died leaves a folder that no pointer names; overlapping ones never see each other's files. A whole
 folder is moved before it is named, so that a task that Spark gave up, and which lives on, finds no place to write to.
 Between any two calls here the process may die: until the link is made nothing is published, afterwards all of it is.
-Should the whole machine die, files may be lost that the pointer names, for to wait until a disk has millions of facts
-would cost as much as to find them: so a pointer names its files with their lengths, and output that lacks one is
+Should the whole machine die, files may be lost that the pointer names, because waiting until a disk has millions of
+facts would cost as much as to find them: so a pointer names its files with their lengths, and output that lacks one is
 refused.
 """
 

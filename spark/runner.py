@@ -106,7 +106,7 @@ class SparkJobs:
         return self._publication.summary(run_id, name)
 
     def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
-        """See `BulkJobs.run`; one at a time, for the session of one master ends that of another with its jobs."""
+        """See `BulkJobs.run`; one at a time, because the session of one master ends that of another with its jobs."""
         while not self._turn.acquire(timeout=_LOOK_S):
             on_progress(BulkProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
         try:

@@ -91,7 +91,7 @@ class Dispatch:
         }
 
     def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
-        """Forget an owner that lost the topic, let work lie, or failed without end; else the failure is the work's."""
+        """Forget an owner that lost the topic, left work undone, or failed again and again; raise any other failure."""
         cause = error.cause
         late = owner and isinstance(cause, TimedOut) and cause.type in _UNHEARD
         kind = cause.type if isinstance(cause, ApplicationError) else None

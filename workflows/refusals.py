@@ -8,7 +8,7 @@ from logstore.deletion.intents import Refusal
 
 
 def refusal_of(error: ActivityError, types: Collection[str]) -> Refusal | None:
-    """What the activity refused, if it failed with an error of these types; else None."""
+    """What the activity refused, if it failed with an error of these types; otherwise None."""
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None

@@ -103,7 +103,7 @@ class MergePairInput:
 class MergedPair:
     """What a merge came to."""
 
-    switched: bool  # else the list has changed: choose again
+    switched: bool  # otherwise the list has changed: choose again
     messages: int = 0  # in the new bucket
     passed: int = 0  # messages that were due and are in no bucket any more
     damaged: int | None = None  # the bucket that cannot be read

@@ -168,7 +168,7 @@ class LedgerDeletion:
     def hand_over_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
         """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
 
-        A damaged row has none, for no workflow could do more than say so: it ends here.
+        A damaged row gets none, because no workflow could do more than report the damage: it ends here.
 
         Idempotency: a row handed over before keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).

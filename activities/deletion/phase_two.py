@@ -92,7 +92,7 @@ def _inspecting(intents: Sequence[DeletionIntent], storages: Storages) -> Callab
 
 
 def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
-    """Have the record log told of the deletions before the first object goes, the plain ones too.
+    """Have the record log told of the deletions before the first object is deleted, the plain ones too.
 
     It would bring a ledger back half of whose objects are gone, and nobody could tell that from a loss of data.
     """

@@ -77,7 +77,7 @@ def _keys(copy: StoredCopy) -> int:
 
 
 def _pieces(copy: StoredCopy, most: int) -> Iterator[StoredCopy]:
-    """Data first; only the last piece has the statement, and the copy's size, for only after it nothing is left."""
+    """Data first; the last piece has the statement, and the copy's size: only after it nothing of the copy is left."""
     data = copy.data_keys
     while len(data) + len(copy.meta_keys) > most and data:
         yield replace(copy, data_keys=data[:most], meta_keys=(), size_bytes=0, short=False)

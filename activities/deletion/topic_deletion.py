@@ -13,14 +13,14 @@ from logstore.records.tombstones import asked_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOrder:
-    """Which topic goes, and why."""
+    """Which topic is to be deleted, and why."""
 
     topic_id: int
     topic: str  # encoded; the topic of that id must bear it
     actor: str
     reason: str
     catalog_epoch: int | None = None  # required to be the catalog's, where it is known
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

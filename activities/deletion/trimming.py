@@ -1,4 +1,4 @@
-"""Trimming many topics, page by page: what retention lets go of each joins one batch; idle last ledgers are rolled."""
+"""Trimming many topics, page by page, into one batch: what retention does not keep; idle last ledgers are rolled."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -176,7 +176,7 @@ class Trimming:
     @defined(name="trimming.trim_page")
     @beating()
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
-        """Roll what is idle and detach what retention lets go, topic by topic, into the batch.
+        """Roll what is idle and detach what retention does not keep, topic by topic, into the batch.
 
         A topic that fails is logged, counted and skipped: it neither keeps its neighbours nor ends the sweep
         (YahooArchive/bookkeeper#17). So is a roll that fails (apache/pulsar#26431).
@@ -187,7 +187,7 @@ class Trimming:
         batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         with suppress(UnknownObject):  # nothing was detached into it yet
             self._deletions.renew(request.batch_id, batch["claim"])
-        page = request.page  # topics that are still there; more than it had never come, for ids only grow
+        page = request.page  # topics that are still there; more than it had never come, because ids only grow
         active = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active if topic.topic_id <= page.last]
         troubles = self._prepare(topics)

@@ -12,7 +12,7 @@ from logstore.records.compound import Compound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachInput(TopicWork):
-    """Phase one. `ledger_ids` None: what retention lets go."""
+    """Phase one. `ledger_ids` None: what retention does not keep."""
 
     topic_id: int
     batch_id: str
@@ -164,7 +164,7 @@ class ForgetInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetResult:
-    """What went; both zero when nothing is left to go."""
+    """What went; both zero when nothing is left to delete."""
 
     rows: int = 0
     runs: int = 0

@@ -159,7 +159,7 @@ class Planning:
     def conclude_plan(self, request: PlanInput) -> PlanResult:
         """Finish the run with what was found, as the very last: nobody applies a run without a summary.
 
-        That the buckets are the catalog's is asked once more, for all absence was read out of them since.
+        That the buckets are the catalog's is asked once more, because all absence was read out of them since.
 
         Idempotency: the first summary stays; what it says is counted from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).

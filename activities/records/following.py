@@ -27,9 +27,9 @@ class RecordFollowing:
     def follow(self, request: FollowInput) -> FollowedRecords:
         """Apply what is new: once, or whenever something is, for `watch_s`; a worker that ends does not wait.
 
-        Idempotency: what was applied is not applied again, for its manifest stands in the same transaction. An attempt
-        that died after it had seeded the database seeds it once more.
-        Heartbeat: the manifest that it has and the records written so far, every two seconds.
+        Idempotency: what was applied is not applied again, because its manifest stands in the same transaction. An
+            attempt that died after it had seeded the database seeds it once more. Heartbeat: the manifest that it has
+            and the records written so far, every two seconds.
         Raises: PreconditionFailed, CatalogMismatch, CatalogVersionMismatch, MissingData, CorruptData, Unsupported
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """

@@ -21,7 +21,7 @@ def flushed(done: FlushedRecords) -> None:
     _add("sexton_records_flushed_total", "Versions of records that were written into blocks", done.records)
     _add("sexton_records_flushed_tombstones_total", "Of these, tombstones", done.tombstones)
     _add("sexton_records_flushed_bytes_total", "Bytes of blocks that flushes wrote", done.bytes)
-    _add("sexton_records_refused_total", "Records that a flush left out, for no block can hold them", done.refused)
+    _add("sexton_records_refused_total", "Records that a flush left out, because no block can hold them", done.refused)
 
 
 def defragmented(done: DefragmentedBlocks) -> None:

@@ -138,7 +138,8 @@ class Rebuilding:
     def publish(self, request: RebuildStep) -> PublishedManifest:
         """Put the manifest of the new epoch, by which this database becomes the catalog.
 
-        Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whoever put it.
+        Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whichever attempt has put
+            it.
         Raises: PreconditionFailed (terminal): another rebuild won; StoreUnavailable, CatalogBusy (retry).
         """
         base = self._start.manifest(self._id(request).manifest)

@@ -47,7 +47,7 @@ class BeginEndingInput:
     function: str
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded; the topic of that id must bear it
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
     catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
 
 

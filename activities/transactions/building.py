@@ -62,7 +62,7 @@ class BufferBuilding(TopicBuilding):
     @defined(name="transactions.conclude_build")
     @beating()
     def conclude_build(self, request: ConcludeBuildInput) -> Built:
-        """Finish the run with what it came to, and let its output go.
+        """Finish the run with what it came to, and delete its output.
 
         Idempotency: the first summary stays; output that is gone is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).

@@ -60,7 +60,7 @@ class Coordination:
         """
         expired, _ = self._expire(request.tc_id)
         served = _Served(expired=expired)
-        if self._serving.acquire(timeout=request.linger_s):  # else: what another one serves, it serves for all
+        if self._serving.acquire(timeout=request.linger_s):  # otherwise: what another one serves, it serves for all
             try:
                 self._serve(request, served)
             finally:

@@ -46,7 +46,7 @@ class Directory:
     """All that is known of ownership in one ensemble; where nobody ever took part, that is nothing."""
 
     def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
-        """Ask through this session; there are so many bundles."""
+        """Ask through this session about `bundles` bundles."""
         self._session, self._bundles = session, bundles
         self._strays: set[str] = set()
 

@@ -60,7 +60,7 @@ class OwnershipEvents:
         """These went together."""
 
     def looked(self, unsettled: int) -> None:
-        """A look at all bundles ended well; so many wait for an answer, or for an old node to vanish."""
+        """A look at all bundles succeeded; `unsettled` bundles wait for an answer, or for an old node to vanish."""
 
     def ended(self, failure: SextonError | None) -> None:
         """This worker owns nothing from now on; None: it was asked to stop."""

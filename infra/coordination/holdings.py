@@ -43,7 +43,7 @@ class LostFences:
     """Looks at the fences now and then; used by one thread."""
 
     def __init__(self, fences: Fences, *, every_s: float) -> None:
-        """Look for the first time after so many seconds."""
+        """Look every `every_s` seconds, for the first time after as long."""
         self._fences, self._every_s = fences, every_s
         self._looked_at = time.monotonic()
 
@@ -251,6 +251,6 @@ class Holdings:
             self._events.unloaded(bundles, why)
 
     def _publish(self, leases: dict[BundleId, Lease]) -> None:
-        """In one assignment, for other threads read it."""
+        """In one assignment, because other threads read it."""
         self.leases = MappingProxyType(leases)
         self._events.holds(len(leases))

@@ -160,7 +160,7 @@ class ZooKeeperSession:
             with zookeeper_span(doing), translated(doing, self.address), self._client.handler.waiting(wait_s):
                 answer: T = retry(self._while_alive, work)
         except SessionLost:
-            self._require_let_in()  # else it ended for another reason
+            self._require_let_in()  # otherwise it ended for another reason
             raise
         self._require_alive(doing)  # an answer that another session got says nothing of ours
         return answer

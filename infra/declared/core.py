@@ -56,7 +56,7 @@ def _type(column: Column[Any]) -> str:
 
 
 def _value(given: object) -> str:
-    """A default as it is written: a function by its name, SQL as text, else the value."""
+    """A default as it is written: a function by its name, SQL as text, otherwise the value."""
     if isinstance(given, TextClause):
         return f"text({_quoted(given.text)})"
     if isinstance(given, FunctionType):

@@ -211,7 +211,7 @@ class PendingDeletionRow(SQLModel, table=True):
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
     keys_left: int | None = Field(default=None, sa_type=Big)  # after the last attempt that storage answered
-    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # in a row that left so many
+    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # in a row that left as many
     objects_deleted: int = Field(default=0, sa_type=Big)
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)

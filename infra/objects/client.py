@@ -161,7 +161,7 @@ class S3Buckets:
 class _StandIn(S3ObjectStore):
     """The home's own stack, for a context of an earlier build that names the port of an earlier start.
 
-    What it shows is the copy, for keys are unique; what it does not show may stand where the context says.
+    What it shows is the copy, because keys are unique; what it does not show may stand where the context says.
     """
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:

@@ -26,7 +26,7 @@ class JavaRuntime:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
-    """The Java of JAVA_HOME, else the one on the PATH.
+    """The Java of JAVA_HOME, otherwise the one on the PATH.
 
     A JAVA_HOME without a `bin/java` is passed over; one that is too old is refused, since Spark would use it.
 

@@ -97,7 +97,7 @@ def choose_ports(
 ) -> ChosenPorts:
     """The ports for the next start.
 
-    A running service keeps the ports it has. Else a wanted number is taken as it is, and 0 takes the number of
+    A running service keeps the ports it has. Otherwise a wanted number is taken as it is, and 0 takes the number of
     the last start when that is free, so that addresses given to other tools stay true. All chosen ports are
     held open until the last is found, so that they differ. While the stack is in use, what died comes back where it
     was, whatever is wanted: its users know no other address.

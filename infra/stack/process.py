@@ -132,7 +132,7 @@ class ServiceProcess:
             raise ServiceFailed(self.name, problem, advice="install the project's dependencies again") from fault
 
     def _record(self) -> dict[str, object] | None:
-        """The pid file's content; what is not whole counts as absent, for it proves no process."""
+        """The pid file's content; what is not whole counts as absent, because it proves no process."""
         try:
             record = json.loads(self.pid_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

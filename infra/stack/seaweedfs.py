@@ -70,7 +70,7 @@ def _arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str
         f"-ip={LOOPBACK}",
         f"-ip.bind={LOOPBACK}",
         f"-dir={home.objects}",
-        # A count, for 0 means free disk / 256 MiB: with seven volumes a bucket, 76 GB were full at 43 buckets.
+        # A count, because 0 means free disk / 256 MiB: with seven volumes a bucket, 76 GB were full at 43 buckets.
         "-volume.max=10000",
         "-volume.minFreeSpace=100MiB",
         "-volume.preStopSeconds=0",  # nobody else is to be told; saves 10 s of every stop

@@ -62,7 +62,7 @@ class Service:
 
 
 def find_program(program: str, service: str, package: str) -> Path:
-    """A program installed beside this Python, else on the PATH.
+    """A program installed beside this Python, otherwise on the PATH.
 
     Raises:
         ServiceFailed: It is in neither place.
@@ -154,7 +154,7 @@ def end_all(services: Collection[Service], end: Callable[[Service], bool]) -> li
 
 def _end(service: Service, end: Callable[[Service], bool]) -> bool:
     ran = end(service)
-    if ran:  # else the names may belong to a server of another home by now
+    if ran:  # otherwise the names may belong to a server of another home by now
         for leftover in service.leftovers:
             with suppress(OSError):
                 leftover.unlink()

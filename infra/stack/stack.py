@@ -162,7 +162,7 @@ def _refuse_taken(home: StackHome, options: StackOptions) -> None:
     try:
         choose_ports(options.ports, services=options.services, running=(), earlier=None)
     except ServiceFailed:
-        if not home.root.exists():  # else another start of this very home may be what holds them
+        if not home.root.exists():  # otherwise another start of this very home may be what holds them
             raise
 
 

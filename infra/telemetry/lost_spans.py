@@ -23,7 +23,8 @@ _KILLED: Final = "no span: its worker was killed, or lost it"
 def stand_in(spans: dict[str, SpanRow]) -> None:
     """Add what is missing: parents that others name, and attempts between those that are known.
 
-    A lost parent stands below the run that its children name; else below the trace's first span, where there is one.
+    A lost parent stands below the run that its children name; otherwise below the trace's first span, where there is
+    one.
     """
     parents = _parents(spans)
     spans.update(parents)

@@ -1,4 +1,4 @@
-"""Span files go by age and by size, so that traces never fill a disk."""
+"""Deletes span files by age and by size, so that traces never fill a disk."""
 
 import os
 import re
@@ -21,7 +21,7 @@ class _File:
     path: Path
     changed_s: float  # since 1970
     size_bytes: int
-    pid: int | None  # whose it is; None once it was rolled, for nobody writes there any more
+    pid: int | None  # whose it is; None once it was rolled, because nobody writes there any more
 
 
 def prune(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> int:

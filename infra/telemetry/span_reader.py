@@ -134,7 +134,7 @@ def _is_time(found: object) -> bool:
 
 
 def _span(row: Mapping[str, Any]) -> SpanRow:
-    """The span; one that ended before it began, for the clock was set back meanwhile, took no time."""
+    """The span; one that ended before it began, because the clock was set back meanwhile, took no time."""
     status, attributes = row.get("status") or {}, row.get("attributes") or {}
     start = row["start_ns"]
     end = max(start, row.get("end_ns") or 0)

@@ -48,7 +48,7 @@ def less(one: Bitmaps, other: Bitmaps) -> dict[LedgerId, BitMap]:
 
 
 def changed(one: Bitmaps, other: Bitmaps) -> Bitmaps:
-    """The bitmaps of the one that are not the same in the other; they are not copied, for most are the same."""
+    """The bitmaps of the one that are not the same in the other; they are not copied, because most are the same."""
     return {ledger_id: bits for ledger_id, bits in one.items() if other.get(ledger_id) != bits}
 
 

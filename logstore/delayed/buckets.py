@@ -94,8 +94,8 @@ class BucketLimits:
         InvalidInput: One of them is below 1.
     """
 
-    messages: int = 50_000  # with so many behind the last bucket, it is time for the next one
-    ledgers: int = 100  # or with so many ledgers
+    messages: int = 50_000  # behind the last bucket, from which on it is time for the next one
+    ledgers: int = 100  # the same of ledgers
     idle_s: float = 3_600.0  # or with any, and no new one for so long
     buckets: int = 20  # more than these are merged
 

@@ -31,7 +31,7 @@ _OBJECT_BYTES: Final = 112
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
-    """One column. `entered` is empty where `small` are distances, else the value at the begin of each block."""
+    """One column. `entered` is empty where `small` are distances, otherwise the value at the begin of each block."""
 
     length: int
     base: int

@@ -27,7 +27,7 @@ class BuildIndexes:
 
     run_id: str
     topics: tuple[int, ...] = ()  # their ids; none: every topic with delayed messages
-    messages: int = 50_000  # of a bucket, at least, where there are so many
+    messages: int = 50_000  # of a bucket, at least, if the topic has as many
     buckets: int = 20  # of a topic, at most, unless they would be too large for a task
     workflow_id: str = ""  # in whose name the topics' lists are claimed
     workflow_run: str = ""
@@ -53,8 +53,8 @@ def cut(
     Args:
         segments: First entry, last entry and delayed entries of each, in log order.
         total: Delayed entries of all.
-        messages: A stretch has so many at least, but for the last one.
-        buckets: So many stretches at most, unless one had more entries than a task can take.
+        messages: The least that a stretch has; the last one may have fewer.
+        buckets: The most stretches, unless one had more entries than a task can take.
     """
     most = min(max(messages, -(-total // buckets)), _MOST_MESSAGES)
     found: list[Stretch] = []

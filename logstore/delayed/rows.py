@@ -27,10 +27,10 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """In the order by which rows are sorted."""
 
 _DENSE: Final = 32
-"""A table of flags may be so many times as long as what is looked up in it."""
+"""How many times as long a table of flags may be as what is looked up in it."""
 
 _FEW: Final = 16
-"""Up to so many are looked at one by one: for more it pays to make tables."""
+"""Up to this number, values are looked at one by one; for more, a table is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +213,7 @@ class DelayedRows:
 
 
 def _distinct(keys: "Numbers", end: int) -> "Numbers":
-    """The numbers, which are from 0 and below `end`, ascending; by flags where these are few, for sorting is slower."""
+    """The distinct numbers, from 0 and below `end`, ascending. A small table of flags is faster than sorting."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     if end > _DENSE * len(keys):

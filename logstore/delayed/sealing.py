@@ -77,7 +77,7 @@ class Gathering:
             self.messages += len(rows)
 
     def is_full(self, limits: BucketLimits) -> bool:
-        """Whether the bucket ends here; where there are no messages it goes on, for there is nothing to store."""
+        """Whether the bucket ends here; where there are no messages it goes on, because there is nothing to store."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def rows(self) -> DelayedRows:

@@ -29,7 +29,7 @@ SEGMENT_ROWS: Final = (10_000, 100_000)
 """The least rows of a segment that is not the last one, and the most of any."""
 
 _MAPPED_ROWS: Final = 250_000
-"""So many rows go into bitmaps together: of each ledger there are then many."""
+"""How many rows are put into bitmaps together: enough to have many of each ledger."""
 
 
 class SnapshotWriter:
@@ -53,7 +53,7 @@ class SnapshotWriter:
             topic_id: Whose messages they are.
             first: The first entry of the range that the bucket covers.
             last: The last one.
-            step_ms: A segment spans so many milliseconds, unless it has too few or too many rows.
+            step_ms: How many milliseconds a segment spans, unless it has too few or too many rows.
             segment_rows: The least and the most rows of a segment.
             known: The entries of all rows that will have been added when it is closed; without them they are gathered.
         """

@@ -50,7 +50,7 @@ class Source(Protocol):
         """Whether the next row is in memory."""
 
     def window(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """The next rows in memory that are due, at most so many, and whether rows to be loaded may follow directly."""
+        """The next rows in memory that are due, at most `limit`, and whether rows to be loaded may follow directly."""
 
     def advance(self, count: int) -> None:
         """So many rows were drawn."""

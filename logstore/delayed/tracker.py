@@ -34,7 +34,7 @@ _AT_ONCE: Final = 8
 
 
 def open_buckets(buckets: Sequence[Bucket], segments: Segments) -> dict[LedgerId, BucketRows | None]:
-    """Read footers, several at once, for a store takes its time for each; None of a bucket that cannot be read.
+    """Read footers, several at once, because each takes a request to the store; None of a bucket that cannot be read.
 
     Raises:
         StoreUnavailable: Storage did not answer.

@@ -1,1 +1,1 @@
-"""Two-phase deletion: which ledgers may go, and what each intent ends as. Source: PIP-186."""
+"""Two-phase deletion: which ledgers may be deleted, and what each intent ends as. Source: PIP-186."""

@@ -1,4 +1,4 @@
-"""Which ledgers may go: the whole rule of phase one, as pure functions of one locked view.
+"""Which ledgers may be deleted: the whole rule of phase one, as pure functions of one locked view.
 
 The set that retention detaches is always a prefix of the list (apache/pulsar#20898): the walk stops at the
 first ledger that must stay.

@@ -92,7 +92,7 @@ COLUMNS = (
 
 @cache
 def schema() -> "pa.Schema":
-    """The columns with their types. Arrow is imported here, for that takes as long as a command that asks SQL alone."""
+    """The columns with their types. Arrow is imported here: that takes as long as a command that only asks SQL."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     integer, text = pa.int64(), pa.string()
@@ -244,7 +244,7 @@ def decode_segment(
         source: A seekable binary file; only the parts that hold the columns are read.
         columns: Names out of `COLUMNS`.
         name: What to call the object in an error.
-        footer: Where it is known already; else it is read first.
+        footer: Where it is known already; otherwise it is read first.
         check_pages: Whether to compare the checksum of each page; needless where the whole was compared.
 
     Raises:

@@ -25,7 +25,7 @@ class ProducerSequence(NamedTuple):
         return ProducerSequence(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
-        """Whether new entries in this transaction, or in none, are not taken, for another one is open."""
+        """Whether new entries in this transaction, or in none, are not taken, because another one is open."""
         return self.txn is not None and self.txn != txn
 
     def advanced(self, last: int, txn: TransactionId | None) -> "ProducerSequence":

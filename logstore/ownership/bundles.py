@@ -41,7 +41,7 @@ def check_bundles(count: int) -> int:
 
 
 def bundle_of(topic: TopicName, *, bundles: int) -> BundleId:
-    """The bundle that the topic is in, of so many.
+    """The bundle that the topic is in, where there are `bundles` of them.
 
     Raises:
         InvalidInput: No valid number of bundles.
@@ -54,7 +54,7 @@ def bundle_name(bundle: BundleId, *, bundles: int) -> str:
     """Its hash range, as `0x00000000_0x04000000`: lower inclusive, upper exclusive but for the last bundle's.
 
     Raises:
-        InvalidInput: No valid number of bundles, or no bundle of so many.
+        InvalidInput: The number of bundles is not valid, or there is no such bundle.
     """
     if not 0 <= bundle < check_bundles(bundles):
         raise InvalidInput("bundle", expected=f"0 to {bundles - 1}", found=bundle)

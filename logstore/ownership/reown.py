@@ -63,7 +63,7 @@ def decide(node: OwnerNode | None, *, session: int, worker_id: str, acquired: Ac
 class ReownAttempts:
     """How often one session may still try each bundle; a new session begins with a new object.
 
-    Success gives nothing back, for "acquired, lost, acquired, lost" is the loop to be ended. It holds two numbers a
+    Success gives nothing back, because "acquired, lost, acquired, lost" is the loop to be ended. It holds two numbers a
     bundle at most. Not thread-safe: it belongs to the loop that asks.
     """
 

@@ -42,7 +42,7 @@ class DeleteReport:
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message, or what
     # else went wrong
     unanswered: frozenset[str] = frozenset()  # of those that failed, those of which the store said nothing: it went
-    # away, or lets us in no more
+    # away, or refuses our credentials now
 
 
 class ObjectStore(Protocol):

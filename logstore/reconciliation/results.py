@@ -81,7 +81,7 @@ def together(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
 
 
 def capped(counts: ApplyCounts) -> ApplyCounts:
-    """With so many reasons and failures as travel in one payload: first come, first named."""
+    """The counts with only as many reasons and failures as fit into one payload: the first ones."""
     named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER}
     first = dict(islice(named.items(), _MOST_REASONS))
     rest = sum(counts.skipped.values()) - sum(first.values())

@@ -1,4 +1,4 @@
-"""Guards of a reconciliation: what age an object needs, what a reference set must look like, how much may go.
+"""Guards of a reconciliation: what age an object needs, what a reference set must look like, how much may be deleted.
 
 Each of them refuses before anything is changed. Source: iceberg#4195 (age), lakeFS#4658 (no overlap),
 ClickHouse#114194 (a stale reference set).
@@ -95,7 +95,7 @@ def check_sides(sides: Sides) -> None:
 def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
     """Refuse to remove more ledgers, and tiered copies of ledgers, than may be.
 
-    Tiered copies count, for a catalog that has lost all contexts names none of them, and nothing else would tell.
+    Tiered copies count, because a catalog that has lost all contexts names none of them, and nothing else would tell.
 
     Args:
         findings: Counts by kind.

@@ -11,8 +11,8 @@ been registered:
 - it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
 - all of it is stored already, as its producers' sequence ids say.
 
-Where each stands follows from what uploads say of their moment (`Behind`): that segment was registered, and up to it
-so many entries were. Answered is an upload only if
+Where each stands follows from what uploads say of their moment (`Behind`): which segment was registered last, and how
+many entries were registered up to it. Answered is an upload only if
 
 - its number is the next one after the segment that it names: if it was registered, it begins where it says; or
 - another upload names it, as a confirmation does.
@@ -168,11 +168,11 @@ class _Log:
         return _Log(dict(self.sequences), set(self.decided))
 
     def is_open_to(self, upload: Upload) -> bool:
-        """Whether no transaction of it is decided: else its registration was refused as a whole."""
+        """Whether no transaction of it is decided: otherwise its registration was refused as a whole."""
         return not any(one.txn in self.decided for one in upload.transactions)
 
     def holds(self, upload: Upload) -> bool:
-        """Whether each of its entries is stored, as sequence ids say: else its registration may have been accepted."""
+        """Whether sequence ids say that all its entries are stored: if not, its registration may have been accepted."""
         return 0 < upload.numbered == upload.entries and all(one.last <= self._reached(one) for one in upload.producers)
 
     def _reached(self, advance: Advance) -> int:
@@ -252,7 +252,7 @@ def _allowed(way: Sequence[Upload], log: _Log) -> bool:
 
 
 def _ways(uploads: Sequence[Upload], wanted: int) -> Iterator[list[Upload]]:
-    """Choices of the uploads, in their order, that have so many entries together."""
+    """Choices of the uploads, in their order, that have `wanted` entries together."""
     if wanted < 0:
         return
     reach = [1]  # of the last ones, more and more of them: a bit for each sum

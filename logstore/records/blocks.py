@@ -2,7 +2,7 @@
 
 Columns of integers are stored as differences where that is smaller than a dictionary: ids ascend, while sizes are
 often a few numbers that come again and again. Row groups are short and tell their ids, so that a reader of a
-range of ids decodes what it needs alone. Whoever has the whole object compares its digest first.
+range of ids decodes what it needs alone. A reader of the whole object compares its digest first.
 
 Source: Aerospike's write blocks of 8 MiB; Apache Parquet (DELTA_BINARY_PACKED).
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERSIONS: Final = 100_000
 BLOCK_BYTES: Final = 8 << 20
-"""A block holds at most so many versions, and as a file at most so many bytes unless one version is larger."""
+"""The most versions and the most bytes of a block; a block of one version may have more bytes."""
 
 GROUP_ROWS: Final = 20_000
 """Of a row group: what a reader of few ids decodes at least."""

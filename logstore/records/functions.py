@@ -62,7 +62,7 @@ def ends(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
         answer: object = function(record)
         if answer is None or answer == record:
             return answer is None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - one that calls `sys.exit` would else be asked without end
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one that calls `sys.exit` would otherwise be asked without end
         told = f"{type(error).__name__}: {error}"
         fit = told[:_TOLD].encode(errors="backslashreplace").decode()  # no lone surrogate travels
         raise FunctionFailed(f"{whose}: {fit}") from (error if fit == told else None)

@@ -41,7 +41,7 @@ RECORD: Final = (
     ("sub", "string"),  # empty where the kind has none
     ("epoch", "int64"),  # of the catalog that wrote the version
     ("version", "int64"),  # the number of the manifest that first named it: a flush sets it
-    ("generation", "int64"),  # of a ledger; else 0
+    ("generation", "int64"),  # of a ledger; otherwise 0
     ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; ages tombstones, orders nothing
     ("tombstone", "bool"),
 )

@@ -4,7 +4,7 @@ A manifest is put under its number only if that is free, so of two writers one w
 catalog before it was put: a catalog that knows the stamp of the newest manifest neither as its last one nor as one that
 was about to be put is older than its record log, or another's.
 
-A flush of many changes works page by page. The manifest of a page names what the one before it named, for half of a
+A flush of many changes works page by page. The manifest of a page names what the one before it named, because half of a
 flush is no moment of the catalog; the one that ends the flush names the blocks of all its pages. `shows` tells the two
 apart: replicas apply those alone that show a moment of their own.
 

@@ -30,7 +30,7 @@ _LONGEST_KEY: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Bytes of so many tombstones, beside those of Aerospike."""
+    """Bytes of a number of tombstones, beside those of Aerospike."""
 
     tombstones: int
     key_bytes: int

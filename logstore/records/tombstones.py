@@ -1,4 +1,4 @@
-"""When a record's end is durable, what it leaves, and when that may go.
+"""When a record's end is durable, what it leaves, and when that may be removed.
 
 Every operation that can end a record asks `end_record`, whichever operation it is: a delete, the removal of the last
 copy, a compound operation, or a function of the user's. A durable end leaves a tombstone, a version of the record
@@ -38,7 +38,7 @@ class Ended:
     """What becomes of a record that ends."""
 
     generation: int  # the record's own and one, whether or not a tombstone says it
-    tombstone: bool  # it leaves one; else its row goes, and older versions may return
+    tombstone: bool  # it leaves one; otherwise its row is deleted, and older versions may return
 
 
 def end_record(ending: Ending | str, *, generation: int, topic: bool | None = None, asked: bool | None = None) -> Ended:
@@ -134,6 +134,6 @@ def applied_everywhere(replicas: Iterable[Acknowledgement], *, newest: int) -> i
     """Up to which manifest every replica that is not revoked has applied the record log; the newest if there is none.
 
     A tombstone in a later one stays: a replica that has not seen it would keep what it covers (scylladb#3560). One that
-    is silent for the eligible age must be revoked before it is left out: what it says later would count else.
+    is silent for the eligible age must be revoked before it is left out: what it says later would otherwise count.
     """
     return min([newest, *(one.manifest for one in replicas if not one.revoked)])

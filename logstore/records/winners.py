@@ -1,6 +1,6 @@
 """Which version of a record counts: of all that stand in the blocks of one manifest, the newest.
 
-One rule, by `(epoch, version)` and no clock, for whoever asks: the cold start takes the winners, the defragmentation
+One rule, by `(epoch, version)` and no clock, for every reader: the cold start takes the winners, the defragmentation
 drops what is superseded, and the raid keeps a tombstone while it covers a version of its record. Of two topics
 with one name `newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer one.
 
@@ -28,7 +28,7 @@ KEYS: Final = ("id", "sub", "epoch", "version", "tombstone")
 """The columns that the rule looks at."""
 
 RANGE_VERSIONS: Final = 2_000_000
-"""About so many versions are looked at together."""
+"""About how many versions are looked at together."""
 
 _PART: Final = 1 << 96
 """Versions an id are counted in whole parts, so that what a block adds is taken away again exactly."""
@@ -79,7 +79,7 @@ def parted(versions: "pa.Table") -> Parted:
 def covered(ids: "Numbers", versions: "pa.Table") -> "Mask":
     """Of each of the ids, whether a version of its record that is no tombstone is among the versions.
 
-    A tombstone is needed while it covers one: whatever its `(epoch, version)`, for ids are never used again, and a
+    A tombstone is needed while it covers one: whatever its `(epoch, version)`, because ids are never used again, and a
     version that seems to be newer is no reason to forget the tombstone.
 
     Args:

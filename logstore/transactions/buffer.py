@@ -100,7 +100,7 @@ def concluded(buffer: Buffer, states: Mapping[TransactionId, TransactionState], 
     """The buffer once the catalog was asked for the transactions that its log leaves open.
 
     What was decided is decided, whether its marker is in the log yet or never will be. One that the catalog has
-    forgotten ended long ago. Its marker was deleted with its ledger by force, or never written, for an operator had
+    forgotten ended long ago. Its marker was deleted with its ledger by force, or never written, because an operator had
     resolved the topic: what an earlier snapshot shows of it was committed, and what none shows was aborted.
 
     Args:

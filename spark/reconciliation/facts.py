@@ -25,7 +25,7 @@ OBJECTS: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("number", pa.int32()),  # of the segment, or -1: `meta.json`
-        ("digest", pa.uint64()),  # in the name of a `meta.json`, else 0
+        ("digest", pa.uint64()),  # in the name of a `meta.json`, otherwise 0
         ("size_bytes", pa.int64()),
         ("modified_us", pa.int64()),
     ]
@@ -100,7 +100,7 @@ def group_of(ledger_ids: npt.NDArray[np.int64], groups: int) -> Groups:
 
 
 def groups_for(ledgers: int) -> int:
-    """How many groups suit a catalog of so many ledgers: half a million in each, and 4 to 256 of them."""
+    """How many groups suit a catalog of `ledgers` ledgers: half a million in each, and 4 to 256 groups."""
     found = 4
     while found < SHARDS and ledgers > found * 500_000:
         found *= 2

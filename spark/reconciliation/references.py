@@ -85,7 +85,7 @@ def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences
 
 
 def bounds(run: JobRun, database_url: str) -> dict[str, int]:
-    """See `facts.bounds`; in an executor, for the driver may have opened the file by another library."""
+    """See `facts.bounds`; in an executor, because the driver may have opened the file by another library."""
     (found,) = run.spread("look at the catalog", [database_url], _bounds)
     return found
 

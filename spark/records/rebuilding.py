@@ -111,7 +111,7 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
 
 
 def _cut(blocks: Iterable[Block], *kinds: RecordKind, least: int = 1) -> list[_Range]:
-    """Ranges of the ids that the kinds have in common, about as many versions in each: at least so many ranges."""
+    """Ranges of the ids that the kinds have in common, about as many versions in each: at least `least` ranges."""
     mine = [block for block in blocks if block.kind in kinds]
     versions = -(-sum(block.records for block in mine) // least)
     found = ranges(mine, versions=max(1, min(_VERSIONS, versions)))

@@ -44,7 +44,7 @@ def by_size(database_url: str, sizes: Callable[[], Iterable[Select[Any]]], topic
 
 
 def dealt(items: list[T], count: int) -> list[list[T]]:
-    """Items in turn to so many lists, or to fewer where there are fewer items."""
+    """The items, dealt in turn to `count` lists, or to fewer where there are fewer items."""
     return [items[at::count] for at in range(min(count, len(items)))]
 
 

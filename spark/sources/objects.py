@@ -1,7 +1,7 @@
 """Listings of buckets by parts of their key space, as executors draw them.
 
 The primary bucket is cut by shard (`ledgers/00/` to `ledgers/ff/`), a tiered one by the first character of its keys;
-whatever stands between these parts is listed too, for it is foreign and reported.
+whatever stands between these parts is listed too, because it is foreign and reported.
 """
 
 from collections.abc import Iterator

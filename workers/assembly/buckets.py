@@ -61,7 +61,7 @@ def own_buckets(
 
 
 def bare_buckets(settings: Settings) -> "Callable[[str], S3ObjectStore]":
-    """Buckets of the configured store by name, compared with nothing: for whoever looks whose they are."""
+    """Buckets of the configured store by name; the caller checks which catalog they belong to."""
     from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
     home = primary_bucket(settings)

@@ -40,7 +40,7 @@ def _loaded(reference: str) -> tuple[str, RecordFunction]:
     module, _, name = reference.partition(":")
     try:
         found = getattr(import_module(module), name, None)
-    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` would else end the worker
+    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` would otherwise end the worker
         what = f"{reference} ({type(error).__name__}: {error})"
         raise InvalidInput("functions", expected="modules that can be imported", found=what) from error
     if not callable(found):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 deletion = group("deletion", "Deletions on their way, and those that failed.")
 
 State = Annotated[DeletionState | None, typer.Option("--state", case_sensitive=False, help="Only rows in this state.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many, newest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show, newest first.")]
 
 
 @command(deletion, "inflight", examples=["sexton deletion inflight --json"])
@@ -97,7 +97,7 @@ def pause(context: CommandContext, workflow_id: WorkflowId) -> Answer:
 
 @command(deletion, "resume", examples=[f"sexton deletion resume {_ID}"])
 def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
-    """Let a paused batch go on. The rest of one whose workflow is gone is taken up by the next sweep."""
+    """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
     return _asked(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
@@ -107,7 +107,7 @@ def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     examples=[f"sexton deletion rate {_ID} 50", f"sexton deletion rate {_ID} 0", f"sexton deletion rate {_ID} --json"],
 )
 def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
-    """Let a batch delete no faster than so many objects a second from its next slice on; without N, look at it."""
+    """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
     if objects_per_s is None:
         return _asked(context, workflow_id, lambda batches: batches.progress(workflow_id))
     most = 1_000_000

@@ -99,7 +99,7 @@ Master = Annotated[
 ]
 OneTopic = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, or else --all.", show_default=False),
+    typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, or --all.", show_default=False),
 ]
 AllTopics = Annotated[bool, typer.Option("--all", help="Of every topic.")]
 Transaction = Annotated[

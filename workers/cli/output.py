@@ -95,7 +95,7 @@ def writing(stdout: TextIO) -> Iterator[None]:
 
 
 def _drop(stdout: TextIO) -> None:
-    """Let what is left in the buffer go nowhere: else it is tried again, and fails again."""
+    """Let what is left in the buffer go nowhere: otherwise it is tried again, and fails again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stdout.fileno())
     os.close(nowhere)

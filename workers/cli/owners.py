@@ -73,7 +73,7 @@ def list_(
     bundles = [_bundle_row(row) for row in rows]
     single = ""
     if context.settings.ownership == "single":
-        single = "; ownership=single: as the fences say, for nobody tells whether a worker lives"
+        single = "; ownership=single: as the fences say, because nobody tells whether a worker lives"
     return Answer(
         document={"ownership": context.settings.ownership, "bundles": bundles, "workers": workers},
         shown=_bundles_shown(rows),

@@ -91,7 +91,7 @@ def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
     examples=["sexton tombstones sizing --records 1000000", "sexton tombstones sizing --records 1000000 --json"],
 )
 def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
-    """Estimate what so many tombstones take: in the catalog, its indexes included, and in blocks once defragmented.
+    """Estimate the bytes of tombstones: in the catalog with its indexes, and in defragmented blocks.
 
     Beside it, what they take in Aerospike: 64 bytes and the key of each in memory, 128 bytes and the key on disk.
     """

@@ -59,7 +59,7 @@ ParticipantOption = Annotated[
         help="Topic id, or topic id/subscription, as `txn show` has it.",
     ),
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="At most so many, by id.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="The most to show, by id.")]
 
 
 def _parsed(text: str) -> "TransactionId":

@@ -61,7 +61,7 @@ class Kind(StrEnum):
 
 Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
 InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most workflows to show, newest first.")]
 
 
 @command(

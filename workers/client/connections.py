@@ -39,7 +39,7 @@ async def connect_client(
 
     Args:
         settings: The address and the namespace.
-        identity: Of a worker; else the process's.
+        identity: Of a worker; otherwise the process's.
         runtime: A worker's, with its metrics.
         plugins: A worker's, which trace its calls too: then nothing else does.
 

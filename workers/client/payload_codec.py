@@ -94,7 +94,7 @@ _ONCE: Final = PydanticPayloadConverter()
 
 
 class _Shared(CompositePayloadConverter):
-    """Converters that each run of a workflow gets: the same ones, for they keep how a type is read once it was seen."""
+    """The converters of all runs of workflows: shared, because they remember how each type that they met is read."""
 
     def __init__(self) -> None:
         super().__init__(*_ONCE.converters.values())

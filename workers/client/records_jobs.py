@@ -105,7 +105,7 @@ class RecordsJobs(OwnJobs):
             reason: For the audit log.
             actor: Likewise.
             dry_run: Ask the function, and change nothing.
-            durable_delete: Whether what ends leaves tombstones; None: as the topic says, else it does.
+            durable_delete: Whether what ends leaves tombstones; None: as the topic says, otherwise it does.
         """
         request = EndRecordsInput(
             function=function,

@@ -251,7 +251,7 @@ def _updated(now: ScheduleUpdateInput, job: Recurring, task_queue: str) -> Sched
 
 
 def _wanted_state(found: ScheduleState, job: Recurring) -> ScheduleState:
-    """Paused where the settings turn it off, running again where they had, else as somebody left it."""
+    """Paused where the settings turn it off, running again where they had, otherwise as somebody left it."""
     if not job.interval_s and not found.paused:
         return replace(found, paused=True, note=_OFF)
     if job.interval_s and found.paused and found.note == _OFF:

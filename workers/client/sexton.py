@@ -114,7 +114,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete what retention lets go; joins a trim of the topic that runs already, which then passes once more."""
+        """Delete what retention does not keep; joins a running trim of the topic, which then passes once more."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
         )
@@ -124,14 +124,14 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         )
 
     async def trim_topics(self, reason: str = "", actor: str = "") -> Handle[TrimTopicsResult]:
-        """Delete what retention lets go of all topics, in one batch; joins a trim of all topics that runs already."""
+        """Delete what retention does not keep of all topics, in one batch; joins a running trim of all topics."""
         request = TrimTopicsInput(actor=actor, reason=reason, policy=self._policy)
         return await self.start(TRIM_TOPICS, request, summary="trim all topics")
 
     async def delete_topic(
         self, topic: Topic, reason: str = "", actor: str = "", *, durable_delete: bool | None = None
     ) -> Handle[DeleteTopicResult]:
-        """Delete everything of the topic and the topic; joins its deletion if that runs, else goes on from there.
+        """Delete everything of the topic and the topic; joins its deletion if that runs, otherwise goes on from there.
 
         Tombstones are left unless `durable_delete`, or if that is None the topic, says otherwise.
         """
@@ -265,7 +265,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             type: A workflow type, e.g. `trim-topic`.
             status: Temporal's name of a status, e.g. `Running`.
             topic: An encoded topic name.
-            limit: At most so many.
+            limit: The most workflows to return.
         """
         return await visible_workflows(self.client, type, status, topic, limit=limit)
 

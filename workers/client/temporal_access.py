@@ -1,4 +1,4 @@
-"""How Temporal lets us in: TLS, our certificate, and an API key that may change while we are connected."""
+"""How clients prove to Temporal who they are: TLS, a certificate, and an API key that may change meanwhile."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ def temporal_access(settings: Settings) -> TemporalAccess:
     if settings.temporal_api_key_file:
         key = read_secret(_KEY_FILE, settings.temporal_api_key_file)
     if settings.temporal_by_tls and settings.temporal_tls == "off":
-        raise InvalidInput("temporal_tls", expected="on, for other settings need TLS", found="off")
+        raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
     tls = _tls(files, settings.temporal_server_name) if settings.temporal_by_tls else None
     return TemporalAccess(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 

@@ -161,7 +161,7 @@ def check_crash(*, finished: int, unfinished: int, same_after_again: bool) -> Pr
 
 
 def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
-    """Flip bits of a segment that is in use, one at a time: an error that names it, or what was written, never else."""
+    """Flip single bits of a segment in use: each read must raise an error that names it, or return what was written."""
     ledger_id = written.needed[0]
     key = next(key for key in auditor.stored().of_ledger(ledger_id) if key.endswith(".parquet"))
     refused, wrong = 0, ""

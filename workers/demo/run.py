@@ -47,7 +47,7 @@ _WORKERS = {
     "SEXTON_OWNERSHIP": "zookeeper",
     "SEXTON_SESSION_TIMEOUT": "4s",  # the killed worker's bundles are free after it
 }
-_LATEST_DEATH = 6  # after the segments of so many chunks are gone, and before the meta.json of the last of them
+_LATEST_DEATH = 6  # chunks whose segments are deleted before it; the last one's meta.json is still there
 _PLANTED = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",

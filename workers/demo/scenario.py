@@ -1,4 +1,4 @@
-"""The entries that the demo writes and acknowledges, and which ledgers must therefore go and which must stay.
+"""The entries that the demo writes and acknowledges, and which ledgers must therefore be deleted and which must stay.
 
 Expectations are worked out here from what was written, not asked from the code that is to be shown.
 """

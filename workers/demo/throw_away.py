@@ -78,9 +78,9 @@ def _is_abandoned(home: Path) -> bool:
 
 
 def remove(home: Path) -> None:
-    """Kill workers and servers at once, for nothing of a throw-away stack is worth a drain, and delete the home.
+    """Kill workers and servers at once, because nothing of a throw-away stack is worth a drain, and delete the home.
 
-    Tried again for a few seconds. Every process is dead before the first file goes.
+    Tried again for a few seconds. Every process is dead before the first file is deleted.
 
     Raises:
         ServiceFailed: A process does not end, or the folder cannot be removed; says which, and what to do.

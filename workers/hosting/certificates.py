@@ -39,7 +39,7 @@ class OwnCertificate:
 def files_of_certificates(settings: Settings) -> dict[str, str]:
     """Files by the settings that name them; the database's stands in its URL."""
     found = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
-    with suppress(InvalidInput):  # of the URL: whoever connects says so
+    with suppress(InvalidInput):  # of the URL: the connection reports it
         found["database_url"] = str(parsed_url(settings.database_url).query.get("sslcert", ""))
     return {name: path for name, path in found.items() if path}
 

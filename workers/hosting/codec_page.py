@@ -1,8 +1,8 @@
 """What lets a person read encrypted jobs in Temporal's Web UI: their browser asks this worker to decrypt.
 
 `POST /codec/decode` takes and answers payloads as Temporal's Web UI and command send them. It is off unless
-`codec_origin` names the Web UI, serves loopback addresses alone, and answers no page of another origin: whoever can ask
-it can read. It encrypts nothing, so nobody can start jobs through it.
+`codec_origin` names the Web UI, serves loopback addresses alone, and answers no page of another origin: a process that
+can ask it can read. It encrypts nothing, so nobody can start jobs through it.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".
 """
@@ -36,7 +36,7 @@ def add_codec(pages: Pages, codec: EncryptingCodec, settings: Settings) -> None:
     if not settings.codec_origin:
         return
     if not _is_loopback(settings.http_address):
-        rule = "none, for http_address is no loopback address"
+        rule = "none, because http_address is no loopback address"
         raise InvalidInput(_SETTING, expected=rule, found=settings.codec_origin)
     parts = urlsplit(settings.codec_origin)
     pages.add(_PATH, _page(codec, f"{parts.scheme}://{parts.netloc}"), methods=("OPTIONS", "POST"))

@@ -1,4 +1,4 @@
-"""The worker of a command that hosts its own job: on a queue of that job alone, for no other worker could do it.
+"""The worker of a command that hosts its own job: on a queue of that job alone, because no other worker could do it.
 
 Killed at any moment and run again the command goes on: the workflow waits in Temporal for a worker of its queue.
 """

@@ -43,7 +43,7 @@ async def _refusal(still_current: Callable[[], None], every_s: float) -> Catalog
         try:
             await asyncio.to_thread(still_current)
         except (CatalogMismatch, CatalogOutdated) as refusal:
-            _log.error("this worker ends, for its database is not the catalog any more: %s", refusal)
+            _log.error("this worker ends, because its database is not the catalog any more: %s", refusal)
             return refusal
         except SextonError as error:
             _log.debug("the record log did not say whether the database is the catalog: %s", error)

@@ -2,10 +2,10 @@
 
 From the signal on the worker is not ready and takes no task. For `drain_timeout` what it has in hand goes on. Then it
 is cancelled, and stops after the request or the transaction in hand. A request that hangs cannot be stopped, so after
-`LEAVE_S` more the process ends all the same, as if it were killed: which is safe at any moment, for every effect may
-be repeated, and Temporal gives the activity to another worker once its heartbeat is missed. That holds from the signal
-to the end of the process: also for a worker that was still starting, and for requests of no activity, such as a look
-at a bucket, for whose threads Python waits at its own end.
+`LEAVE_S` more the process ends all the same, as if it were killed: which is safe at any moment, because every effect
+may be repeated, and Temporal gives the activity to another worker once its heartbeat is missed. That holds from the
+signal to the end of the process: also for a worker that was still starting, and for requests of no activity, such as a
+look at a bucket, for whose threads Python waits at its own end.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The command of a replica's database: it hosts the worker of its own job, for no other worker knows that database.
+"""The command of a replica's database: it hosts the worker of its own job, because no other worker knows that database.
 
 Killed at any moment and run again it goes on: the workflow waits in Temporal for a worker of its queue, which is the
 replica's alone, or has ended, and another one is started. One that nobody goes on with ends by itself.

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class DeletionGauges:
     """`sexton_deletion_estimated_inflight` and `sexton_deletion_dead_lettered`, read from SQL.
 
-    Every worker shows the same values, for they are the catalog's: take the maximum over workers, not the sum.
+    Every worker shows the same values, because they are the catalog's: take the maximum over workers, not the sum.
     A catalog that does not answer leaves the last ones; `sexton_deletion_read_timestamp_seconds` tells how old they
-    are. Before the first answer there is no gauge at all, for a zero would say that all is deleted.
+    are. Before the first answer there is no gauge at all, because a zero would say that all is deleted.
     """
 
     def __init__(self, meter: MetricMeter, inflight: Callable[[], Inflight]) -> None:
@@ -172,7 +172,7 @@ class PlanGauges:
 
     A loss that a plan found stands until a later plan has looked at rows at least as young: one that left out more for
     their age says nothing of it. Every worker shows the same values: take the maximum over workers. Before a plan
-    finished there is no gauge at all, for a zero would say that nothing is missing.
+    finished there is no gauge at all, because a zero would say that nothing is missing.
     """
 
     def __init__(self, meter: MetricMeter, runs: Callable[..., Sequence[ReconciliationRun]]) -> None:

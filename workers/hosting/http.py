@@ -1,12 +1,13 @@
 """What a worker shows over HTTP: probes, metrics, and pages that only read.
 
 `/healthz` answers 200 while the process and its event loop live: a supervisor restarts what does not answer it.
-`/readyz` answers 200 while the worker takes work and its services answer, else 503: `workers/hosting/readiness.py`.
-`/metrics` is what the Prometheus endpoint of the runtime says. Other modules add pages of their own: `Pages`.
+`/readyz` answers 200 while the worker takes work and its services answer, otherwise 503:
+`workers/hosting/readiness.py`. `/metrics` is what the Prometheus endpoint of the runtime says. Other modules add pages
+of their own: `Pages`.
 
-Pages may show names of topics, so whoever may not see these must not reach the address. Where it is a loopback
+Pages may show names of topics, so persons who may not see these must not reach the address. Where it is a loopback
 address, a request by any other name than `localhost` or an IP address is refused: a web site whose name was made to
-mean this machine could else have its visitors' browsers read it.
+mean this machine could otherwise have its visitors' browsers read it.
 
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """

@@ -149,7 +149,7 @@ class _Checked(WorkflowInstance):
             self._begin(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):
             return self._takes_signal(job.signal_workflow, act, answers)
-        elif job.HasField("do_update") and job.do_update.run_validator:  # else it was accepted long ago
+        elif job.HasField("do_update") and job.do_update.run_validator:  # otherwise it was accepted long ago
             return self._takes_update(job.do_update, answers)
         return True
 

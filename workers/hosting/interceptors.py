@@ -104,7 +104,7 @@ def _unknown(error: Exception, info: activity.Info) -> ApplicationError:
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Carry the class name as the type, for Temporal matches that exact name and never a base class.
+    """Carry the class name as the type, because Temporal matches that exact name and never a base class.
 
     That another owns the topic is an answer that a router waits for: no error of a span, and no alarm.
     """

@@ -55,7 +55,7 @@ class OwnershipTelemetry(OwnershipEvents):
         self._acquired = meter.create_counter(
             "sexton_ownership_bundles_acquired_total", "Bundles acquired, those anew after a loss included"
         )
-        self._unloaded = meter.create_counter("sexton_ownership_bundles_unloaded_total", "Bundles let go, by reason")
+        self._unloaded = meter.create_counter("sexton_ownership_bundles_unloaded_total", "Bundles released, by reason")
         self._clock = clock
         self._lock = threading.Lock()
         self._suspended: Span | None = None

@@ -109,10 +109,10 @@ def ensemble_of(settings: Settings) -> Ensemble:
     """
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
-        raise InvalidInput("zookeeper_acl", expected="anyone, for there is no zookeeper_auth", found="creator")
+        raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")
     files = TlsFiles.of(settings, "zookeeper")
     if files and settings.zookeeper_tls == "off":
-        raise InvalidInput("zookeeper_tls", expected="on, for there are files of TLS", found="off")
+        raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
     return Ensemble(
         hosts=settings.required("zookeeper"),
         timeout_s=float(settings.session_timeout),

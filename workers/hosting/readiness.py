@@ -139,7 +139,7 @@ def checks_of(client: Client, settings: Settings, catalog: Catalog, workers: Seq
 
 
 def in_own_threads(questions: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
-    """Questions that block, as checks: each has a thread, for requests that hang may hold all those of the loop."""
+    """Questions that block, as checks: each has a thread, because requests that hang may hold all those of the loop."""
     threads = ThreadPoolExecutor(len(questions), "readiness")
 
     def check(question: Callable[[], object]) -> Check:

@@ -1,4 +1,4 @@
-"""The command that rebuilds a lost catalog: it hosts the worker of its own job, for without a catalog no other runs.
+"""The command that rebuilds a lost catalog; it hosts the worker of its own job: no other runs without a catalog.
 
 Killed at any moment and run again it goes on: the workflow waits in Temporal for a worker of its queue, which is the
 rebuild's alone. Where Temporal has forgotten it as well, the database says which rebuild it belongs to.

@@ -39,7 +39,7 @@ class Replayed:
     run_id: str
     events: int
     failure: str | None = None  # None: the code of today went the way that is recorded
-    nondeterministic: bool = False  # whether it went another way; else the code failed by itself
+    nondeterministic: bool = False  # whether it went another way; otherwise the code failed by itself
 
 
 def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None) -> Replayed:
@@ -98,7 +98,7 @@ def _told_by(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
 
 
 class _Debugger(pdb.Pdb):
-    """Python's debugger; to leave it means to let the replay go on, for what it interrupts would fail otherwise."""
+    """Python's debugger; to leave it means to let the replay go on, because what it interrupts would fail otherwise."""
 
     def do_quit(self, arg: str) -> bool | None:
         """Stop nowhere any more."""

@@ -29,7 +29,7 @@ async def write_snapshots(write_due: Callable[[], int], *, every_s: float = _EVE
             done, told = await asyncio.to_thread(write_due), False
         except SextonError as error:
             if not told:
-                _log.warning("no snapshot of transactions is written, for the catalog does not answer: %s", error)
+                _log.warning("no snapshot of transactions is written, because the catalog does not answer: %s", error)
             done, told = 0, True
         if not done:
             await asyncio.sleep(every_s)

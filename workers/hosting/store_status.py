@@ -136,7 +136,7 @@ class StoreStatus:
         }
 
     def _job_of(self, one: DeletionIntent) -> Section:
-        """Its own, else its batch; what is in none yet is found by the next trim of its topic, or by a sweep."""
+        """Its own, otherwise its batch; what is in none yet is found by the next trim of its topic, or by a sweep."""
         if one.handed_to or one.batch_id:
             return self._ui.job(one.handed_to or DELETE_LEDGERS.id(one.batch_id))
         return {"workflow_id": None, **self._ui.of_type(SWEEP_DELETIONS.name)}

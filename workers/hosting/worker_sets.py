@@ -73,7 +73,7 @@ WORKFLOWS = [
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
-"""Input that is no JSON of its type: the workflow fails, where it would else try to read it for ever."""
+"""Input that is no JSON of its type: the workflow fails, where it would otherwise try to read it for ever."""
 
 _REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
 RECORDS_AT_ONCE: Final = 6

@@ -86,7 +86,7 @@ class StorePlan:
             raise InvalidInput("database", expected=" or ".join(sorted(ROW_BYTES)), found=self.database)
 
     def of(self, clusters: int) -> "StorePlan":
-        """The part of one of so many clusters that share it evenly."""
+        """The part of one cluster where `clusters` of them share it evenly."""
         return StorePlan(
             topics=ceil(self.topics / clusters),
             ledgers=ceil(self.ledgers / clusters),
@@ -134,7 +134,7 @@ class DeletionRequests:
 
 
 def deletion_requests(ledgers: int, *, segments: int, chunk: int = _POLICY.chunk) -> DeletionRequests:
-    """For a batch of ledgers of so many segments each: a LIST for each, and the keys of a chunk together in pages.
+    """For a batch of ledgers with `segments` segments each: a LIST for each, and the keys of a chunk together in pages.
 
     No ledgers are counted as neighbours, which would share a LIST. Segments go first and `meta.json` after them, so
     that a chunk has two runs of pages.

@@ -84,7 +84,7 @@ def checked_master(master: str) -> str:
 
 
 OFF: Final = "off"
-"""An address at which nothing listens: the empty one, by a name, for an empty variable counts as absent."""
+"""An address at which nothing listens: the empty one, by a name, because an empty variable counts as absent."""
 
 
 def _listening(value: str) -> str:
@@ -103,7 +103,7 @@ def _web_address(value: str) -> str:
 
 
 def bucket_name(value: str) -> str:
-    """The name, if a bucket can have it; else `ValueError` says what it must be."""
+    """The name, if a bucket can have it; otherwise `ValueError` says what it must be."""
     if not _BUCKET.fullmatch(value):
         raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
     return value

@@ -127,11 +127,11 @@ class Settings(BaseModel):
     sweep_interval: Interval = 60  # of deletions, and of transactions
     transaction_coordinators: Annotated[Count, Field(le=MOST_COORDINATORS)] = 16  # may be raised at any time
     trim_interval: Interval = 300
-    delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # a message may be delivered so much early
+    delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # how much too early a message may be delivered
     delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` takes none later than that
     delayed_interval: Interval = 60  # of looks for topics whose delayed messages are to be sealed
-    delayed_messages: Count = 50_000  # so many behind the last bucket are sealed
-    delayed_ledgers: Count = 100  # or so many ledgers
+    delayed_messages: Count = 50_000  # behind the last bucket, from which on they are sealed
+    delayed_ledgers: Count = 100  # the same of ledgers
     delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # or any, when no new one has come for so long
     delayed_buckets: Count = 20  # more of a topic are merged
     records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # of flushes of what has changed

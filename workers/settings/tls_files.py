@@ -58,7 +58,7 @@ def _try_authorities(field: str, path: str) -> None:
 def _require_both(names: dict[str, str], found: dict[str, str]) -> None:
     for one, other in (("cert", "key"), ("key", "cert")):
         if not found[one]:
-            raise InvalidInput(names[one], expected=f"a file, for there is {names[other]}", found=_NOTHING)
+            raise InvalidInput(names[one], expected=f"a file, because there is {names[other]}", found=_NOTHING)
 
 
 def read_chain(field: str, path: str) -> "list[x509.Certificate]":
@@ -83,7 +83,7 @@ def _try_pair(names: dict[str, str], cert: str, key: str) -> None:
         told = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"
         raise InvalidInput(names["cert"], expected="a certificate that is valid now", found=told)
     try:
-        # a key that is encrypted would else be asked for on the terminal
+        # a key that is encrypted would otherwise be asked for on the terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password=lambda: b"")
     except (ssl.SSLError, OSError):
         rule = f"the key of the certificate in {names['cert']}, in PEM and not encrypted"

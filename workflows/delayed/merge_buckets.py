@@ -7,7 +7,7 @@ in no list, which a sweep takes away, and the next `seal-buckets` starts the top
 
 1. Claim the topic's list, and choose the two neighbours with the fewest messages; end where there are few enough.
 2. Merge them; one that cannot be read is left out from then on. Go on from 1.
-3. Let the claim go.
+3. Release the claim.
 
 Source: PIP-195; apache/pulsar#26251, #26241.
 """

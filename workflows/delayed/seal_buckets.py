@@ -6,7 +6,7 @@ To stop it, cancel or terminate it, and pause the schedule `sexton-delayed`: mes
 the log, by reading more of it.
 
 1. Of one topic: seal all of it that consumers may see.
-2. Else find topics that are due, page by page, and seal each; one that fails keeps no other from being sealed.
+2. Otherwise find topics that are due, page by page, and seal each; one that fails keeps no other from being sealed.
 3. For each topic with more buckets than it may have, start `merge-buckets`, unless it runs.
 
 Source: PIP-195.

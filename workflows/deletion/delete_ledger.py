@@ -119,8 +119,8 @@ def _failure(result: OneResult) -> str:
 async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Give a row of a batch a workflow that an operator can open, or leave it to the one it has.
 
-    Abandoned, for it may retry longer than the batch lives; and it may be started again once it has ended, for it may
-    have failed, or have been told that the row was another's: one that finds the row ended says so again.
+    Abandoned, because it may retry longer than the batch lives; and it may be started again once it has ended, because
+    it may have failed, or have been told that the row was another's: one that finds the row ended says so again.
     """
     key = request.key
     try:

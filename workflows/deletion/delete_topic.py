@@ -1,7 +1,7 @@
 """`delete-topic`: nothing of the topic is left, in storage or in the catalog, but intents and the audit log.
 
-Destroys every ledger of the topic, of whatever component, and the topic. Invariant: a ledger has its row or its
-intent until it is gone from storage; the topic's row goes last. To stop it, cancel or terminate it: the topic stays
+Destroys every ledger of the topic, of whatever component, and the topic. Invariant: a ledger has its row or its intent
+until it is gone from storage; the topic's row is deleted last. To stop it, cancel or terminate it: the topic stays
 DELETING, a started `delete-ledgers` goes on by itself, and starting it again goes on from there.
 
 1. Set the topic DELETING: from then on nothing can be attached to it.

@@ -1,11 +1,11 @@
-"""`trim-topic`: every ledger that retention lets go is out of the topic's list and gone from storage.
+"""`trim-topic`: every ledger that retention does not keep is out of the topic's list and gone from storage.
 
 Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: what goes is a prefix of
 the list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on by itself.
 
 Repeat until a pass that began after the last `again` detaches nothing:
 1. Roll the last ledger if it is idle and past its age, if that works now.
-2. Detach what retention lets go (phase one), taking up stalled intents of the topic, at the topic's owner.
+2. Detach what retention does not keep (phase one), taking up stalled intents of the topic, at the topic's owner.
 3. Run `delete-ledgers` on that batch (phase two).
 
 Source: PIP-186; Pulsar's retention.

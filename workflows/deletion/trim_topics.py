@@ -1,4 +1,4 @@
-"""`trim-topics`: every ledger that retention lets go, of all topics, is out of its list and on its way out of storage.
+"""`trim-topics`: every ledger of any topic that retention does not keep is out of its list and being deleted.
 
 Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: what goes of a topic is a
 prefix of its list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on, and

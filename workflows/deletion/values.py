@@ -55,7 +55,7 @@ class ExplicitDetach:
 
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
     remove: list[str] = field(default_factory=list)  # copies to take away of the one ledger; none: it ends as a whole
     pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep that ledger, if it ends
     generation: int | None = None  # that it must have; None: any
@@ -159,7 +159,7 @@ class DeleteTopicInput:
     actor: str
     reason: str
     catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, else durable
+    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
 

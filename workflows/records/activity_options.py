@@ -1,4 +1,4 @@
-"""Options of the activities of the record log: on a queue of their own, for a flush holds its thread while it waits."""
+"""Options of the activities of the record log. They have their own queue: a flush holds a thread while it waits."""
 
 from datetime import timedelta
 

@@ -6,7 +6,8 @@ schedule `sexton-records` and terminate it: changes wait in the outbox, and so d
 
 1. Flush: again and again for a while, in one activity; or once.
 2. Asked to flush once: end, unless somebody asked meanwhile or another job was at work on the record log.
-3. Else start `defragment-records` where many blocks have come since it was started last, unless it runs; go on from 1.
+3. Otherwise start `defragment-records` where many blocks have come since it was started last, unless it runs; go on
+from 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
 """

@@ -9,7 +9,7 @@ To stop it, end the command that hosts it, or cancel it; run again, the command 
 3. Load them into the empty database, as a whole or not at all.
 4. Publish the manifest of the new epoch.
 5. Adopt: storage is looked at shard by shard, then each topic is settled; the catalog is READY.
-6. Let the held blocks go.
+6. Release the held blocks.
 
 Source: Aerospike's cold start; PIP-186 for what is done with ledgers that nothing names.
 """

@@ -61,7 +61,7 @@ class SqlCursors(OnDatabase):
         """See `Cursors.all`."""
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return sorted(map(stored, rows), key=attrgetter("name"))  # here, for a database sorts by its own locale
+        return sorted(map(stored, rows), key=attrgetter("name"))  # here, because a database sorts by its own locale
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
         """See `Cursors.outgrown`."""

@@ -124,7 +124,7 @@ def recount_all(connection: Connection) -> None:
 
 
 def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
-    """Let lists name no bucket and begin anew, for the snapshot of a bucket is gone: the log has it all."""
+    """Let lists name no bucket and begin anew, because the snapshot of a bucket is gone: the log has it all."""
     connection.execute(delete(t.delayed_bucket).where(_B.topic_id.in_(any_of(connection.dialect.name, topic_ids))))
     begun = {name: value for name, value in _NEW.items() if name != "version"} | {"version": _I.version + 1}
     mine = _I.topic_id.in_(any_of(connection.dialect.name, topic_ids))

@@ -56,7 +56,7 @@ def ledgers_behind(
 
 
 def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
-    """See `DelayedIndex.unsealed`: counted from segments, for some may be gone since the row was written."""
+    """See `DelayedIndex.unsealed`: counted from segments, because some may be gone since the row was written."""
     where = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(where).first()
     ledger, entry = (NOWHERE.ledger_id, NOWHERE.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)

@@ -67,7 +67,7 @@ class SqlDeletions(FencedWrites):
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See `Deletions.finish`.
 
-        A row that a workflow of its own ended is audited, for the row of its batch says that it was retrying.
+        A row that a workflow of its own ended is audited, because the row of its batch says that it was retrying.
         """
 
         def work(connection: Connection) -> frozenset[int]:
@@ -220,7 +220,7 @@ class SqlDeletions(FencedWrites):
 
 
 def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
-    """The rows as intents; compares the copy's uuid, for a copy made anew is another one.
+    """The rows as intents; compares the copy's uuid, because a copy made anew is another one.
 
     A listed copy of which the uuid cannot be read may be any: it keeps whatever was of its kind.
     """

@@ -45,7 +45,7 @@ class Order:
     shared: bool = False  # whether the batch is one of many topics
 
     def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
-        """Whether what goes leaves tombstones."""
+        """Whether what is detached leaves tombstones."""
         ending = Ending.EXPIRY if newborn else self.ending
         return is_durable(ending, topic=view.durable_delete, asked=self.durable)
 

@@ -55,7 +55,7 @@ def file_intents(
         to_delete: Which rows of `ledger`.
         batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
-        cause: Who decided that they go, and why; None where nobody did, for a creator gave up.
+        cause: Who decided that they are deleted, and why; None for a ledger that its creator gave up.
         durable: Whether they leave tombstones; their intents say so too.
     """
     filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
@@ -198,7 +198,7 @@ def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, agai
 
 
 def take(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim an unfinished row that is locked and free, with so many attempts; the row of `INTENT`."""
+    """Claim an unfinished row that is locked and free, and set its attempts; returns the row of `INTENT`."""
     told: dict[str, Any] = claimed_by(claim, now_us) | {"attempts": attempts}
     return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in told.items()}).one()
 

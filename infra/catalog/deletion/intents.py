@@ -33,7 +33,7 @@ INTENT: tuple[ColumnElement[Any], ...] = (
 def to_intent(row: Row[Any]) -> DeletionIntent:
     """A row of `INTENT` as the value that phase two works on.
 
-    One that was damaged by hand becomes an intent that says so, for an error here would stop its whole chunk
+    One that was damaged by hand becomes an intent that says so, because an error here would stop its whole chunk
     (YahooArchive/bookkeeper#17).
     """
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation

@@ -1,6 +1,6 @@
 """Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
 
-Whoever attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
+A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
 committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those that had come before it, so what
 it finds is all there ever will be.
 """

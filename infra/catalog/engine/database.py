@@ -173,7 +173,7 @@ class Database:
             raise InvalidInput("database_url", expected=expected, found=self.engine.url.database) from error
 
     def now_us(self, connection: Connection) -> int:
-        """The database's clock, microseconds since 1970: SQLite's is this machine's, for it runs in this process."""
+        """The database's clock, microseconds since 1970: for SQLite this machine's, where it runs."""
         if self.is_sqlite:
             return time.time_ns() // 1000
         return int(connection.execute(_NOW).scalar_one())

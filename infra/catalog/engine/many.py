@@ -61,7 +61,7 @@ class Statement(NamedTuple):
 
 
 def value_of(kind: type[V], row: Row[Any], /, **more: Any) -> V:  # noqa: ANN401 - fields of any type
-    """A row as a value of a dataclass: each field is `more`'s or else, if there is one, the column of its name."""
+    """A row as a value of a dataclass: each field is `more`'s or, if there is one, the column of its name."""
     found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     told = {name: found[name] for name in _fields(kind) if name not in more and name in found}  # type: ignore[arg-type]  # a type is hashable
     return kind(**told, **more)

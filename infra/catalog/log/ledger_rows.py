@@ -157,7 +157,7 @@ def close_followed(connection: Connection, *, now_us: int) -> int:
 
 
 def _list(connection: Connection, list_id: int, born: ColumnElement[bool], **columns: Any) -> None:  # noqa: ANN401
-    """Places are ids, for these grow along a list."""
+    """Places are ids, because these grow along a list."""
     live = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(born)))
     connection.execute(update(t.ledger).where(born).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(live.values(state=CopyState.LIVE.value))

@@ -99,7 +99,9 @@ def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False)
 
 
 def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
-    """Lock a topic and require it ACTIVE; one that is not is not locked, for its deletion waits until nobody holds it.
+    """Lock a topic and require it ACTIVE.
+
+    A topic that is not ACTIVE is not locked, because its deletion waits for every lock of its row.
 
     Raises:
         UnknownObject: There is none.

@@ -44,7 +44,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 class Readable(FunctionElement[Any]):
     """A column of JSON, NULL where the database keeps what it cannot take apart.
 
-    SQLite lets any text in; PostgreSQL any escape of four hexadecimal digits, also of what is no character, over which
+    SQLite accepts any text; PostgreSQL any escape of four hexadecimal digits, also of what is no character, over which
     it fails the statement. Contexts of ours have none of those that it may refuse.
     """
 

@@ -29,7 +29,7 @@ def decided_at_flush(connection: Connection, named: Iterable[TransactionId]) -> 
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, name: str, taken: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Write ranges and markers, and the transactions: as far as a marker says, else open and past their time.
+    """Write ranges and markers, and the transactions: as far as a marker says, otherwise open and past their time.
 
     What a transaction acknowledged comes back with its marker, and a commit is applied to the subscription.
 

@@ -83,7 +83,7 @@ class SqlAdoption(OnDatabase):
         self._db.write(work)
 
     def conclude(self) -> None:
-        """See `Adoption.conclude`; all in one transaction, for what one step leaves the next one looks at."""
+        """See `Adoption.conclude`; all in one transaction, because what one step leaves the next one looks at."""
 
         def work(connection: Connection) -> None:
             if not is_adopting(connection):

@@ -91,7 +91,7 @@ class SqlChanges:
         return self._refused
 
     def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
-        """See `Changes.batches`; of lists a batch is shorter, for each of them names all of its ledgers."""
+        """See `Changes.batches`; of lists a batch is shorter, because each of them names all of its ledgers."""
         for kind in self._kinds:
             size = _LISTS if kind is RecordKind.LIST else _BATCH
             latest = _latest(kind, self._chosen)
@@ -159,7 +159,7 @@ def _chosen(*, cursors: bool) -> ColumnElement[bool]:
 
 
 def _oldest(connection: Connection, page: int, *, cursors: bool) -> ColumnElement[bool]:
-    """The oldest outbox rows, so many of them; without cursors, which the end of a flush takes."""
+    """The `page` oldest outbox rows; unless `cursors`, without those of cursors, which the end of a flush takes."""
     wanted = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first = selecting(_O.version).where(wanted).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(selecting(func.max(first.c.version))).scalar()

@@ -1,7 +1,7 @@
 """The `ReplicaDatabase` port: one step of a replica is one transaction, with the manifest that it has then.
 
 So a process may die anywhere in it, and a step that was lost is done again. What is applied is newer than whatever the
-database holds, for a step takes only versions of manifests behind the one that stands in the same transaction.
+database holds, because a step takes only versions of manifests behind the one that stands in the same transaction.
 
 Rows come from versions by the functions of a cold start. What is more here: a tombstone removes rows that are there, a
 topic gets the name of one that was deleted plainly, and sums of ledgers are made again where segments came.

@@ -1,8 +1,8 @@
 """The `Rebuild` port: a bulk load of a catalog into an empty database, all of it or nothing.
 
 On PostgreSQL one transaction does it, which holds the tables. A SQLite file is written beside its place, under a name
-that nobody opens, and gets its own when it is complete and on the disk. Triggers are off meanwhile, for what is loaded
-is in blocks already, and indexes are made of whole columns afterwards.
+that nobody opens, and gets its own when it is complete and on the disk. Triggers are off meanwhile, because what is
+loaded is in blocks already, and indexes are made of whole columns afterwards.
 """
 
 import os

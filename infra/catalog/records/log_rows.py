@@ -92,7 +92,7 @@ def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
 
 
 def let_claim_go(connection: Connection, workflow_id: str) -> None:
-    """Let the claim go, if it is that workflow's."""
+    """Release the claim if it is that workflow's."""
     connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**UNCLAIMED))
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _CHUNK = 50_000
-_FORGOTTEN = 5_000  # outbox rows of one transaction: SQLite lets one writer in at a time
+_FORGOTTEN = 5_000  # outbox rows of one transaction: SQLite has one writer at a time
 _REST_S = 0.006  # behind it: a writer that waits for SQLite's lock looks again after 3 ms at the most
 
 

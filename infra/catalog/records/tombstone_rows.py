@@ -171,7 +171,7 @@ class _Written(NamedTuple):
 
 @cache
 def _written(dialect: str) -> _Written:
-    """Built once: SQLite lets one writer in at a time, and building them takes longer than they do."""
+    """Built once: SQLite has one writer at a time, and building them takes longer than they do."""
     told = rows_of(dialect, "told", {"id": BIG})
     these = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(told.source.c.id)))
     mine, removable = and_(these, _T.raid == bindparam("run")), _removable(bindparam("before_us", type_=BIG))

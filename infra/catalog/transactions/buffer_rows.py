@@ -43,7 +43,7 @@ def views(
     """The buffers of topics; hidden entries of earlier ledgers are left out.
 
     Read what was registered first: what is registered later is then not taken for committed. Ranges are read before
-    bitmaps, for an abort that is settled in between moves from the former into the latter.
+    bitmaps, because an abort that is settled in between moves from the former into the latter.
     """
     found = {topic_id: BufferView() for topic_id in topic_ids}
     asked = any_of(connection.dialect.name, topic_ids)

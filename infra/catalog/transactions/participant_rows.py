@@ -78,7 +78,7 @@ def held(
 
 @cache
 def _holding(dialect: str) -> Statement:
-    """Of subscriptions; by the index of transactions that are not over, for a subscription may have had many."""
+    """Of subscriptions; by the index of transactions that are not over, because a subscription may have had many."""
     asked = rows_of(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     same = and_(_P.topic_id == asked.source.c.topic_id, _P.subscription == asked.source.c.subscription)
     query = select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)

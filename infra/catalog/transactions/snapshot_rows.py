@@ -92,7 +92,7 @@ def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: Ledg
 
 
 def drop_snapshots(connection: Connection, gone: ColumnElement[bool]) -> int:
-    """Name no snapshot where that condition on `ledger_id` holds, for nothing of it is stored; how many there were."""
+    """Forget snapshots of which nothing is stored, by a condition on `ledger_id`; returns how many there were."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
     return connection.execute(update(t.transaction_snapshot).where(gone).values(values)).rowcount
 

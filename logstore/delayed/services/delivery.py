@@ -56,7 +56,7 @@ class Consumer:
         self._closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
-        """Messages that may be delivered now, at most so many; none where there are none, without waiting.
+        """Messages that may be delivered now, at most `max_entries`; none if there are none, without waiting.
 
         First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
         No message comes before its delivery time. What was received is not received again, here or by another consumer
@@ -86,8 +86,8 @@ class Consumer:
     def wait(self, timeout_s: float) -> None:
         """Wait until there may be something to receive: a message came to the log, or the time of one has come.
 
-        So receive first and wait where that found nothing. The first wait ends at once, for nobody has looked at the
-        log before. What another consumer gives back meanwhile is met when the time is up.
+        So receive first and wait where that found nothing. The first wait ends at once, because nobody has looked at
+        the log before. What another consumer gives back meanwhile is met when the time is up.
 
         Args:
             timeout_s: The longest wait.

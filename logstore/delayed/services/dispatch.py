@@ -37,7 +37,7 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import LedgerId, Position
 
 _DRAWN: Final = 1_000
-"""Messages taken from the tracker at a time, for most of them may be acknowledged already."""
+"""Messages taken from the tracker at a time: a large number, because most of them may be acknowledged already."""
 
 _UNKNOWN: Final = -1
 """How often a subscription was sought, before it was asked."""
@@ -101,7 +101,7 @@ class Dispatcher:
                     self._play(due)
 
     def receive(self, holding: Holding, max_entries: int) -> list[Entry]:
-        """Hand out messages, at most so many; see `Consumer.receive`. Wants `receiving` to be held."""
+        """Hand out at most `max_entries` messages; see `Consumer.receive`. The caller holds `receiving`."""
         state = self._ask()
         self._shared.refresh()
         with self._shared.lock:

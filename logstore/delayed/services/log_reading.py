@@ -49,7 +49,7 @@ class LogReading:
         self._state, self._opened = state, False
 
     def more(self, limit: int) -> list[Entry] | None:
-        """The next messages that are due, at most so many; None where the end is reached that was asked for last.
+        """The next messages that are due, at most `limit`; None where the end is reached that was asked for last.
 
         Some of them may be in a set by now. Fewer than asked for do not say that the end is reached.
 

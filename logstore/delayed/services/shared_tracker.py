@@ -4,8 +4,8 @@ What it takes, because it is due, it hands to every subscription that reads here
 in its own reading of the log. The list is looked at now and then, and whenever a bucket cannot be read. A bucket that
 cannot be read though it still is listed is an alarm; its messages then come from the log.
 
-Catalog and storage are asked without the lock, for they may answer late: meanwhile subscriptions read on, and wait only
-where they need the same answer.
+Catalog and storage are asked without the lock, because they may answer late: meanwhile subscriptions read on, and wait
+only where they need the same answer.
 
 Source: PIP-195; field cases 58, 61 and 62.
 """
@@ -119,7 +119,7 @@ class SharedTracker:
             self._listing.release()
 
     def hand_over(self, limit: int) -> bool:
-        """Take messages that are due and in memory, at most so many, and offer them to every subscription that reads.
+        """Take at most `limit` messages that are due and in memory, and offer them to every subscription that reads.
 
         Returns whether there may be more in memory.
         """
@@ -130,7 +130,7 @@ class SharedTracker:
         return len(rows) == limit
 
     def is_behind(self) -> bool:
-        """Whether `catch_up` has something to read: a segment that is due, or the list, for a bucket is missed."""
+        """Whether `catch_up` has something to read: a segment that is due, or the list, because a bucket is missed."""
         return bool(self._missed()) or self.tracker.to_read(self.due_ms()) is not None
 
     def catch_up(self) -> None:

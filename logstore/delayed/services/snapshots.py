@@ -1,7 +1,7 @@
 """Snapshots of buckets in storage: each is the one segment of a `DELAYED_INDEX` ledger, and is read by ranges.
 
 A reader asks for the footer, which its object's metadata has a digest of, and for one segment at a time, whose pages
-carry checksums. Footers are kept, for a segment is of no use without one.
+carry checksums. Footers are kept, because a segment is of no use without one.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """

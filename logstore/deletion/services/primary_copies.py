@@ -1,6 +1,6 @@
 """The primary copy of ledgers: found by one LIST, verified by the name of its `meta.json`, removed in pages.
 
-Between any two calls here the process may die. Data goes first and `meta.json` last, so what is left of a
+Between any two calls here the process may die. Data is deleted first and `meta.json` last, so what is left of a
 half-deleted ledger still says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 
@@ -121,7 +121,7 @@ class PrimaryCopies:
         Where lost races left gaps, every number up to the highest may be a registered one.
 
         Raises:
-            CorruptData: They are so many that the number is a damaged one.
+            CorruptData: There are too many of them: the number of the highest is damaged.
             StoreUnavailable: Storage did not answer.
         """
         if intent.segments and intent.last_segment - len(listed) >= _MOST_ASKED:

@@ -17,7 +17,7 @@ from logstore.positions import LedgerId
 
 _PAGE: Final = 1_000  # keys of one answer, at most
 _BETWEEN: Final = 50
-"""Keys of others that are passed over rather than asked around: reading so many costs what a request costs."""
+"""The most keys of other ledgers that a listing reads and skips: reading more would cost more than a new request."""
 
 
 class SharedListings:

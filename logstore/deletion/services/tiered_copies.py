@@ -1,6 +1,6 @@
 """The tiered copy of ledgers: two keys of one attempt, verified by their own metadata, removed data first.
 
-Between any two calls here the process may die. The index goes last, so what is left of a half-deleted copy still
+Between any two calls here the process may die. The index is deleted last, so what is left of a half-deleted copy still
 says whose it is; deleting an absent key counts as done, so all of it may repeat.
 """
 

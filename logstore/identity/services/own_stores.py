@@ -125,7 +125,7 @@ class OwnStores:
         keys = (item.key for item in islice(store.list(named.role.prefix), _LOOKED_AT))
         strange = next((key for key in keys if named.role.holds(key)), None)
         if strange:
-            raise _not_ours(named, "nothing yet, for this catalog has no ledger there", repr(strange))
+            raise _not_ours(named, "nothing yet, because this catalog has no ledger there", repr(strange))
 
 
 class OwnStore:

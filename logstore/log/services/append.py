@@ -125,7 +125,7 @@ class Appender:
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Drop duplicates; on the catalog's word alone, as what is dropped is acknowledged without being stored.
+        """Drop duplicates; only if the catalog has them, as what is dropped is acknowledged without being stored.
 
         What this process remembers is enough to keep an entry: the registration checks it again.
         """

@@ -81,7 +81,7 @@ class Arrivals:
                 moved, told = self._wake(waiting), False
             except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do better
                 if not told:
-                    _LOG.warning("readers wait on, for the catalog does not say where logs end: %s", error)
+                    _LOG.warning("readers wait on, because the catalog does not say where logs end: %s", error)
                 told = True
             pause = _PAUSE_S[0] if moved else min(1.5 * pause, _PAUSE_S[1])
             self._closed.wait(pause)

@@ -2,8 +2,8 @@
 
 A segment with the number that follows the last registered one begins where its own metadata says, or it was refused.
 One that leaves numbers free may have others registered below it, until its own registration refuses them; so behind
-that, and before it is answered, a *confirmation* is uploaded: a segment without entries, which nobody registers, for
-what its metadata says. Reconciliation removes it once the ledger is closed.
+that, and before it is answered, a *confirmation* is uploaded: a segment without entries, which is never registered and
+is there for what its metadata says. Reconciliation removes it once the ledger is closed.
 """
 
 import random

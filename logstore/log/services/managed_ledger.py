@@ -134,7 +134,7 @@ class ManagedLedger:
         return rolled
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the last ledger if a limit of the policy is reached; an idle topic's would never close else.
+        """Roll the last ledger if a limit of the policy is reached: otherwise that of an idle topic would never close.
 
         A ledger that stays open is never deleted, however long all of it is consumed (apache/pulsar#9136).
 

@@ -186,7 +186,7 @@ class Placer:
         raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
 
     def _ledger(self, topic: Topic, hints: TopicHints, race: PlacementAttempts) -> Ledger:
-        """The ledger to write to; the hint if it will do, else what the catalog says, rolled where needed.
+        """The ledger to write to; the hint if it will do, otherwise what the catalog says, rolled where needed.
 
         Where others append too the catalog is asked first: that costs less than an upload that is then refused.
         """

@@ -1,4 +1,4 @@
-"""One stored segment as columns: the whole object when that is cheaper, else only the ranges that hold them."""
+"""One stored segment as columns: the whole object when that is cheaper, otherwise only the ranges that hold them."""
 
 import io
 from collections.abc import Mapping, Sequence

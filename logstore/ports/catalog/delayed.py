@@ -90,7 +90,7 @@ class DelayedIndex(Protocol):
         """
 
     def release(self, topic_id: TopicId, workflow_id: str) -> None:
-        """Let the claim go, if it is that workflow's."""
+        """Release the claim if it is that workflow's."""
 
     def switch(self, switch: BucketSwitch) -> bool:
         """Change the list in one transaction: newborn ledgers are listed and CLOSED, and what is gone is retired.

@@ -62,7 +62,8 @@ class Deletions(Protocol):
     def release(self, batch_id: str) -> bool:
         """Resume a batch whose workflow is gone: with its claim ended, the next sweep takes up its rows.
 
-        To be called on a person's word alone. Returns whether it was paused and unfinished; else nothing changes.
+        To be called only if a person asked for it. Returns whether it was paused and unfinished; otherwise nothing
+        changes.
         """
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
@@ -109,7 +110,7 @@ class Deletions(Protocol):
         """Claim one row and count an attempt unless told otherwise; says whether it is referenced now.
 
         A finished row is returned as it is. `topic` is the encoded name that the row should bear; None: any, and a
-        damaged row may bear any. One transaction, for it is most of what a single deletion waits for.
+        damaged row may bear any. One transaction, because it is most of what a single deletion waits for.
 
         Raises:
             StaleCatalog: `epoch` is given and not the catalog's; nothing changed.
@@ -130,7 +131,7 @@ class Deletions(Protocol):
             keys_left: How many keys storage has kept, where it answered for all of them.
 
         Returns:
-            How many attempts in a row have left so many keys, this one included; those that got no answer neither
+            How many attempts in a row have left `keys_left` keys, this one included; attempts without an answer neither
             count nor interrupt. 0 where `keys_left` is None.
 
         Raises:

@@ -30,7 +30,7 @@ class Fences(Protocol):
         """Acquire bundles: from its commit on, no write under an earlier lease of any of them is accepted.
 
         It waits for those that are being written, and is waited for by those that come later. A write that does not
-        end, for its worker was paused in it, is waited for some seconds: its bundle is then missing from the answer,
+        end because its worker was paused in it is waited for some seconds: its bundle is then missing from the answer,
         which keeps the caller from no other one. Nor does an answer say that the caller is the owner: for that the
         caller must hold each bundle's node, and read it again after this.
 

@@ -31,5 +31,5 @@ class Identities(Protocol):
         Args:
             role: Of the bucket.
             bucket: Its name.
-            limit: At most so many.
+            limit: The most rows to return.
         """

@@ -96,7 +96,7 @@ class Inspection(Protocol):
     """Reads for people."""
 
     def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
-        """What the catalog knows of the ledger at one moment, with at most so many decisions.
+        """What the catalog knows of the ledger at one moment, with at most `decisions` decisions.
 
         Raises:
             UnknownObject: No ledger of this id was ever created here.

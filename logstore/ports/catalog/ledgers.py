@@ -71,7 +71,7 @@ class Ledgers(Protocol):
         Args:
             topic_id: The topic.
             from_ledger: The first id wanted, inclusive, listed or not; None: from the first one.
-            limit: At most so many; None: all.
+            limit: The most ledgers to return; None: all.
         """
 
     def totals(self, topic_id: TopicId) -> Totals:
@@ -112,8 +112,9 @@ class Ledgers(Protocol):
         """Who has uploaded to the ledger, or perhaps has, gives up: it registers nothing of that.
 
         If the catalog no longer has the ledger's primary copy, the intents of that copy are opened again, and nobody
-        holds them: the upload may have landed behind phase two's back. Else nothing changes, for whatever deletes the
-        copy later lists all of it; nor where the epoch is another one, or the copy's intent is a dead letter or gone.
+        holds them: the upload may have landed behind phase two's back. Otherwise nothing changes, because whatever
+        deletes the copy later lists all of it; nor where the epoch is another one, or the copy's intent is a dead
+        letter or gone.
 
         Idempotency: phase two looks once more each time, and at an object that it has deleted it finds nothing.
         """

@@ -80,8 +80,8 @@ class Offloads(Protocol):
     def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
         """WRITING → LIVE if the attempt still has the copy, the ledger is listed and its topic ACTIVE.
 
-        Else the attempt has lost, and the same happens as by `abandon`, except that nothing is waited for: all of its
-        requests were answered.
+        Otherwise the attempt has lost, and the same happens as by `abandon`, except that nothing is waited for: all of
+        its requests were answered.
 
         Idempotency: keyed by `uuid`; answers alike as long as the copy stands.
 
@@ -122,7 +122,7 @@ class Offloads(Protocol):
             topic_id: Whose.
             ledger_ids: Only of these; None: of all.
             after: Exclusive.
-            limit: At most so many.
+            limit: The most rows to return.
         """
 
     def removable(

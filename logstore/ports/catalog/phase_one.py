@@ -43,7 +43,7 @@ class PhaseOne(Protocol):
         """
 
     def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
-        """What a detach would take out now; None asks for what retention lets go. Changes nothing.
+        """What a detach would take out now; None asks for what retention does not keep. Changes nothing.
 
         Raises:
             UnknownObject, LedgerStillNeeded: As `detach`.
@@ -66,7 +66,7 @@ class PhaseOne(Protocol):
         decides, and intents of this topic without a live claim and newborn ledgers that were never attached
         join the batch. `force` moves cursors over the hole. All or nothing for given ids.
 
-        `durable` says whether the ledgers leave tombstones; None: as the topic says, else given ids do and what
+        `durable` says whether the ledgers leave tombstones; None: as the topic says, otherwise given ids do and what
         retention takes does not. Their intents say so too.
 
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did, also where the topic was
@@ -135,7 +135,7 @@ class PhaseOne(Protocol):
         """
 
     def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
-        """Whether `operate` would end the ledger; else a copy of it would go. Changes nothing.
+        """Whether `operate` would end the ledger; otherwise a copy of it would go. Changes nothing.
 
         Raises:
             UnknownObject, PreconditionFailed, LedgerStillNeeded: It would refuse so.
@@ -172,7 +172,7 @@ class PhaseOne(Protocol):
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
         """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
 
-        After its commit nothing can be attached to the topic, for that requires ACTIVE under a lock. It
+        After its commit nothing can be attached to the topic, because that requires ACTIVE under a lock. It
         does not wait for holders of that lock, or a busy topic would never begin to go: `detach_all` does.
 
         Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.

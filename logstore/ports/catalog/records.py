@@ -96,7 +96,7 @@ class Records(Protocol):
         """
 
     def release(self, workflow_id: str) -> None:
-        """Let the claim go, if it is that workflow's."""
+        """Release the claim if it is that workflow's."""
 
     def begin(self, stamp: str) -> None:
         """Commit the stamp of a manifest that is about to be put, beside those begun before and not settled.
@@ -109,8 +109,8 @@ class Records(Protocol):
         """Read changes in one transaction that stays open for as long as the block.
 
         Args:
-            cursors: Whether those of cursors are read too; else they stay in the outbox.
-            page: Only so many of the oldest outbox rows, about; None: all of them.
+            cursors: Whether those of cursors are read too; otherwise they stay in the outbox.
+            page: About how many of the oldest outbox rows are read; None: all of them.
         """
 
     def record_all(self) -> None:

@@ -99,7 +99,7 @@ class Topics(Protocol):
             prefix: How their encoded names begin.
             state: The one they are in; None: any.
             after: An encoded name, exclusive: theirs are greater, by bytes.
-            limit: At most so many, 1 or more.
+            limit: The most topics to return, 1 or more.
         """
 
     def summary(self, topic: Topic) -> TopicSummary:

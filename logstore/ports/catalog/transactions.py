@@ -175,7 +175,9 @@ class Transactions(Protocol):
         """Write down an attempt, and why each participant could not be told."""
 
     def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
-        """Count a participant as told, by an operator's word, with a row in the audit log; repeating changes nothing.
+        """Count a participant as told because an operator says so, with a row in the audit log.
+
+        Repeating changes nothing.
 
         Raises:
             UnknownObject: No such transaction or participant.

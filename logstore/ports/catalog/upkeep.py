@@ -51,7 +51,7 @@ class Upkeep(Protocol):
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """Remove up to `limit` rows that ended in state DELETED before that long, and as many batches without rows.
 
-        Dead letters stay, and so do rows of a batch that somebody is at work on, for its certificate counts them.
+        Dead letters stay, and so do rows of a batch that somebody is at work on, because its certificate counts them.
         A later question about such a row is answered UNKNOWN. Leaves a row in the audit log where it removed any.
 
         Idempotency: what is gone is not met again; a repeated call goes on with the next rows.

@@ -160,7 +160,7 @@ class Adopter:
         return report
 
     def _pages(self, shard: int, listed: Iterable[ObjectInfo]) -> Iterator[list[_Pair]]:
-        """Ledgers that have rows, objects or both, ascending; a page is of so many objects, or of one ledger."""
+        """Ledgers that have rows, objects or both, ascending; a page has a bounded number of objects, or one ledger."""
         page, objects = list[_Pair](), 0
         for known, stored in _joined(self._known(shard), _by_ledger(listed)):
             objects += len(stored.segments) if stored else 0

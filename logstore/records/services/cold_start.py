@@ -62,7 +62,7 @@ class ColdStart:
         return found
 
     def unpin(self, rebuild: str) -> None:
-        """Let them go."""
+        """Release them."""
         self._log.unpin(rebuild)
 
     def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:

@@ -50,7 +50,7 @@ class Defragmenter:
     """Defragments the record log of one catalog."""
 
     def __init__(self, records: Records, log: RecordLog, *, range_versions: int = RANGE_VERSIONS) -> None:
-        """Work on a catalog and its record log; in memory are about so many versions, with their keys alone."""
+        """Work on a catalog and its record log; about `range_versions` versions are in memory, with only their keys."""
         self._records, self._log, self._range_versions = records, log, range_versions
 
     def defragment(self, *, progress: Callable[[Defragmented], None] = lambda _: None) -> Defragmented:

@@ -1,9 +1,9 @@
-"""Waiting until what a delete left in the catalog is in the record log, too: only then may objects go.
+"""Waiting until what a delete left in the catalog is in the record log, too: only then may objects be deleted.
 
-A catalog that is rebuilt from its record log would else list a ledger whose objects are gone, all or some. Threads that
-ask at the same time share a flush: each needs one that begins after it asked, and of those it takes the first. They
-share its failure, too: while the record log is away, each would else hold its thread for as long as all flushes before
-its own take to fail, and deletes that wait for no flush would get none.
+A catalog that is rebuilt from its record log would otherwise list a ledger whose objects are gone, all or some. Threads
+that ask at the same time share a flush: each needs one that begins after it asked, and of those it takes the first.
+They share its failure, too: while the record log is away, each would otherwise hold its thread for as long as all
+flushes before its own take to fail, and deletes that wait for no flush would get none.
 """
 
 from collections.abc import Sequence

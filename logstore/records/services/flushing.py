@@ -4,9 +4,9 @@ The log shows moments of the catalog, so that no cursor or bucket in it names an
 of a transaction is there. Few changes are read at one moment, and a manifest names their blocks. Many are taken page by
 page: each is read at a moment of its own and has a manifest that names nothing new. The number of that manifest orders
 the versions of the page, and its blocks are staged. The last page is what is left then. It holds all that has changed
-since the pages before it were read, for that is in the outbox again; its manifest names all of their blocks, and shows
-the moment of this page. So a process that dies has lost one page, a catalog that is rebuilt in between is that of the
-flush before, and memory and the time for which the catalog is read do not grow with the outbox.
+since the pages before it were read, because that is in the outbox again; its manifest names all of their blocks, and
+shows the moment of this page. So a process that dies has lost one page, a catalog that is rebuilt in between is that of
+the flush before, and memory and the time for which the catalog is read do not grow with the outbox.
 
 Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that were
 read, once the manifest is there. What is flushed twice is a newer version that says the same.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RANGE_VERSIONS: Final = 100_000
-"""About so many versions are held at once."""
+"""About how many versions are in memory at once."""
 
 _PIN_US: Final = 24 * 3_600 * 1_000_000  # of a manifest from which a replica is seeded
 _SIGN_S: Final = 60.0

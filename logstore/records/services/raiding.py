@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PAGE: Final = 10_000
-_WRITTEN: Final = 200  # tombstones of one writing transaction: SQLite lets one writer in at a time
-_REST: Final = 4.0  # so many times as long as it took, a raid sleeps behind it, so that writers get in between
+_WRITTEN: Final = 200  # tombstones of one writing transaction: SQLite has one writer at a time
+_REST: Final = 4.0  # a raid sleeps this many times as long as its last write took, for other writers
 _PINNED_US: Final = 7 * 86_400 * 1_000_000  # a raid that takes longer than that is not one
 
 _FEW: Final = 8
-"""Up to so many candidates of one shard are looked up one by one; for more, all of its ledgers are listed at once."""
+"""Up to this number, candidates of one shard are looked up one by one; for more, the whole shard is listed."""
 
 _NONE = -1
 

@@ -39,7 +39,7 @@ class Replica:
     state: ReplicaState | None  # None: nothing was ever shipped to it
     manifest: int  # that it has; 0: none
     newest: int  # of the record log
-    lag_s: float | None  # what it lacks was flushed within so many seconds; None: longer ago than manifests are kept
+    lag_s: float | None  # age of the oldest flush that it lacks; None: older than the manifests that are kept
     at_us: int | None  # when it acknowledged last, by the store's clock
 
 

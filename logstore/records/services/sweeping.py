@@ -87,7 +87,7 @@ class Sweeper:
         return Swept(manifests=len(gone), blocks=len(unnamed), bytes=sum(one.size_bytes for one in unnamed))
 
     def _unnamed(self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]) -> list[ObjectInfo]:
-        """Old blocks that none of the manifests names; the newest is looked at first, for it names most of them."""
+        """Old blocks that none of the manifests names; the newest is looked at first, because it names most of them."""
         unnamed = {one.key: one for one in self._objects.list(BLOCKS) if _older(one, newest_us, BLOCK_AGE_US)}
         for number in sorted(numbers, reverse=True):
             if not unnamed:

@@ -90,5 +90,5 @@ class BufferSnapshots:
             content = self._contents.read(ledger_id)
             return unpack(content or b"", topic_id)
         except CorruptData as damaged:
-            _LOG.warning("topic %s: the whole log is read, for its snapshot is damaged: %s", topic_id, damaged)
+            _LOG.warning("topic %s: the whole log is read, because its snapshot is damaged: %s", topic_id, damaged)
             return None

@@ -142,9 +142,9 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
             "temporal_cert_file": str(expired.cert),
             "temporal_key_file": str(expired.key),
         },
-        "temporal_cert_file: expected a file, for there is temporal_key_file": {"temporal_cert_file": ""},
+        "temporal_cert_file: expected a file, because there is temporal_key_file": {"temporal_cert_file": ""},
         "temporal_key_file: expected a file that can be read": {"temporal_key_file": gone},
-        "temporal_key_file: expected a file, for there is temporal_cert_file": {"temporal_key_file": ""},
+        "temporal_key_file: expected a file, because there is temporal_cert_file": {"temporal_key_file": ""},
         "temporal_key_file: expected the key of the certificate in temporal_cert_file": {
             "temporal_key_file": str(another.key)
         },
@@ -153,7 +153,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(
             "temporal_api_key_file": str(empty)
         },
         "temporal_api_key_file: expected it or temporal_api_key, not both": {"temporal_api_key": _KEY},
-        "temporal_tls: expected on, for other settings need TLS": {"temporal_tls": "off"},
+        "temporal_tls: expected on, because other settings need TLS": {"temporal_tls": "off"},
     }
     for sentence, changes in told.items():
         assert sentence in _refusal(secured, **changes), sentence

@@ -94,5 +94,5 @@ def test_page_is_off_unless_an_origin_is_named() -> None:
 def test_page_is_refused_where_others_than_this_machine_could_ask(address: str) -> None:
     """Whoever can ask it can read: a worker told so does not start."""
     settings = Settings(home=Path("/nowhere"), codec_origin=_UI, http_address=address)
-    with pytest.raises(InvalidInput, match="codec_origin: expected none, for http_address is no loopback address"):
+    with pytest.raises(InvalidInput, match="codec_origin: expected none, because http_address is no loopback address"):
         add_codec(Pages(), _CODEC, settings)

@@ -168,7 +168,7 @@ def decision_document(one: Decision) -> dict[str, object]:
 
 audit = group("audit", "Destructive acts, with actor and reason.")
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="The most decisions to show, newest first.")]
 
 
 @command(

@@ -183,7 +183,7 @@ def operate(
 
 
 def _operation_preview(context: CommandContext, topic: "Topic", operation: Compound) -> Answer:
-    """What would go, with nothing changed: copies, and the ledger if it would end."""
+    """What would be deleted, with nothing changed: copies, and the ledger if none were left."""
     ends = context.catalog.phase_one.would_end(topic.topic_id, operation)
     ids = [int(operation.ledger_id)] if ends else []
     copies = sorted(one.value for one in operation.remove)
@@ -191,6 +191,6 @@ def _operation_preview(context: CommandContext, topic: "Topic", operation: Compo
 
 
 def preview(context: CommandContext, topic: "Topic", ledger_ids: list[LedgerId] | None, *, force: bool) -> Answer:
-    """The ledgers that would go, with nothing changed; None asks for those that retention lets go."""
+    """The ledgers that would be deleted, with nothing changed; None asks for those that retention does not keep."""
     going = context.catalog.phase_one.preview(topic.topic_id, ledger_ids, force=force)
     return Answer(document={"dry_run": True, "detached": len(going), "ledger_ids": [int(one) for one in going]})

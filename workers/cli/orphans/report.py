@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation, ReconciliationRun
 
 Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many rows.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show.")]
 Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
 ]
@@ -90,7 +90,7 @@ def _page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> A
     return Answer(document={"run_id": found.plan.run_id, **document}, shown={"plan": found.plan.run_id, **document})
 
 
-MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, newest first.")]
+MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
 
 
 @command(orphans, "list", examples=["sexton orphans list", "sexton orphans list --limit 5 --json"])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def trim(
     context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
 ) -> Answer:
-    """Delete ledgers that every subscription has consumed and that retention lets go."""
+    """Delete ledgers that every subscription has consumed and that retention does not keep."""
     found = context.topic(name)
     if dry_run:
         return preview(context, found, None, force=False)

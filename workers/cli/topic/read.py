@@ -25,7 +25,7 @@ AsSubscription = Annotated[
 ]
 OfSubscription = Annotated[str, typer.Option("--subscription", metavar="S", help="Whose cursor moves.")]
 FromPosition = Annotated[str | None, typer.Option("--from", metavar="POS", help="First entry, as ledger:entry.")]
-Max = Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many entries.")]
+Max = Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="The most entries.")]
 Positions = Annotated[
     list[str] | None, typer.Option("--position", metavar="P", help="One entry, as ledger:entry; may be repeated.")
 ]
@@ -63,7 +63,7 @@ def read(
 
 
 def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
-    """What people see; delivery times only where there is one, for a line has little room."""
+    """What people see; delivery times only where there is one, because a line has little room."""
     rows = [entry_shown(one, most=most) for one in entries]
     if all(one.deliver_at_ms is None for one in entries):
         for row in rows:

@@ -52,7 +52,7 @@ State = Annotated[TopicState | None, typer.Option("--state", case_sensitive=Fals
 After = Annotated[
     str | None, typer.Option("--after", metavar="NAME", help="Only names behind this one: the next page.")
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="The most topics to show.")]
 
 
 @command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
@@ -64,7 +64,7 @@ def create(
     retention_bytes: RetentionBytes = None,
     durable_delete: DurableDelete = None,
 ) -> Answer:
-    """Create a topic; its consumed ledgers go when a limit is reached, at once if there is none."""
+    """Create a topic; its consumed ledgers are deleted when a limit is reached, at once if there is none."""
     from logstore.deletion.retention import RetentionPolicy  # noqa: PLC0415 - start-up time
     from workers.settings import parse_duration  # noqa: PLC0415
 
