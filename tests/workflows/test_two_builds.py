@@ -13,7 +13,7 @@ from logstore.errors import PreconditionFailed
 from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
-from workers.operations.builds import deploy, deploy_new, read_deployment
+from workers.operations.builds import deploy, deploy_new, read_deployment, unserved_queues
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeletionPolicy
 from workflows.records.replicate_records import ReplicateRecords
@@ -105,8 +105,15 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
             await _moved(house, batch, "a")
         assert house.world.left_of(ledgers[1]), "a build that was taken back left its deletions to nobody else"
         assert house.world.catalog.deletions.inflight().estimated_inflight == 1
-        async with house.build("b", instead=[shipping.ship]):
+        with pytest.raises(
+            PreconditionFailed, match=f"build b of {name}: expected workers that poll .* found none at {name};"
+        ):
             await deploy(house.client, name, "b")
+        with pytest.raises(PreconditionFailed, match="found none at"):
+            await deploy(house.client, name, "b", ramp=10)
+        assert (await deploy(house.client, name, "b", without_workers=True)).current == "b"
+        assert await unserved_queues(house.client, name, "b") == [name]
+        async with house.build("b", instead=[shipping.ship]):
             await _moved(house, batch, "b")
             await batch.execute_update(DeleteLedgers.resume)
             assert (await batch.result()).outcomes == {"DELETED": 2}

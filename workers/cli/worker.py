@@ -33,6 +33,8 @@ def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = 
 
 BuildId = Annotated[str, typer.Option("--build-id", metavar="ID", help="The build; `sexton worker builds` lists them.")]
 _RAMP_HELP = "Only this share of new runs begins on the build; 0 ends its ramp."
+_WITHOUT_HELP = "Do it though no worker of the build polls: what it is given waits until one does."
+WithoutWorkers = Annotated[bool, typer.Option("--without-workers", help=_WITHOUT_HELP)]
 Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, max=100, help=_RAMP_HELP)]
 
 
@@ -44,20 +46,29 @@ Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, 
         "sexton worker deploy --build-id 0.2.0-1f2e3d4c5b6a",
     ],
 )
-def deploy(context: CommandContext, *, build_id: BuildId, ramp: Ramp = None) -> Answer:
+def deploy(
+    context: CommandContext, *, build_id: BuildId, ramp: Ramp = None, without_workers: WithoutWorkers = False
+) -> Answer:
     """Make a build current in Worker Versioning, or let a share of new runs begin on it.
 
     A build that becomes current ends every ramp, so to roll back is to deploy the earlier build. Pinned runs end on the
     build that they began on, whose workers must go on until it is DRAINED; the others move at their next step. Workers
-    take part where the setting deployment_name is set. Repeating it is harmless.
+    take part where the setting deployment_name is set. A build of which no worker polls each of its task queues now is
+    refused. Repeating it is harmless.
     """
-    from workers.client.connections import with_client  # noqa: PLC0415 - start-up time
+    from infra.stack.home import StackHome  # noqa: PLC0415 - start-up time
+    from infra.stack.workers import dead_workers  # noqa: PLC0415
+    from workers.client.connections import with_client  # noqa: PLC0415
     from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
     from workers.operations.builds import named  # noqa: PLC0415
 
     settings = context.settings
     name = named(settings)
-    found = with_client(settings, lambda client: deploy_build(client, name, build_id, ramp=ramp))
+    dead = dead_workers(StackHome.at(settings.home))
+    found = with_client(
+        settings,
+        lambda client: deploy_build(client, name, build_id, ramp=ramp, without_workers=without_workers, dead=dead),
+    )
     return Answer(
         document={"deployment": found.name, **fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
     )

@@ -9,13 +9,15 @@ Source: Temporal, "Worker Versioning"; `workflows/deployment.proto` of its API.
 
 import asyncio
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from temporalio.api.deployment.v1 import WorkerDeploymentInfo
+from temporalio.api.deployment.v1 import WorkerDeploymentInfo, WorkerDeploymentVersion
 from temporalio.api.enums.v1 import RoutingConfigUpdateState, WorkerDeploymentVersionStatus
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkerDeploymentRequest,
+    DescribeWorkerDeploymentVersionRequest,
     SetWorkerDeploymentCurrentVersionRequest,
     SetWorkerDeploymentRampingVersionRequest,
 )
@@ -23,6 +25,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import InvalidInput, PreconditionFailed
+from workers.client.pollers import live_pollers
 from workers.settings import Settings
 
 _PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
@@ -83,7 +86,36 @@ async def read_deployment(client: Client, name: str) -> Deployment:
     return _deployment(answer.worker_deployment_info)
 
 
-async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
+async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Collection[str] = ()) -> Sequence[str]:
+    """Of the task queues that the build has served, those that no worker of it polls now, ascending.
+
+    Args:
+        client: Of the namespace.
+        name: The deployment's.
+        build_id: The build's, which Temporal knows.
+        dead: Identities of workers whose processes are known to be gone.
+    """
+    version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
+    wanted = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
+    found = await client.workflow_service.describe_worker_deployment_version(wanted)
+    unserved: set[str] = set()
+    for queue in found.version_task_queues:
+        pollers = await live_pollers(client, queue.name, queue.type, dead=dead)
+        told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
+        if (name, build_id) not in told:
+            unserved.add(queue.name)
+    return sorted(unserved)
+
+
+async def deploy(
+    client: Client,
+    name: str,
+    build_id: str,
+    *,
+    ramp: float | None = None,
+    without_workers: bool = False,
+    dead: Collection[str] = (),
+) -> Deployment:
     """Make a build current, or let a share of new runs begin on it; repeating it is harmless.
 
     Two effects may stand between the start and the end: the current build is set, and then a ramp of another build
@@ -95,10 +127,13 @@ async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None
         build_id: The build's.
         ramp: None: it becomes current, and nothing ramps. Else the share of new runs in per cent, 0 to 100; 0 ends the
             ramp of this build.
+        without_workers: Whether it may get new runs though no worker of it polls: they wait until one does.
+        dead: As of `unserved_queues`.
 
     Raises:
-        PreconditionFailed: Temporal knows no such build, or it serves fewer queues than the current one, or it is
-            current already and cannot ramp, or another build ramps whose ramp was to be ended.
+        PreconditionFailed: Temporal knows no such build, or no worker of it polls one of its queues, or it serves fewer
+            queues than the current one, or it is current already and cannot ramp, or another build ramps whose ramp was
+            to be ended.
     """
     before = await read_deployment(client, name)
     if build_id not in {row.build_id for row in before.builds}:
@@ -106,6 +141,8 @@ async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None
         found = f"build {build_id} of {name}: expected one that a worker has served with, found {known}"
         raise PreconditionFailed(found)
     try:
+        if ramp != 0 and not without_workers:
+            await _require_workers(client, name, build_id, dead)
         if ramp is None:
             await _make_current(client, name, build_id)
             if (await read_deployment(client, name)).ramping:  # asked again: another call may have begun it meanwhile
@@ -119,6 +156,14 @@ async def deploy(client: Client, name: str, build_id: str, *, ramp: float | None
             raise PreconditionFailed(f"build {build_id} of {name}: {error.message}") from error
         raise
     return await _known_to_queues(client, name)
+
+
+async def _require_workers(client: Client, name: str, build_id: str, dead: Collection[str]) -> None:
+    unserved = await unserved_queues(client, name, build_id, dead=dead)
+    if unserved:
+        expected = "expected workers that poll each of its task queues now"
+        found = f"found none at {', '.join(unserved)}; start one of that build first"
+        raise PreconditionFailed(f"build {build_id} of {name}: {expected}, {found}")
 
 
 async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:

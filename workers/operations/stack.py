@@ -23,7 +23,7 @@ from workers.client.connections import OwnJobs, connect_client, with_client
 from workers.identity.builds import own_build
 from workers.identity.stores import adopt_buckets, buckets_of
 from workers.operations.builds import deploy_new
-from workers.operations.status import WORKER, pollers
+from workers.operations.status import WORKER, polling
 from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
@@ -203,7 +203,7 @@ def _identity(name: str, home: Path) -> str:
 async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
     client = await connect_client(settings)
     give_up = time.monotonic() + _POLL_WITHIN_S
-    while identity not in await pollers(client, settings):
+    while identity not in await polling(client, settings):
         if process.running() is None:
             raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
         if time.monotonic() > give_up:

@@ -1,19 +1,14 @@
 """`status` and `doctor`: whether services and this machine are as Sexton needs them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
 from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import (
-    DescribeNamespaceRequest,
-    DescribeTaskQueueRequest,
-    GetSystemInfoRequest,
-)
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -33,11 +28,12 @@ from logstore.ports.catalog import Identities
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.client import search_attributes
 from workers.client.connections import with_client
+from workers.client.pollers import live_pollers
 from workers.client.temporal_faults import temporal_fault
 from workers.hosting.certificates import check_certificates, files_of_certificates
 from workers.identity import namespace
 from workers.identity.stores import buckets_of
-from workers.operations.builds import read_deployment
+from workers.operations.builds import Deployment, read_deployment, unserved_queues
 from workers.operations.owners import open_directory, open_session, overview
 from workers.operations.records_row import RECORD_LOG, records_row
 from workers.settings import Settings
@@ -47,7 +43,6 @@ Check = Callable[[Settings], str]
 
 WORKER: Final = "worker"
 _IDENTITY: Final = "identity"
-_FRESH_S = 70.0  # an idle worker's poll is answered and made anew each minute
 _ANSWER_WITHIN = timedelta(seconds=5)
 _AT_ONCE: Final = 8
 
@@ -143,11 +138,28 @@ def _database(settings: Settings) -> str:
 
 
 def _current_build(settings: Settings) -> str:
-    found = with_client(settings, lambda client: read_deployment(client, settings.deployment_name))
+    async def ask(client: Client) -> tuple[Deployment, Sequence[str]]:
+        found = await read_deployment(client, settings.deployment_name)
+        dead = dead_workers(StackHome.at(settings.home))
+        unserved = await unserved_queues(client, found.name, found.current, dead=dead) if found.current else ()
+        return found, unserved
+
+    found, unserved = with_client(settings, ask)
     if found.current is None:
         advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
         raise ServiceFailed("deployment", str(found), advice=advice)
+    if unserved:
+        advice = (
+            "start one of that build, or make a build current that has workers: `sexton worker deploy --build-id ID`"
+        )
+        raise ServiceFailed("deployment", f"{found}, and no worker of it polls {', '.join(unserved)}", advice=advice)
     return str(found)
+
+
+async def polling(client: Client, settings: Settings, *, dead: Collection[str] = ()) -> set[str]:
+    """The identities of the workers that poll the task queue now."""
+    found = await live_pollers(client, settings.task_queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead=dead)
+    return {one.identity for one in found}
 
 
 def _workers(settings: Settings) -> Row:
@@ -157,8 +169,7 @@ def _workers(settings: Settings) -> Row:
     """
     home = StackHome.at(settings.home)
     try:
-        polling = with_client(settings, lambda client: pollers(client, settings, within_s=_FRESH_S))
-        names = sorted(polling - dead_workers(home))
+        names = sorted(with_client(settings, lambda client: polling(client, settings, dead=dead_workers(home))))
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
@@ -167,18 +178,6 @@ def _workers(settings: Settings) -> Row:
     shown = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
     return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
-
-
-async def pollers(client: Client, settings: Settings, *, within_s: float = 300.0) -> set[str]:
-    """The identities of those that asked for work of the task queue within the last seconds."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace,
-        task_queue=TaskQueue(name=settings.task_queue),
-        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-    )
-    answer = await client.workflow_service.describe_task_queue(request, timeout=_ANSWER_WITHIN)
-    oldest = time.time() - within_s
-    return {poller.identity for poller in answer.pollers if poller.last_access_time.ToSeconds() >= oldest}
 
 
 def _identity(settings: Settings) -> Row:

@@ -33,6 +33,7 @@ from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
 from workers.operations import records_row as records_row_module
+from workers.operations.builds import Deployment
 from workers.operations.records_row import records_row, why_flushes_fail
 from workers.operations.status import _ownership, checked, doctor, status
 from workers.settings import Settings
@@ -76,7 +77,12 @@ def _remembering(*names: str) -> object:
     async def nothing(*_: object, **__: object) -> SimpleNamespace:
         return SimpleNamespace(server_version="1")
 
-    service = SimpleNamespace(describe_task_queue=describe, describe_namespace=nothing, get_system_info=nothing)
+    async def untold(*_: object, **__: object) -> None:
+        raise RPCError("unknown method ListWorkers", RPCStatusCode.UNIMPLEMENTED, b"")
+
+    service = SimpleNamespace(
+        describe_task_queue=describe, describe_namespace=nothing, get_system_info=nothing, list_workers=untold
+    )
     return SimpleNamespace(namespace="default", workflow_service=service)
 
 
@@ -98,6 +104,37 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
         _record_killed(StackHome.at(tmp_path), "killed")
         pollers += ["here", "elsewhere"]
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
+
+
+def test_doctor_says_that_no_worker_of_the_current_build_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All new runs would wait; workers whose processes are gone from this home are not waited for."""
+    settings = Settings(home=tmp_path, temporal_address="127.0.0.1:1", deployment_name="store")
+    unserved: list[str] = []
+
+    async def connect(_: Settings) -> object:
+        return _remembering()
+
+    async def read(_: object, name: str) -> Deployment:
+        return Deployment(name=name, current="b2")
+
+    async def ask(_: object, name: str, build_id: str, *, dead: set[str]) -> list[str]:
+        assert (name, build_id, dead) == ("store", "b2", {"killed"})
+        return unserved
+
+    monkeypatch.setattr("workers.client.connections.connect_client", connect)
+    monkeypatch.setattr("workers.operations.status.read_deployment", read)
+    monkeypatch.setattr("workers.operations.status.unserved_queues", ask)
+    with recorded(StackHome.at(tmp_path), "here"):
+        _record_killed(StackHome.at(tmp_path), "killed")
+        assert _named(settings, "deployment") == {
+            "name": "deployment",
+            "ok": True,
+            "detail": "store: b2 is current",
+        }
+        unserved.append("sexton")
+        row = _named(settings, "deployment")
+    assert not row["ok"]
+    assert "store: b2 is current, and no worker of it polls sexton; start one of that build" in str(row["detail"])
 
 
 def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
