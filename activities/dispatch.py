@@ -1,4 +1,4 @@
-"""Where the background work of a topic runs: at its owner and under its lease, or anywhere if nobody owns it.
+"""Where the background work of a topic runs: at its owner and under its lease, or anywhere if no worker owns it.
 
 A worker that gets a task from the shared queue looks the owner up itself and goes on if that is itself, or if there
 is none: so the usual task takes one activity, and no more than two. Work of another worker's topic is redirected, and
@@ -25,7 +25,7 @@ from logstore.positions import TopicId
 
 
 def owner_queue(worker_id: str) -> str:
-    """The task queue that one worker polls, for work that is its own as an owner."""
+    """The task queue of one worker: it gets the work on topics that this worker owns."""
     return f"sexton-owner-{worker_id}"
 
 

@@ -130,7 +130,7 @@ def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
     has passed, and its job stands still that long.
 
-    It beats on after a cancellation: the activity ends after the unit in hand, and until then nobody begins it anew.
+    It beats on after a cancellation: the activity ends after the unit in hand, and until then no worker begins it anew.
 
     Raises:
         CancelledError: The activity was cancelled before it began.

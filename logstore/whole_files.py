@@ -11,7 +11,7 @@ from uuid import uuid4
 
 
 def unnamed(path: Path) -> Path:
-    """Where to write what is to become this file; no two answers are the same, because several may write it at once."""
+    """A new path at which to write this file's content: each call has its own, because several may write at once."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}")
 
 

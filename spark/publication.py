@@ -85,7 +85,7 @@ class Publication:
         return folder
 
     def forget(self, run_id: str) -> None:
-        """Remove the run's outputs, pointers first, so that nobody reads half of one."""
+        """Remove the run's outputs, pointers first, so that no process reads half of one."""
         folder = self._of(run_id)
         for pointer in folder.glob("*.json"):
             pointer.unlink(missing_ok=True)

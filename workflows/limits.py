@@ -1,4 +1,4 @@
-"""Bounds of the input of jobs: beyond them a job could only hang, or do what nobody meant.
+"""Bounds of the input of jobs: beyond them a job could only hang, or do what was not meant.
 
 Bounds of policies hold for every run. The rest holds for what comes from outside: a run that a job of ours started or
 continued may be of another build, and has been checked where it came from.

@@ -1,8 +1,9 @@
 """Sealing and merging buckets, one step an activity.
 
 Every change of a topic's list compares and sets its version, so that any step may run twice and two may overlap: one of
-them is overtaken, and what it wrote is retired. Claims spare work alone. They are a workflow's, are renewed while it
-works, and lapse by the catalog's clock: what a workflow that died has left is due again.
+them is overtaken, and what it wrote is retired. Claims only save work: correctness does not rest on them. They are a
+workflow's, are renewed while it works, and lapse by the catalog's clock: what a workflow that died has left is due
+again.
 """
 
 import logging
@@ -57,7 +58,7 @@ class DelayedBuckets:
     @defined(name="delayed.due_topics")
     @beating()
     def due_topics(self, request: DueInput) -> Due:
-        """Topics with something to seal, to drop or to merge, on which nobody works; ascending by id.
+        """Topics with something to seal, to drop or to merge, on which no workflow works; ascending by id.
 
         Idempotency: reads only; pages go by topic id.
         Raises: StoreUnavailable, CatalogBusy (retry).
@@ -172,7 +173,7 @@ class DelayedBuckets:
         self._release(topic_id, claim)
 
     def _release(self, topic_id: TopicId, claim: Claim) -> None:
-        """Best effort: it lapses."""
+        """Release the claim, best effort: one that is not released lapses."""
         with suppress(SextonError):
             self._index.release(topic_id, claim.workflow_id)
 
@@ -234,7 +235,7 @@ class DelayedBuckets:
     @defined(name="delayed.let_go")
     @beating()
     def let_go(self, request: LetGoInput) -> None:
-        """Let the claim of a topic's list go, if it is this workflow's.
+        """Release the claim of a topic's list, if it is this workflow's.
 
         Idempotency: a claim that is gone is gone.
         Raises: StoreUnavailable, CatalogBusy (retry).

@@ -24,7 +24,7 @@ _ABOUT: Final = {
 
 
 def sealed(done: Sealed) -> None:
-    """A topic was sealed, and the catalog says so."""
+    """Count a topic that was sealed, once the catalog has committed it."""
     _add("sexton_delayed_sealed_buckets_total", done.buckets)
     _add("sexton_delayed_sealed_messages_total", done.messages)
     _add("sexton_delayed_dropped_buckets_total", done.dropped)

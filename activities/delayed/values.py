@@ -111,7 +111,7 @@ class MergedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetGoInput:
-    """Which topic's buckets nobody works on any more."""
+    """Which topic's buckets no workflow works on any more."""
 
     topic_id: int
     topic: str = ""  # encoded, for people

@@ -39,23 +39,23 @@ _ABOUT = {
 
 
 def sent(filed: Iterable[Filed]) -> None:
-    """Phase one filed intents."""
+    """Count intents that phase one filed."""
     rows = Counter({_labels(one.component, one.copy): one.rows for one in filed})
     _add("sexton_deletion_ledgers_sent_total", rows)
 
 
 def received(intents: Iterable[DeletionIntent]) -> None:
-    """Phase two has taken rows up, and the catalog says so."""
+    """Count rows that phase two has taken up, once the catalog has committed it."""
     _add("sexton_deletion_received_total", Counter(_of(one) for one in intents))
 
 
 def failed(intents: Iterable[DeletionIntent]) -> None:
-    """An attempt failed for each of them, and the catalog has its error."""
+    """Count attempts that failed, one for each intent, once the catalog has their errors."""
     _add("sexton_deletion_ledger_delete_failures_total", Counter(_of(one) for one in intents))
 
 
 def ended(intents: Iterable[DeletionIntent], results: Sequence[Ended], changed: frozenset[int]) -> None:
-    """Rows ended: of the results those that the catalog changed."""
+    """Count rows that ended: those of the results whose rows the catalog changed."""
     labels = {one.row_id: _of(one) for one in intents}
     mine = [(labels[one.row_id], one) for one in results if one.row_id in changed]
     _add("sexton_deletion_acknowledged_total", Counter((*of, ("outcome", one.outcome.value)) for of, one in mine))
@@ -71,7 +71,7 @@ def ended(intents: Iterable[DeletionIntent], results: Sequence[Ended], changed: 
 
 
 def certified(tally: Tally) -> None:
-    """A batch was closed, if this very call closed it: COMPLETE where nothing is left of any of its copies."""
+    """Count a batch, if this call closed it: as COMPLETE where nothing is left of any of its copies."""
     if tally.closed:
         whole = all(Outcome(name).success for name in tally.outcomes)
         _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if whole else "PARTIAL"),): 1})

@@ -26,7 +26,7 @@ class IdleRoller(Protocol):
         """Those of the topics that it would roll now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Whether it rolled; an empty ledger is never rolled."""
+        """Roll the ledger if it is due; returns whether it rolled. An empty ledger is never rolled."""
 
 
 class Settler(Protocol):
@@ -36,7 +36,7 @@ class Settler(Protocol):
         """Those of the topics in which there is something to settle."""
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """Settle every cursor of the topic; what went wrong with which."""
+        """Settle every cursor of the topic; returns what went wrong, by cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class TopicPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """What comes next; none when nothing does."""
+    """The pages of topics that come next; none at the end."""
 
     pages: list[TopicPage]  # at most `PagesInput.limit`
 
@@ -222,7 +222,7 @@ class Trimming:
         return filed(self._phase_one.detached_into(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
-        """Settle and roll, best effort; once the store gives no answer, the other topics are not made to wait."""
+        """Settle and roll, best effort; once the store gives no answer, the other topics do not wait for it."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
             between_units()

@@ -28,7 +28,7 @@ class DeletionUpkeep:
     @defined(name="deletion.adopt")
     @beating()
     def adopt(self, request: AdoptInput) -> DetachResult:
-        """Take a page of stalled intents and of ledgers that nobody attached into a batch of its own.
+        """Take a page of stalled intents and of ledgers that were never attached into a batch of its own.
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -64,7 +64,7 @@ class DeletionUpkeep:
     def pause_batch(self, request: PauseBatchInput) -> None:
         """Write down that the batch is paused, or is not any more: no sweep takes up what an operator holds back.
 
-        Idempotency: said twice is said once.
+        Idempotency: to say the same twice changes nothing.
         Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         tell = self._deletions.pause if request.paused else self._deletions.resume

@@ -1,4 +1,4 @@
-"""Single objects that nobody refers to: decided upon, deleted in pages, confirmed per key."""
+"""Single objects that nothing refers to: decided upon, deleted in pages, confirmed per key."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -157,7 +157,7 @@ class Planning:
     @defined(name="reconciliation.conclude_plan")
     @beating()
     def conclude_plan(self, request: PlanInput) -> PlanResult:
-        """Finish the run with what was found, as the very last: nobody applies a run without a summary.
+        """Finish the run with what was found, as the very last: no run is applied without a summary.
 
         That the buckets are the catalog's is asked once more, because all absence was read out of them since.
 

@@ -1,4 +1,4 @@
-"""Defragmentation of the record log: blocks are rewritten and joined, and what nobody names any more is deleted."""
+"""Defragmentation of the record log: blocks are rewritten and joined, and blocks without a manifest deleted."""
 
 import logging
 from typing import Final
@@ -18,16 +18,15 @@ class RecordDefragmentation:
     """The activity, over its services."""
 
     def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
-        """Take the catalog's side, what rewrites blocks, and what deletes those that nobody names."""
+        """Take the catalog's side, what rewrites blocks, and what deletes those that no manifest names."""
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
     @defined(name="records.defragment")
     def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
         """Go through all kinds once, then sweep manifests and blocks. Flushes may go on meanwhile.
 
-        Idempotency: what was rewritten is not worth rewriting; blocks of an attempt that died are named by nobody, and
-        are swept a day later.
-        Heartbeat: blocks rewritten so far and versions dropped, every two seconds.
+        Idempotency: what was rewritten is not worth rewriting; blocks of an attempt that died are named by no manifest,
+            and are swept a day later. Heartbeat: blocks rewritten so far and versions dropped, every two seconds.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """

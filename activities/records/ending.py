@@ -28,7 +28,7 @@ _ASKED_S: Final = 600.0
 
 @dataclass(slots=True)
 class _Found:
-    """What one page came to, so far."""
+    """What was found and ended of one page so far."""
 
     going: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # what the function ends, by topic
     ledgers: int = 0  # looked at
@@ -122,7 +122,7 @@ class RecordEnding:
         )
 
     def _ask(self, request: EndPageInput, function: RecordFunction) -> _Found:
-        """Ask it of ledgers until the page is full, or it has taken long; of one at least."""
+        """Ask the function of ledgers, at least one, until the page is full or the time for a page is over."""
         found, until_s = _Found(), self._clock.monotonic_s() + _ASKED_S
         for topic in self._of_page(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
@@ -151,7 +151,7 @@ class RecordEnding:
             yield topic
 
     def _stay(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str] | None:
-        """Detach them, or only look; which stay, each with the reason. None: their topic is gone since, with them."""
+        """Detach the ledgers, or only look; returns those that stay, with the reasons. None: their topic is gone."""
         try:
             return self._end(request, topic_id, going)
         except UnknownObject:

@@ -1,4 +1,4 @@
-"""What travels to the activity of a database that follows the record log."""
+"""The input of the activity by which a database follows the record log."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A database that follows the record log, step by step. It runs in the process of its command alone."""
+"""A database that follows the record log, step by step. It runs only in the process of its command."""
 
 import logging
 import time

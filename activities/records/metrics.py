@@ -32,7 +32,7 @@ def defragmented(done: DefragmentedBlocks) -> None:
 
 
 def raided(done: RaidedTombstones) -> None:
-    """Count a raid that came to its end."""
+    """Count a raid that was completed."""
     _add("sexton_tombstones_raids_total", "Raids that came to their end", 1)
     _add("sexton_tombstones_removed_total", "Tombstones that raids removed", done.removed)
     _add("sexton_tombstones_kept_total", "Tombstones that were old enough and stayed", done.kept)

@@ -25,7 +25,9 @@ class RecordReplication:
 
     @defined(name="records.ship")
     def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
-        """Bring every replica to the newest manifest; one that fails is logged and told, and keeps no other from it.
+        """Bring every replica to the newest manifest.
+
+        A replica that fails is logged and reported, and the others are still shipped to.
 
         Idempotency: a block that a replica has is not copied again, and a manifest is put once.
         Heartbeat: replicas done, every two seconds.

@@ -163,7 +163,7 @@ class Coordination:
     @defined(name="transactions.busy_coordinators")
     @beating()
     def busy_coordinators(self, request: BusyInput) -> list[int]:
-        """Coordinators with work that nobody does, the first of them.
+        """Coordinators with work that no workflow does, the first of them.
 
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).

@@ -1,4 +1,4 @@
-"""What travels to and from the activities of transactions. Participants stay in SQL; samples travel."""
+"""Inputs and results of the activities of transactions. Participants stay in SQL; results name a few of them."""
 
 from dataclasses import dataclass, field
 

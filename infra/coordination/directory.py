@@ -43,7 +43,7 @@ class LiveWorker:
 
 
 class Directory:
-    """All that is known of ownership in one ensemble; where nobody ever took part, that is nothing."""
+    """All that is known of ownership in one ensemble; where no worker ever took part, that is nothing."""
 
     def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
         """Ask through this session about `bundles` bundles."""
@@ -67,7 +67,7 @@ class Directory:
         return {name: worker.load for name, worker in self.live_workers().items()}
 
     def owned(self) -> frozenset[BundleId]:
-        """Bundles with an owner, of whatever worker; a node that names no bundle of this catalog is nobody's."""
+        """Bundles with an owner, of whatever worker; a node that names no bundle of this catalog is left out."""
         names = self._session.ask("reading owned bundles", lambda client: _children(client, OWNERS))
         return frozenset(bundle for bundle in map(self._parsed, names) if bundle is not None)
 
@@ -153,7 +153,7 @@ def _session(name: str) -> int | None:
 
 
 def _children(client: KazooClient, path: str) -> list[str]:
-    """Names of children; a path that nobody made yet has none, which is an answer and no failure to ask."""
+    """Names of children; a path that was not made yet has none, which is an answer and no failure to ask."""
     try:
         return list(client.get_children(path))
     except NoNodeError:
@@ -174,5 +174,5 @@ def _owner(body: bytes, stat: ZnodeStat) -> OwnerNode:
     try:
         worker_id = str(json.loads(body)["worker_id"])
     except (ValueError, KeyError, TypeError):
-        worker_id = ""  # nobody's we know: never ours
+        worker_id = ""  # of no catalog that we know: never ours
     return OwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)

@@ -1,4 +1,4 @@
-"""What becomes of a worker's ownership: for the caches that do the work, and for what an operator watches."""
+"""Events of a worker's ownership, for the caches that do its work and for its telemetry."""
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +27,7 @@ class Listener(Protocol):
 
 
 class Unloaded(StrEnum):
-    """Why a bundle went."""
+    """Why a worker lost or released a bundle."""
 
     SHED = "SHED"  # given to a worker that has fewer
     STOPPED = "STOPPED"  # this worker ends
@@ -43,21 +43,21 @@ class OwnershipEvents:
         """A session was opened, and this worker is registered in it."""
 
     def linked(self, link: SessionEvent) -> None:
-        """What became of the session."""
+        """The session has changed its state."""
 
     def holds(self, bundles: int) -> None:
-        """So many leases are held from now on; none is given out while the connection is away."""
+        """This number of leases is held from now on; none is given out while the connection is away."""
 
     def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
-        """Surrounds the attempt to acquire these."""
+        """Surrounds the attempt to acquire these bundles."""
         del bundles
         return nullcontext()
 
     def acquired(self, leases: Collection[Lease]) -> None:
-        """These were acquired together."""
+        """These bundles were acquired together."""
 
     def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
-        """These went together."""
+        """These bundles were lost or released together."""
 
     def looked(self, unsettled: int) -> None:
         """A look at all bundles succeeded; `unsettled` bundles wait for an answer, or for an old node to vanish."""

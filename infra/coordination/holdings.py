@@ -2,7 +2,7 @@
 
 Raising is not conditional on the node. A worker that is paused between its node and its raise, for longer than its
 session lives, raises the fence of the owner of that moment; so does one that owns without ZooKeeper, started
-beside the others by mistake. The owner's node stands, so nobody else would ever take the bundle, and all that is
+beside the others by mistake. The owner's node stands, so no other worker would ever take the bundle, and all that is
 written under its lease would be refused for as long as its session lives. So it looks, and acquires again.
 
 Acquire: create the node, raise the fence, read the node again, and only if it is still of this session is there a

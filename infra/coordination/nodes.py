@@ -45,7 +45,7 @@ class Nodes(Directory):
         """Make again what a hand has removed of what everybody needs: the parents, and our session's own node.
 
         Without its parent no owner node can be made, and a session without its own node is taken for one that is gone,
-        though it lives: nobody would own anything until every worker was started again.
+        though it lives: no worker would own anything until every worker was started again.
         """
 
         def work(client: KazooClient) -> None:

@@ -1,4 +1,4 @@
-"""When one worker takes a bundle and when it leaves it to others, by what it saw before."""
+"""When a worker takes a free bundle, and when it leaves it to other workers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

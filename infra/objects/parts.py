@@ -90,7 +90,7 @@ class PartedUploads:
     def _complete(
         self, key: str, upload_id: str, parts: list["CompletedPartTypeDef"], proceed: Callable[[], None]
     ) -> bool:
-        """Whether this made the object; no such upload means that an earlier try did, or that somebody aborted it."""
+        """Whether this call made the object; without such an upload, an earlier try made it, or it was aborted."""
         proceed()
         with translated(self._what("complete", key)):
             try:

@@ -42,7 +42,7 @@ class StackOptions:
     services: tuple[str, ...] = ALL_SERVICES
 
     def __post_init__(self) -> None:
-        """Refuse a service that nobody knows, and a home that the object store would take for several folders."""
+        """Refuse a service that is not known, and a home that the object store would take for several folders."""
         for name in self.services:
             if name not in ALL_SERVICES:
                 raise InvalidInput("services", expected=f"one of {', '.join(ALL_SERVICES)}", found=name)

@@ -21,7 +21,7 @@ class _File:
     path: Path
     changed_s: float  # since 1970
     size_bytes: int
-    pid: int | None  # whose it is; None once it was rolled, because nobody writes there any more
+    pid: int | None  # whose it is; None once it was rolled, because no process writes there any more
 
 
 def prune(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> int:
@@ -32,7 +32,7 @@ def prune(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> int:
 
     Args:
         traces_dir: Where they are; it need not exist.
-        older_than_s: Those that nobody has written to for so long go.
+        older_than_s: Files that no process has written to for so long go.
         most_bytes: What may stay of all of them together; beyond that, and beyond 2,000 files, the oldest go.
     """
     files = sorted(_files(traces_dir), key=lambda file: file.changed_s)

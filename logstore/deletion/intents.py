@@ -191,7 +191,7 @@ class StoredCopy:
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
     location: CopyLocation | None = None  # of a tiered copy, which may be in one of several buckets
-    uploads: tuple[str, ...] = ()  # keys with parts of an upload that nobody will finish
+    uploads: tuple[str, ...] = ()  # keys with parts of an upload that will never be finished
     short: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
 

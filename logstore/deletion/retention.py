@@ -56,7 +56,7 @@ def detachable_prefix(
     last: LedgerId,
     now_us: int,
 ) -> Iterator[LedgerFacts]:
-    """Walk the list from its head and yield ledgers while they may go.
+    """Walk the list from its head and yield ledgers while they may be deleted.
 
     Args:
         ledgers: The listed ledgers, ascending by ledger id; drawn no further than needed.

@@ -140,7 +140,7 @@ def marker_of(catalog_id: str) -> bytes:
 
 
 def marked_by(content: bytes) -> str:
-    """The catalog that a marker names; of one that cannot be read, how it begins: it is nobody's we know."""
+    """The catalog that a marker names; of a marker that cannot be read, its first bytes: its catalog is unknown."""
     try:
         told = json.loads(content)
     except (ValueError, RecursionError):

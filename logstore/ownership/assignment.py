@@ -1,7 +1,7 @@
 """Which worker takes which bundle, without a leader: each computes it, and workers that see the same agree.
 
 Nothing here is safety. ZooKeeper lets one worker create a node, and the fence lets one write; a stale view makes two
-workers try the same bundle, or nobody for a while, and a stale load makes a poorer choice.
+workers try the same bundle, or none of them does for a while, and a stale load makes a poorer choice.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
 Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first.
@@ -122,7 +122,7 @@ def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[Bundle
 
     While a worker has fewer than `OwnershipView.low`, one with more lets go of what ranks first for that one.
     Who is over the cap lets go of other bundles too. Each move takes from above a limit and gives below it, so this
-    ends, and nobody takes again what it let go.
+    ends, and no worker takes back what it released.
 
     Args:
         view: What this worker sees.

@@ -101,7 +101,7 @@ def checked_worker_id(worker_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write for a bundle, for as long as nobody raises its fence again."""
+    """The right to write for a bundle, for as long as no worker raises its fence again."""
 
     bundle: BundleId
     fence: int  # the bundle's counter as this owner raised it, 1 or more

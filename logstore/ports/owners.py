@@ -33,7 +33,7 @@ class Owners(Protocol):
         """
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """What this worker writes under for the topic's bundle; asks nobody.
+        """What this worker writes under for the topic's bundle; asks no service.
 
         Raises:
             NotOwner: It has none now.

@@ -1,4 +1,4 @@
-"""What plans and applies came to: as jobs answer it, and as the summary of a run keeps it."""
+"""Results of plans and applies: as jobs return them, and as the summary of a run keeps them."""
 
 from collections import Counter
 from collections.abc import Mapping

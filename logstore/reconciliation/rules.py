@@ -59,7 +59,7 @@ def check_age(older_than_s: float, *, unsafe: bool) -> None:
     if older_than_s < AGE_FLOOR_S and not unsafe:
         raise PreconditionFailed(
             f"older-than: expected {_shown(AGE_FLOOR_S)} or more, found {_shown(older_than_s)}; an upload may take"
-            " 45 minutes, and what it writes would look like an orphan; --unsafe-age allows it where nobody writes"
+            " 45 minutes, and what it writes would look like an orphan; --unsafe-age allows it where no process writes"
         )
 
 

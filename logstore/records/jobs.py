@@ -1,4 +1,4 @@
-"""What jobs on the record log come to; the same values travel from their activities, and are their results."""
+"""Results of jobs on the record log, and of their activities."""
 
 from dataclasses import dataclass, fields, replace
 

@@ -24,7 +24,7 @@ class Ending(StrEnum):
     COMPOUND = "compound"  # one request that changes a record and ends it
     FUNCTION = "function"  # a function over a selection answers None
     RETENTION = "retention"  # limits of time and size of the topic
-    EXPIRY = "expiry"  # a newborn ledger, or an upload, that nobody completed
+    EXPIRY = "expiry"  # a newborn ledger, or an upload, that was never completed
     EVICTION = "eviction"  # room is made
     UPKEEP = "upkeep"  # a component's ledger that another one replaced; what a reconciliation found
 
@@ -114,7 +114,7 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledgement:
-    """What a replica has applied, as it says itself."""
+    """What a replica says that it has applied."""
 
     replica_id: str
     manifest: int  # it has applied this one and all before; 0: none yet

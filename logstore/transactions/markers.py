@@ -1,4 +1,4 @@
-"""Markers: entries of a topic's log that tell how a transaction ended, so that the log alone has the whole story.
+"""Markers: entries of a topic's log that tell how a transaction ended, so that the log alone is enough to know it.
 
 A marker bears the transaction's id and the catalog's epoch, so that a late one can touch no other transaction. That of
 a subscription carries the positions that the transaction acknowledged, which a rebuild applies again.

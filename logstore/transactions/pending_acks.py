@@ -118,7 +118,7 @@ def require_free(
 
 
 def without(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
-    """The cursor as consumers meet it: what an open transaction holds is delivered to nobody else meanwhile."""
+    """The cursor as consumers meet it: what an open transaction holds is delivered to no other consumer meanwhile."""
     acks = dict(state.acknowledged)
     for theirs in held.values():
         unite(acks, theirs)

@@ -196,7 +196,7 @@ def _tiered(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.Reco
 
 
 def _list_uploads(task: _Task, *, folder: Path, groups: int) -> int:
-    """In an executor: uploads in parts that nobody finished; parts of other writers' keys are left alone."""
+    """In an executor: uploads in parts that were never finished; parts of other writers' keys are left alone."""
     form = re.compile(_TIERED_KEY)
     rows = [
         {

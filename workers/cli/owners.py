@@ -29,7 +29,7 @@ OfWorker = Annotated[
     str | None,
     typer.Option("--worker", metavar="ID", callback=known_worker, help="Only this worker and its bundles."),
 ]
-Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that nobody owns.")]
+Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that no worker owns.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
 
 
@@ -73,7 +73,7 @@ def list_(
     bundles = [_bundle_row(row) for row in rows]
     single = ""
     if context.settings.ownership == "single":
-        single = "; ownership=single: as the fences say, because nobody tells whether a worker lives"
+        single = "; ownership=single: as the fences say, because nothing tells whether a worker lives"
     return Answer(
         document={"ownership": context.settings.ownership, "bundles": bundles, "workers": workers},
         shown=_bundles_shown(rows),
@@ -185,7 +185,7 @@ def unload(
 
     Work in hand of its topics ends or is refused, and goes on at the next owner: another worker, or the same one if it
     is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
-    was read. Exit code 3 if nobody owns it, 5 if nobody took it within a minute.
+    was read. Exit code 3 if no worker owns it, 5 if no worker took it within a minute.
     """
     wanted = _parsed(bundle, context.catalog.fences.bundles())
     with directory_of(context) as directory:
@@ -211,7 +211,7 @@ def _unloaded(
         last = unloading.taken(owned, within_s=_TAKEN_WITHIN_S)
     taken = {"taken_by": last.worker_id if last else None, "taken_fence": last.counter if last else None}
     if last is None:
-        note(f"it is unloaded, and nobody took it within {_TAKEN_WITHIN_S:.0f} s; see `sexton owners list`")
+        note(f"it is unloaded, and no worker took it within {_TAKEN_WITHIN_S:.0f} s; see `sexton owners list`")
     return Answer(document=_owned_row(owned) | taken, code=ExitCode.DONE if last else ExitCode.PARTIAL)
 
 

@@ -55,7 +55,7 @@ COMMANDS = {
     "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", "ledger", ("ledger.explain",)),
     "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion", "deletion"),
     "orphans": CommandEntry(
-        "What storage holds and nobody refers to: find it, look at it, remove it.",
+        "What storage holds and nothing refers to: find it, look at it, remove it.",
         "orphans.runs",
         "orphans",
         ("orphans.apply", "orphans.report"),

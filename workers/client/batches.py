@@ -107,7 +107,7 @@ class Batches:
 
 
 def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
-    """Leave the rows of a paused batch that nobody works on to the next sweep; its progress, or None of any other."""
+    """Leave the rows of a paused batch without a workflow to the next sweep; its progress, or None for another one."""
     if not deletions.release(batch_id):
         return None
     found = deletions.tally(batch_id)

@@ -1,4 +1,4 @@
-"""Connections that jobs are started with and workers are run on, and what is compared before the first job."""
+"""Connections to Temporal, for clients and workers, and what a client compares before its first job."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ async def connect_client(
                 interceptors=[] if plugins else [TracedCalls()],
                 plugins=plugins,
             )
-    except (RuntimeError, OSError) as error:  # what temporalio raises when nobody listens, and the time-out
+    except (RuntimeError, OSError) as error:  # what temporalio raises when nothing listens, and the time-out
         raise unreached(address, access, error) from error
     access.follow(client)
     return client
@@ -82,7 +82,7 @@ def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V
 
 
 def of_topic(topic: Topic) -> SearchAttributePair[Any]:
-    """What jobs on a topic are found by."""
+    """The search attributes by which jobs on a topic are found."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 
@@ -90,7 +90,7 @@ class OwnJobs:
     """Jobs on one namespace, upon one catalog and its store."""
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
-        """Compare nothing and open nothing yet.
+        """Keep the client; nothing is compared or opened yet.
 
         Args:
             client: Of Temporal.
@@ -140,7 +140,7 @@ class OwnJobs:
 
     @property
     def _policy(self) -> DeletionPolicy:
-        """How phase two works, as the settings say."""
+        """The deletion policy that the settings give."""
         settings = self._settings
         return DeletionPolicy(
             parallelism=settings.deletion_parallelism,

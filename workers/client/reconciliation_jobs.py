@@ -37,7 +37,7 @@ class ReconciliationJobs(OwnJobs):
 
         Args:
             older_than_s: Objects and rows that are younger are left out.
-            unsafe_age: An age below the floor is meant: nobody writes.
+            unsafe_age: An age below the floor is meant: no process writes.
             inventories: Manifests that stand in for listings, as the workers see them.
             master: A Spark cluster; empty: that of the workers' settings.
             reason: Kept in the run.

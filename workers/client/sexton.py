@@ -59,7 +59,7 @@ R = TypeVar("R")
 Handle = WorkflowHandle[Any, R]
 
 _LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
-_STARTED_WITHIN_S = 120.0  # after that a redriven batch that nobody started is found by a sweep
+_STARTED_WITHIN_S = 120.0  # after that a redriven batch that was not started is found by a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         return await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=about)
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
-        """Take up deletions that nobody works on, and forget old ones; joins a sweep that runs already."""
+        """Take up deletions that no workflow works on, and forget old ones; joins a sweep that runs already."""
         request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy)
         return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 

@@ -110,7 +110,7 @@ class TransactionClient:
         positions: Sequence[Position] = (),
         up_to: Position | None = None,
     ) -> Acknowledged:
-        """Acknowledge entries when the transaction commits; until then they are delivered to nobody else.
+        """Acknowledge entries when the transaction commits; until then they are delivered to no other consumer.
 
         Raises:
             TransactionNotOpen: It is decided.

@@ -42,7 +42,7 @@ class Delivered:
 
     topic: Topic
     received: list[tuple[Position, int]] = field(default_factory=list)  # and when, in milliseconds since 1970
-    ended_ms: int = 0  # when nobody received any more
+    ended_ms: int = 0  # when no consumer received any more
 
 
 class Delaying:

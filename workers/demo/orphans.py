@@ -55,7 +55,7 @@ def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> Damage:
 
 
 async def reconcile(settings: Settings) -> Reconciled:
-    """Plan at once, because nobody writes any more, and apply what was found."""
+    """Plan at once, because no process writes any more, and apply what was found."""
     await asyncio.sleep(_CLOCK_S)
     async with await Sexton.connect(settings) as sexton:
         plan = await sexton.plan_orphans(older_than_s=0, unsafe_age=True, reason="demo", actor="sexton demo")

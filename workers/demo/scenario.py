@@ -59,7 +59,7 @@ def planned(topics: int, ledgers: int) -> list[int]:
 
 
 def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[WrittenTopic]:
-    """Create topics in turn: one read by all, one with a slow subscription, one that nobody reads."""
+    """Create topics in turn: one read by all, one with a slow subscription, one that no consumer reads."""
     for number in range(topics):
         kind, plan = _PLANS[number % len(_PLANS)]
         say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")

@@ -19,7 +19,7 @@ from workers.operations.status import WORKER
 
 _PREFIX: Final = "sexton-demo-"
 _DEMO: Final = "demo"
-_MARK: Final = "demo.lock"  # a folder that has it may be removed once nobody holds the lock
+_MARK: Final = "demo.lock"  # a folder that has it may be removed once no process holds the lock
 _TRIES: Final = 20
 _BETWEEN_S: Final = 0.25  # a disk that is full or slow, or a process that was being started, needs a moment
 

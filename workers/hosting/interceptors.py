@@ -24,7 +24,7 @@ UNKNOWN_FAULT: Final = "UnknownFault"
 """The type that Temporal knows such a fault by."""
 
 _MOST_ATTEMPTS: Final = 10
-_ABOUT: Final = "Attempts of activities that met a fault which no code here expects: a bug, or an error nobody maps"
+_ABOUT: Final = "Attempts of activities that met an error which no code expects or translates"
 
 _log = logging.getLogger(__name__)
 

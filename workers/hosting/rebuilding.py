@@ -146,8 +146,8 @@ async def _end_abandoned(
     """End rebuilds into the same database from older manifests: no command goes on with them any more.
 
     They were killed before their load, and a newer manifest has appeared since. Each still holds its manifest, for
-    which raids wait, and its workflow, if it was started, waits for a worker that nobody starts. One that got as far as
-    its load is never among them: the database says that it is to go on.
+    which raids wait, and its workflow, if it was started, waits for a worker that is never started. One that got as far
+    as its load is never among them: the database says that it is to go on.
     """
     mine = RebuildId.parse(rebuild)
     into = partial(RebuildId.of, mine.catalog_id, mine.manifest, database_url=settings.database_url)

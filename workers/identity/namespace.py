@@ -65,7 +65,7 @@ async def compare(client: Client, catalog_id: str) -> bool:
 
 
 def _sign(catalog_id: str) -> Schedule:
-    """One that never runs; if somebody triggers it by hand, nobody polls its queue and it ends at once."""
+    """One that never runs; if somebody triggers it by hand, no worker polls its queue and it ends at once."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
             SCHEDULE, id=SCHEDULE, task_queue=SCHEDULE, execution_timeout=timedelta(seconds=1)

@@ -161,7 +161,7 @@ class Settings(BaseModel):
     metrics_address: Listening = "127.0.0.1:9464"  # of each worker; a taken port gives way to a free one
     http_address: Listening = "127.0.0.1:9465"  # of each worker's probes and pages; as `metrics_address`
     activity_threads: Annotated[Count, Field(le=1_024)] = 16
-    trace_retention: Annotated[Seconds, Field(ge=3_600)] = 7 * 86_400  # of span files that nobody writes to
+    trace_retention: Annotated[Seconds, Field(ge=3_600)] = 7 * 86_400  # of span files that no process writes to
     trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = 256 * 1024 * 1024  # of all span files of the home
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(upper)] = "INFO"
     drain_timeout: Annotated[Seconds, Field(ge=0)] = 30

@@ -40,7 +40,7 @@ _HELD = "ClaimHeld"  # another workflow is at work on the row
 _NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
 _FAILED = frozenset(one for one in Outcome if not one.success and one is not Outcome.RETRYING)
 FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
-"""Types that it fails with: outcomes, and what says that there is no such row, or nobody to do the work."""
+"""Types that it fails with: outcomes, and what says that there is no such row, or no worker to do the work."""
 _ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
 
 

@@ -112,7 +112,7 @@ class SweepDeletionsResult:
 
     batches: int = 0
     intents: int = 0  # stalled ones taken up, and new ones of newborn ledgers
-    newborn: int = 0  # ledgers that nobody had attached
+    newborn: int = 0  # ledgers that were never attached
     outcomes: dict[str, int] = field(default_factory=dict)  # copies, of the batches that ended meanwhile
     deleted: int = 0  # copies of which nothing is left
     objects: int = 0  # confirmed by storage

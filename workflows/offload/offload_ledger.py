@@ -1,8 +1,8 @@
 """`offload-ledger`: a ledger has a tiered copy that was read back, or is gone.
 
-Destroys nothing a reader could miss: of attempts that lose, the objects nobody was ever shown are left to deletion.
-Invariant: a copy is shown to readers only after storage was seen to hold all of it, and a ledger that is being
-offloaded is not deleted. To stop it, cancel or terminate it: what it has uploaded is deleted by the topic's next
+Destroys nothing a reader could miss: of attempts that lose, the objects that no reader was ever shown are left to
+deletion. Invariant: a copy is shown to readers only after storage was seen to hold all of it, and a ledger that is
+being offloaded is not deleted. To stop it, cancel or terminate it: what it has uploaded is deleted by the topic's next
 trims, a terminated one's once its time is over.
 
 1. Under a new uuid, upload the copy and check what storage holds; every retry is a new attempt.

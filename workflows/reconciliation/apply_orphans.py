@@ -1,6 +1,6 @@
 """`apply-orphans`: what a finished plan found is removed, page by page, after another look at each finding.
 
-Destroys ledgers, tiered copies, segments and uploads in parts that nobody refers to. Invariant: nothing goes on the
+Destroys ledgers, tiered copies, segments and uploads in parts that nothing refers to. Invariant: nothing goes on the
 plan alone: storage and catalog are asked again, and ledgers and copies go through two-phase deletion, which asks
 once more. To stop it for a while, pause it; for good, terminate it: a batch that it started goes on by itself, and the
 same plan applied again goes on from there.

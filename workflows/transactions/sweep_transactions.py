@@ -1,4 +1,4 @@
-"""`sweep-transactions`: coordinators with work that nobody does are woken, and old transactions are forgotten.
+"""`sweep-transactions`: coordinators with work that no workflow does are woken, and old transactions are forgotten.
 
 Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none; what it misses, the
 next one finds. To stop it, cancel or terminate it.

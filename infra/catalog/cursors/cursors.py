@@ -1,4 +1,4 @@
-"""Subscriptions in SQL; beyond what a row holds, a ledger takes the cursor's place for its state, or gives it back.
+"""Subscriptions in SQL; a state that is too large for its row is kept in a ledger, until it fits again.
 
 Locks: topic, the list of data ledgers where they are moved over, the cursor's own list, the cursor.
 """

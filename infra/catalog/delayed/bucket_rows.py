@@ -111,7 +111,7 @@ def recount(connection: Connection, topic_id: TopicId) -> None:
 
 
 def recount_all(connection: Connection) -> None:
-    """Count anew what is behind the end of each list, of all topics: of a catalog that nobody else writes to."""
+    """Count anew what is behind the end of each list, of all topics: of a catalog that no other process writes to."""
     new = {name: literal(value) for name, value in _NEW.items()}
     in_log, _ = delayed_sizes()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())

@@ -53,7 +53,7 @@ def file_intents(
     Args:
         connection: In a writing transaction that holds the lock of the ledgers' list.
         to_delete: Which rows of `ledger`.
-        batch_id: Whose work the intents are; empty: nobody's, so that they are stalled until a trim or a sweep.
+        batch_id: Whose work the intents are; empty: no batch, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
         cause: Who decided that they are deleted, and why; None for a ledger that its creator gave up.
         durable: Whether they leave tombstones; their intents say so too.
@@ -133,7 +133,7 @@ def tell_intent(connection: Connection, row_id: int, context: Mapping[str, str])
 def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
     """Let phase two look again at a newborn that was abandoned too early: its creator has put objects since.
 
-    An attempt that found nothing of it and is about to say so no longer may: the row is nobody's now.
+    An attempt that found nothing of it and is about to say so no longer may: the row is claimed by no workflow now.
     """
     _reopen(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 

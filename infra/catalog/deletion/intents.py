@@ -1,4 +1,4 @@
-"""Intents as they stand in `pending_deletion`: a row becomes a value, whatever a hand or a disk did to it."""
+"""Intents as they stand in `pending_deletion`: a row becomes a value, even if it is damaged."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -74,7 +74,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
 
 
 def is_dead_letter() -> ColumnElement[bool]:
-    """Whatever is neither on its way nor gone, a state that nobody knows included; ranges, for an index to read."""
+    """Rows that are neither unfinished nor deleted, of an unknown state, too; as ranges, so that an index serves."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 

@@ -267,7 +267,7 @@ def _counted(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) 
 
 
 def _may_have_something(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
-    """A closed data ledger, an intent that nobody works on, or a newborn that its creator left."""
+    """A closed data ledger, an intent that no workflow works on, or a newborn that its creator left."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
     data = lists.component == Component.MANAGED_LEDGER.value

@@ -64,7 +64,7 @@ def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
 
 
 def held(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
-    """Batches that are somebody's: claimed, or paused, and not finished."""
+    """Unfinished batches that are claimed or paused."""
     live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
     return and_(_R.finished_us.is_(None), live)
 
@@ -100,15 +100,15 @@ def begin_run(
 
 
 def set_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
-    """Set what a run says of itself."""
+    """Replace the summary of a run."""
     connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 
 
 def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
-    """Insert the run of a batch that many topics share, or hold it further.
+    """Insert the run of a batch that many topics share, or renew its claim.
 
     Raises:
-        ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would be nobody's.
+        ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would belong to no batch.
     """
     if begin_run(connection, batch_id, DELETES, NOTHING_YET | {"request": request}, claim=claim, now_us=now_us):
         return
@@ -176,7 +176,7 @@ def unless_done(connection: Connection, batch_id: str, request: str, lock: Calla
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Hold a batch further, or take one whose claim ended; one run of a workflow never shortens its own claim.
+    """Renew the claim of a batch, or claim one whose claim ended; one run of a workflow never shortens its own claim.
 
     Raises:
         UnknownObject: No such batch.

@@ -182,7 +182,7 @@ def _stalled(now_us: int) -> Select[Any]:
 
 
 def _newborn(before_us: int) -> Select[Any]:
-    """Ledger, list and topic of what nobody attached; of a topic that is gone `delete-topic` takes care."""
+    """Ledger, list and topic of ledgers that were never attached; of a topic that is gone `delete-topic` takes care."""
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
@@ -190,7 +190,7 @@ def _newborn(before_us: int) -> Select[Any]:
 
 
 def _abandoned(now_us: int) -> Select[Any]:
-    """List and topic of each copy that nobody will publish; the state as text, for its partial index to be read."""
+    """List and topic of each copy that will never be published; the state as text, for its partial index to be read."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)

@@ -143,7 +143,7 @@ def remove(
 
 
 def dissolve(connection: Connection, topic_id: TopicId, *, cause: Cause, now_us: int) -> None:
-    """Remove a topic at once with all of its rows, and file intents for its ledgers: nobody else writes meanwhile.
+    """Remove a topic at once with all of its rows, and file intents for its ledgers: no other process writes meanwhile.
 
     It came back from an older version of its record, when its deletion had ended and its name was used again.
     """

@@ -155,7 +155,7 @@ class Database:
 
     @property
     def is_absent(self) -> bool:
-        """Whether it is a SQLite file that nobody has made yet; connecting would make it."""
+        """Whether it is a SQLite file that was not made yet; connecting would make it."""
         return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
 
     def make_folder(self) -> None:

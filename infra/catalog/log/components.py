@@ -79,7 +79,7 @@ def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] 
 
 
 def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
-    """Replace a component's ledger by an intent that nobody works on yet, and say so in the audit log.
+    """Replace a component's ledger by an intent that no workflow works on yet, and say so in the audit log.
 
     A trim of the topic or a sweep takes the intent up, whatever became of that process (apache/pulsar#982).
     """

@@ -122,7 +122,7 @@ def hold_lease(connection: Connection, lease: Lease | None) -> None:
     """Require the lease to be its bundle's last, and keep it so until this transaction ends; None requires nothing.
 
     To be called after the locks of topic, ledger list and ledger and before those of intents, cursors and runs, and
-    before anything is written. Until the end nobody else writes under the lease and nobody raises the fence: a
+    before anything is written. Until the end no other process writes under the lease, and none raises the fence: a
     raise waits for us, or has committed and we are refused.
 
     A share lock would exclude a raise too. But PostgreSQL lets further share locks pass a waiter for an exclusive

@@ -96,7 +96,7 @@ def tiered_copies(first: int, end: int) -> Select[Any]:
 
 
 def intents(first: int, end: int) -> Select[Any]:
-    """Each intent of these row ids, unless nothing of it is left in storage; `stalled` is 1 if nobody works on it.
+    """Each intent of these row ids, unless nothing of it is left in storage; `stalled` is 1 if no workflow works on it.
 
     Whether a claim has ended, the database's clock says at the moment of the read.
     """
@@ -159,7 +159,7 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
-    """Those of these rows that are intents nobody works on, by the database's clock at the moment of the read.
+    """Which of these rows are intents without a workflow, by the database's clock at the moment of the read.
 
     Raises:
         InvalidInput: More than `MOST_LEDGERS`.

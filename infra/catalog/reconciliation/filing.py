@@ -115,7 +115,7 @@ def file_orphans(
         connection: In a writing transaction that holds the lists of those ledgers that have rows.
         orphans: Copies as storage states them.
         kept: Gets why nothing was done, by number.
-        batch_id: Whose work the intents are; empty: nobody's, until a sweep.
+        batch_id: Whose work the intents are; empty: no batch, until a sweep.
         cause: Who wants it, and why.
         now_us: The database's clock.
     """
@@ -257,7 +257,7 @@ def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]]) -> str | None:  # 
 
 
 def _take_up(connection: Connection, page: PageOfFindings, kept: dict[int, str], now_us: int) -> int:
-    """Intents that nobody works on still join the batch; how many. They are locked first: see `move`."""
+    """Intents that no workflow works on still join the batch; how many. They are locked first: see `move`."""
     asked = among(connection, _P.row_id, page.stalled.values())
     connection.execute(select(_P.row_id).where(asked).order_by(_P.row_id).with_for_update())
     idle = set(connection.execute(select(_P.row_id).where(asked, stalled(now_us))).scalars())

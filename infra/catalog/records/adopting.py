@@ -199,7 +199,7 @@ def _forget_absent_snapshots(connection: Connection) -> None:
 
 
 def _detach_unnamed(connection: Connection, now_us: int) -> None:
-    """Ledgers of components that nothing names get intents; nobody is creating any."""
+    """Ledgers of components that nothing names get intents; no process is creating any."""
     component = t.ledger_list.c.component
     named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in BY_ROW.items()))
     stray = and_(component.in_(list(BY_ROW)), ~named)

@@ -1,6 +1,6 @@
 """Settling a topic with what adoption found in storage: one transaction, in which all of it is taken in or none.
 
-Nobody else writes to the catalog meanwhile, so locks are those of any statement.
+No other process writes to the catalog meanwhile, so locks are those of any statement.
 """
 
 from collections.abc import Mapping, Sequence

@@ -156,7 +156,7 @@ class SqlTransactions(OnDatabase):
                 return found
             now = self._db.now_us(connection)
             if not rows.take(connection, txn, claimed_by(claim, now), workflow_id=claim.workflow_id, now_us=now):
-                raise ClaimHeld(f"txn {txn}: expected nobody at work on it, found {found.claim_workflow}")
+                raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {found.claim_workflow}")
             return found
 
         with effect("catalog.claim_transaction"):

@@ -113,7 +113,7 @@ class Subscriptions:
     ) -> Acknowledged:
         """Acknowledge single entries, or everything up to one; with neither, only move over what is contiguous.
 
-        In a transaction they are held for it, and delivered to nobody else, until it is decided.
+        In a transaction they are held for it, and delivered to no other consumer, until it is decided.
 
         Idempotency: an entry is acknowledged once, however often it is asked for.
 

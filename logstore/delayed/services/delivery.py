@@ -205,7 +205,7 @@ class Delivery:
             return len(self._trackers)
 
     def leave(self, topic: Topic, dispatcher: Dispatcher, holding: Holding) -> None:
-        """For `Consumer.close`, which keeps the consumer from receiving: forget what nobody uses any more."""
+        """For `Consumer.close`, which keeps the consumer from receiving: forget what is not used any more."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:

@@ -175,7 +175,7 @@ class SharedTracker:
         return True
 
     def _missed(self) -> list[Bucket]:
-        """Buckets that cannot be read, of which nobody was told."""
+        """Buckets that cannot be read, that were not reported yet."""
         return [bucket for bucket in self.tracker.lost if bucket.bucket_id not in self._alarmed]
 
     def _look_after_missed(self) -> None:

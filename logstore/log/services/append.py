@@ -229,7 +229,7 @@ class AppendQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody appends at this moment."""
+        """Whether no thread appends at this moment."""
         with self._lock:
             return not self._led
 

@@ -102,7 +102,7 @@ class ManagedLedger:
 
         Idempotency: repeating is safe for a producer with sequence ids; without, entries may be stored twice.
 
-        Entries of a transaction are seen by nobody until it commits, and entries behind them wait with them.
+        Entries of a transaction are not seen until it commits, and entries behind them wait with them.
 
         Raises:
             InvalidInput: No entries, sequence ids without a producer or not ascending, a value that a segment

@@ -78,7 +78,7 @@ class Cursors(Protocol):
         """Let a newborn cursor ledger hold the cursor's state: listed, CLOSED, its one segment registered.
 
         The row keeps what was acknowledged meanwhile and is not in the snapshot; the predecessor's ledger is
-        retired: out of its list, with an intent that nobody works on yet (apache/pulsar#982).
+        retired: out of its list, with an intent that no workflow works on yet (apache/pulsar#982).
 
         Returns whether the ledger is the cursor's now (true again when repeated). When the row has changed its
         snapshot or was sought, is gone, or its topic is not ACTIVE, an intent for the newborn is filed in the same

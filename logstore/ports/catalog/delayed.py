@@ -67,7 +67,7 @@ class DelayedIndex(Protocol):
         """The workflow that works on the topic's list, if its claim is alive."""
 
     def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
-        """Topics with something to seal, to merge or to drop, on which nobody works, ascending, above `after`.
+        """Topics with something to seal, to merge or to drop, on which no workflow works, ascending, above `after`.
 
         To drop is a bucket whose latest time has passed by a minute, that lies behind the mark-delete position of every
         subscription (there is one), or all of whose ledgers were trimmed.
@@ -95,7 +95,7 @@ class DelayedIndex(Protocol):
     def switch(self, switch: BucketSwitch) -> bool:
         """Change the list in one transaction: newborn ledgers are listed and CLOSED, and what is gone is retired.
 
-        Retired is: out of its list, with an intent that nobody works on yet.
+        Retired is: out of its list, with an intent that no workflow works on yet.
 
         Returns whether the list is as the switch says now (true again when repeated). When the version is another one,
         when a bucket of `gone` is not in the list, or when the topic is not ACTIVE, intents for all that was born are

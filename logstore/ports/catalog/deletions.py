@@ -45,7 +45,7 @@ class Deletions(Protocol):
         """
 
     def pause(self, batch_id: str) -> None:
-        """Hold the batch until it is resumed or released, whatever becomes of its claim: nobody takes up its rows.
+        """Hold the batch until it is resumed or released, whatever becomes of its claim: no workflow takes up its rows.
 
         Rows that have a workflow of their own go on.
 
@@ -53,7 +53,7 @@ class Deletions(Protocol):
 
         Raises:
             UnknownObject: No such batch.
-            PreconditionFailed: It is finished; or it was released, so that a call that comes late holds nobody's rows.
+            PreconditionFailed: It is finished; or it was released, so that a call that comes late holds no rows.
         """
 
     def resume(self, batch_id: str) -> None:

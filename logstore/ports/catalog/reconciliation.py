@@ -120,7 +120,7 @@ class Reconciliation(Protocol):
         """Newest first, finished or not."""
 
     def forget(self, *, older_than_s: float, limit: int) -> list[str]:
-        """Remove runs that were begun before that long and that nobody works on; their ids.
+        """Remove runs that were begun before that long and that no workflow works on; their ids.
 
         The newest finished plan stays, and so does one whose apply is unfinished, until that may be forgotten itself.
         Who dies before the output of these runs is removed leaves files that are of no run: a plan removes those too.

@@ -41,7 +41,7 @@ class TransactionSnapshots(Protocol):
         """The topic's buffer at one moment, out of rows alone; what is decided is in it as decided."""
 
     def take_due(self, *, limit: int, lease_s: float) -> list[TopicId]:
-        """Topics whose next snapshot is due now, oldest first; nobody else is given them within the lease.
+        """Topics whose next snapshot is due now, oldest first; they are given to no other worker within the lease.
 
         Idempotency: a topic whose taker dies is due again after the lease; two snapshots do no harm.
         """
@@ -51,7 +51,8 @@ class TransactionSnapshots(Protocol):
     ) -> bool:
         """Let a newborn ledger be the topic's snapshot: listed, CLOSED, its one segment registered.
 
-        The predecessor is retired in the same transaction: out of its list, with an intent that nobody works on yet.
+        The predecessor is retired in the same transaction: out of its list, with an intent that no workflow works on
+        yet.
 
         Returns whether the ledger is the topic's snapshot now (true again when repeated). When another one took the
         place meanwhile, when the snapshot there knows of more entries, or when the topic is not ACTIVE, an intent for

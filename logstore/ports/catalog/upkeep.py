@@ -67,7 +67,7 @@ class Upkeep(Protocol):
     def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
         """Turn dead letters into pending intents of a new batch, in one transaction; None: all there are.
 
-        Attempts count from none again, the last error stays until there is another. A state that nobody knows is a
+        Attempts count from none again, the last error stays until there is another. An unknown state is a
         dead letter too, and is mended by this. All or nothing for given ids. Leaves a row in the audit log. Who dies
         before its workflow is started leaves stalled rows, which a sweep takes up.
 

@@ -19,7 +19,7 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
 
 
 def apply_of(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
-    """The apply of a plan, at work or finished; None where nobody has applied it."""
+    """The apply of a plan, at work or finished; None where it was not applied."""
     try:
         return runs.run(apply_run_id(run_id))
     except UnknownObject:

@@ -98,7 +98,7 @@ class Adopter:
             adoption: The catalog.
             objects: The primary bucket.
             buckets: Tiered ones, by location.
-            application: Whose ledgers are looked at; others are nobody's we know, and stay as they are.
+            application: Whose ledgers are looked at; others belong to no catalog that we know, and stay as they are.
             threads: Requests for single objects under way at once, at least 1.
         """
         self._adoption, self._objects, self._buckets = adoption, objects, buckets
@@ -114,7 +114,7 @@ class Adopter:
             PreconditionFailed: The catalog is not being adopted.
             CatalogMismatch: The bucket is not the catalog's.
             CorruptData: An upload that may have been registered cannot be read.
-            StoreUnavailable, CatalogBusy: Nobody answered.
+            StoreUnavailable, CatalogBusy: The store or the catalog did not answer.
         """
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
@@ -255,7 +255,7 @@ def _ledger_id(pair: _Pair) -> LedgerId:
 
 
 def _by_ledger(listed: Iterable[ObjectInfo]) -> Iterator[_Stored]:
-    """Objects of one ledger stand one after the other; what stands in no ledger's prefix is nobody's we know."""
+    """Objects of one ledger stand one after the other; those outside of every ledger's prefix are foreign."""
     stored: _Stored | None = None
     for one in listed:
         ledger_id = ledger_in(one.key)

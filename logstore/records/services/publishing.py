@@ -1,4 +1,4 @@
-"""How versions get into the record log: blocks first, which nobody names yet, and then a manifest that names them.
+"""How versions get into the record log: blocks first, which no manifest names yet, and then a manifest that names them.
 
 The number of the manifest is the lock. A writer reads the newest manifest, reads the catalog after that, stores blocks,
 commits a random stamp to the catalog and puts the manifest of the next number. Of several one wins, and the others
@@ -59,7 +59,7 @@ def standing(records: Records, log: RecordLog) -> Standing:
     """Read the catalog's state and the newest manifest, and settle one that its writer could not settle.
 
     Settling it takes nothing out of the outbox: what it holds is flushed again, as newer versions that say the same.
-    For the same reason nothing is staged by it: the blocks of that page are nobody's. Repeating this is harmless.
+    For the same reason nothing is staged by it: no flush owns the blocks of that page. Repeating this is harmless.
 
     Raises:
         CatalogMismatch: The bucket has no manifest though the catalog knows one, or one of another catalog.
@@ -151,9 +151,9 @@ def publish(
 ) -> Manifest | None:
     """Put the manifest that follows the newest one, and settle it; None if another writer took its number.
 
-    A process that dies before it is put leaves a stamp and blocks that nobody names: both are harmless, and blocks are
-    swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing` settles it.
-    One whose put lands late wins the number or loses it to another one, as if it had been in time.
+    A process that dies before it is put leaves a stamp and blocks that no manifest names: both are harmless, and blocks
+    are swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing` settles
+    it. One whose put lands late wins the number or loses it to another one, as if it had been in time.
 
     Args:
         records: The catalog's side.

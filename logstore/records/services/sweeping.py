@@ -1,4 +1,4 @@
-"""Sweeping the records bucket: manifests that nobody needs any more, and then blocks that no manifest names.
+"""Sweeping the records bucket: manifests that are not needed any more, and then blocks that no manifest names.
 
 A block that no manifest names may be one that a writer is about to name. Such a writer has read a manifest that was the
 newest, and puts its own under the next number: it stored the block after that manifest was put, or at most an hour
@@ -54,7 +54,7 @@ class Sweeper:
     def sweep(
         self, now_us: int, *, staged: Collection[Block] = (), progress: Callable[[], None] = lambda: None
     ) -> Swept:
-        """Remove what nobody needs.
+        """Remove what is not needed.
 
         Args:
             now_us: By the catalog's clock: pins that have run out then do not count.

@@ -24,7 +24,7 @@ class Reported:
     plan: "ReconciliationRun"
     result: "PlanResult"
     files: "FindingFiles"
-    applied: "ReconciliationRun | None"  # None: nobody has applied it
+    applied: "ReconciliationRun | None"  # None: it was not applied
 
     def rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
         """Findings with their fates, losses first, then by number; a page in memory at a time."""

@@ -21,7 +21,7 @@ from workers.settings import parse_duration
 if TYPE_CHECKING:
     from workers.client import Sexton
 
-orphans = group("orphans", "What storage holds and nobody refers to: find it, look at it, remove it.")
+orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
 _LONGEST_PATH = 900  # as it is typed; made whole, it is within what a job takes
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -36,7 +36,7 @@ def known_run(run_id: str) -> str:
 
 OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger; 1h or more.")]
 UnsafeAge = Annotated[
-    bool, typer.Option("--unsafe-age", help="Allow an age below 1h. Only if nobody writes or offloads meanwhile.")
+    bool, typer.Option("--unsafe-age", help="Allow an age below 1h. Only if no process writes or offloads meanwhile.")
 ]
 Inventory = Annotated[
     list[str] | None,

@@ -63,7 +63,7 @@ def read(
 
 
 def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
-    """What people see; delivery times only where there is one, because a line has little room."""
+    """The rows of the table; with a column of delivery times only if there is one, because a line has little room."""
     rows = [entry_shown(one, most=most) for one in entries]
     if all(one.deliver_at_ms is None for one in entries):
         for row in rows:
