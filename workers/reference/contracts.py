@@ -128,9 +128,16 @@ def _contract(workflow: type) -> Contract:
 
 
 def _ids(name: str) -> tuple[str, ...]:
+    """The forms of a workflow's id.
+
+    Raises:
+        LookupError: No job has this name, and no other workflow starts one under a known id.
+    """
     job = jobs().get(name)
     if job:
         return tuple(job.id(key) if key else job.id() for key in job.keys)
+    if name != "delete-ledger":
+        raise LookupError(f"workflow {name}: expected a job with an id, in one of the rooms that are read, found none")
     parts: dict[str, Any] = {part: f"{{{part}}}" for part in ("ledger_id", "copy", "generation", "openings")}
     return delete_ledger_id(IntentKey(**parts | {"openings": 0})), delete_ledger_id(IntentKey(**parts))
 

@@ -14,7 +14,8 @@ _HEAD: Final = f"""# Workflows
 What a program in any language must know to start our jobs. `make reference` writes this page from the code.
 
 - **Task queue**: `{QUEUE}` for all, which is the setting `task_queue`; of `rebuild-catalog` one of its own, which the
-  command `sexton records rebuild` serves.
+  command `sexton records rebuild` serves; of `follow-records` `{QUEUE}-follow-` and the replica, with hyphens in place
+  of slashes, which `sexton records follow` serves.
 - **Id**: start each under exactly the id that stands here: it keeps two starts from doing the work twice. Where a form
   has no key, a schedule appends the time.
 - **Input**: exactly one JSON object, in the encoding `json/plain`, with no field but those below. What is not that

@@ -32,5 +32,8 @@ class FollowRecordsResult:
 
 
 FOLLOW_RECORDS = Job(
-    "follow-records", FollowRecordsInput, FollowRecordsResult
-)  # of the replica; of its seed, and of a watch, besides
+    "follow-records",
+    FollowRecordsInput,
+    FollowRecordsResult,
+    keys=("{replica}", "{replica}/seed", "{replica}/watch"),
+)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workflows.test_malformed import GOOD
 from workers.reference import failures
-from workers.reference.contracts import Contract, contracts, fields_of, jobs
+from workers.reference.contracts import Contract, _ids, contracts, fields_of, jobs
 from workflows.delayed.values import BuildDelayedIndexInput
 from workflows.deletion.values import DeletionPolicy, TrimTopicInput
 
@@ -46,6 +46,9 @@ def test_ids_are_made_of_what_the_request_names() -> None:
         known = {one.name for one in fields_of(job.request)} | ({"tc", "sequence"} if "txn" in GOOD[name] else set())
         assert {part for key in job.keys for part in _PLACEHOLDER.findall(key)} <= known, name
     assert _FOUND["seal-buckets"].ids == ("seal-buckets", "seal-buckets/{topic_id}")
+    assert _FOUND["follow-records"].ids[0] == "follow-records/{replica}"
+    with pytest.raises(LookupError, match="workflow no-such-job: expected a job with an id"):
+        _ids("no-such-job")
     assert _FOUND["delete-ledger"].ids[1] == "delete-ledger/{ledger_id}/{copy}/{generation}/{openings}"
 
 
