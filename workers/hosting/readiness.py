@@ -95,13 +95,15 @@ class Readiness:
                 all_of_them.create_task(self._ask(name, check))
 
     async def _ask(self, name: str, check: Check) -> None:
+        told = ""  # while it starts, nothing is: that it does not poll yet is no fault
         while True:
             problem = await _problem(check)
-            _, before = self._seen[name]
             self._seen[name] = self._clock(), Seen(name=name, ok=not problem, detail=problem)
-            if problem and problem != before.detail:
+            if problem and problem != told and self.phase is not Phase.STARTING:
+                told = problem
                 _log.warning("not ready, %s: %s", name, problem)
-            elif not problem and not before.ok:
+            elif told and not problem:
+                told = ""
                 _log.info("ready again, %s", name)
             await asyncio.sleep(self._every_s)
 

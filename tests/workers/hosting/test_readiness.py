@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
 from workers.hosting.readiness import FRESH_S, Phase, Readiness, in_own_threads
@@ -58,6 +60,25 @@ def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
             assert not readiness.ready
 
     asyncio.run(check())
+
+
+def test_problem_is_logged_once_the_worker_has_started(caplog: pytest.LogCaptureFixture) -> None:
+    """Before that it does not poll yet, which is no fault; a problem that stays is told then."""
+
+    async def check() -> None:
+        readiness, service = Readiness(every_s=0.001), Service()
+        service.fault = ServiceFailed("worker", "it does not poll", advice="read its log")
+        async with alongside(readiness.watch({"worker": service.ask})):
+            await _until(lambda: service.asked > 2)
+            assert not caplog.records
+            readiness.phase = Phase.SERVING
+            await _until(lambda: bool(caplog.records))
+            service.fault = None
+            await _until(lambda: readiness.ready and "ready again" in caplog.text)
+
+    caplog.set_level("INFO", "workers.hosting.readiness")
+    asyncio.run(check())
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_worker_whose_service_has_not_been_asked_is_not_ready() -> None:
