@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-build.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "setup: Python 3.11 to 3.13 is needed, found $$($(PYTHON) --version); set PYTHON=…"; exit 4; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "setup: installing $$(grep -c '^[a-z].*==' requirements.lock) packages into .venv; this takes some minutes"
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock
 	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
