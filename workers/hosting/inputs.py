@@ -273,7 +273,7 @@ def _told(what: str, error: ValidationError) -> InvalidInput:
     path = ".".join(str(part) for part in first["loc"]) or what
     match first["type"]:
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
-            return InvalidInput(path, expected="a value", found="nothing")
+            return InvalidInput(path, expected="a value", found=None)
         case "unexpected_keyword_argument" | "extra_forbidden":
             return InvalidInput(path, expected="no field of this name", found=first["input"])
         case "dataclass_type":
