@@ -124,13 +124,20 @@ async def _error_of(
     try:
         await client.get_workflow_handle(workflow_id, run_id=run_id).result(follow_runs=False)
     except WorkflowFailureError as failure:
-        cause: BaseException | None = failure
-        while cause is not None and cause.__cause__ is not None:
-            cause = cause.__cause__
-        return cause.type or "ApplicationError" if isinstance(cause, ApplicationError) else type(cause).__name__
+        return kind_of(failure)
     except RPCError as error:
         return str(error)
     return str(status)
+
+
+def kind_of(failure: BaseException) -> str:
+    """The type that the job's error has; what that came from, as a driver's error, does not count."""
+    cause = failure
+    while not isinstance(cause, ApplicationError):
+        if cause.__cause__ is None:
+            return type(cause).__name__
+        cause = cause.__cause__
+    return cause.type or "ApplicationError"
 
 
 async def runs_by_type(ground: Ground) -> dict[str, int]:
