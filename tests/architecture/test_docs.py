@@ -76,6 +76,14 @@ def test_every_workflow_has_a_runbook(name: str) -> None:
     assert [word for word in _ANSWERS if word not in answers.split()] == []
 
 
+def test_contents_of_operations_lead_to_each_section() -> None:
+    """The document is long: a section that its contents do not name is searched for."""
+    document = ROOT / "docs" / "operations.md"
+    contents = _prose(document).partition("## Contents\n")[2].partition("\n## ")[0]
+    named = {link.removeprefix("#") for link in _LINK.findall(contents)}
+    assert _anchors(document) - named == {"operations", "contents"}
+
+
 def _runbooks() -> Iterator[tuple[str, str]]:
     """Headings of runbooks, and what stands below each."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
