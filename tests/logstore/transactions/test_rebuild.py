@@ -157,7 +157,7 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
             history.world.objects.put_if_absent(key, body, metadata=stored.metadata)
     with caplog.at_level(logging.WARNING):
         assert log.rebuilder.rebuild(topic_id) == expected
-    assert "the whole log is read, for its snapshot is damaged" in caplog.text
+    assert "the whole log is read, because its snapshot is damaged" in caplog.text
 
 
 def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: History) -> None:

@@ -28,5 +28,5 @@ def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(capl
         asyncio.run(write_snapshots(write_due, every_s=0))
     assert asked == len(answers) + 1
     assert [one.getMessage() for one in caplog.records] == [
-        "no snapshot of transactions is written, for the catalog does not answer: away"
+        "no snapshot of transactions is written, because the catalog does not answer: away"
     ]
