@@ -1,7 +1,8 @@
 """What a soak reads of failed jobs."""
 
+from temporalio import exceptions
 from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutError, TimeoutType
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
 
 from tests.soak.temporal import kind_of
 
@@ -28,5 +29,5 @@ def test_job_failed_by_the_error_that_its_activity_told_and_not_by_what_that_cam
     away.__cause__ = ApplicationError("connection failed", type="OperationalError")
     assert kind_of(_failed(away)) == "StoreUnavailable"
     assert kind_of(_failed(ApplicationError("connection failed", type="OperationalError"))) == "OperationalError"
-    late = TimeoutError("late", type=TimeoutType.START_TO_CLOSE, last_heartbeat_details=[])
+    late = exceptions.TimeoutError("late", type=TimeoutType.START_TO_CLOSE, last_heartbeat_details=[])
     assert kind_of(_failed(late)) == "TimeoutError"
