@@ -86,17 +86,11 @@ class _Walk:
         self._met: set[tuple[str, str]] = set()
         self._used: set[str] = set()
         self._waiting: list[tuple[ModuleType, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-        todo = [(own, name)]
-        while todo:
-            for module, one in todo:
-                self._name(module, one)
-            todo = []
-            now = [(module, method) for module, method in self._waiting if method.name in self._used]
+        self._name(own, name)
+        while now := [one for one in self._waiting if one[1].name in self._used]:
             self._waiting = [one for one in self._waiting if one not in now]
             for module, method in now:
                 self._piece(module, method)
-            if now:
-                todo = [(own, name)]
 
     def _name(self, module: ModuleType, name: str) -> None:
         if not module.__name__.startswith("workflows") or module.__name__ in self._closed:
