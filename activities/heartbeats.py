@@ -6,6 +6,7 @@ before it has said that it runs, and `Thread.start` waits for ever; thread pools
 """
 
 import contextvars
+import logging
 import math
 import threading
 import time
@@ -44,6 +45,9 @@ def raise_if_cancelled() -> None:
 
 
 _BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no death
+_AGAIN_S = 0.5  # after which a thread is asked for again, where the machine had none to give
+
+_log = logging.getLogger(__name__)
 
 
 class _Beating:
@@ -55,9 +59,17 @@ class _Beating:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._context.run, args=(self._live,), name=self._name, daemon=True)
-        self._thread.start()
+    def start(self) -> bool:
+        """Whether it beats now; where the machine gives no thread, it is due again soon."""
+        thread = threading.Thread(target=self._context.run, args=(self._live,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.due = time.monotonic() + _AGAIN_S
+            _log.warning("no heartbeat: %s", error)
+            return False
+        self._thread = thread
+        return True
 
     def end(self) -> None:
         self._ended.set()
@@ -66,7 +78,12 @@ class _Beating:
 
     def _live(self) -> None:
         while not self._ended.is_set():
-            self._beat()
+            try:
+                self._beat()
+            except CancelledError:
+                pass  # of a renewal, between two of its attempts: the activity itself ends after the unit in hand
+            except Exception:  # noqa: BLE001 - the work that it beats for goes on; unheard, it would be begun anew beside it
+                _log.exception("a heartbeat met a fault that nothing here expects")
             self._ended.wait(_BEAT_EVERY_S)
 
 
@@ -85,11 +102,12 @@ class _Watch:
 
     def begin(self, one: _Beating) -> None:
         with self._changed:
-            self._quiet[one] = None
             if self._thread is None or not self._thread.is_alive():  # none lives on in a process that was forked
-                self._thread = threading.Thread(target=self._look, name="beats to come", daemon=True)
-                self._thread.start()
-            elif one.due < self._wakes:
+                thread = threading.Thread(target=self._look, name="beats to come", daemon=True)
+                thread.start()  # it waits for what is held here; one that cannot be started has nothing to watch
+                self._thread = thread
+            self._quiet[one] = None
+            if one.due < self._wakes:
                 self._wakes = one.due
                 self._changed.notify()
 
@@ -103,8 +121,8 @@ class _Watch:
             while True:
                 now = time.monotonic()
                 for one in [one for one in self._quiet if one.due <= now]:
-                    one.start()
-                    del self._quiet[one]
+                    if one.start():
+                        del self._quiet[one]
                 self._wakes = min((one.due for one in self._quiet), default=math.inf)
                 self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
 

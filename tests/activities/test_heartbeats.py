@@ -5,8 +5,9 @@ import threading
 import pytest
 
 from activities import heartbeats as module
-from activities.heartbeats import Heartbeats, beating, renewing, renewing_many
+from activities.heartbeats import Heartbeats, beating, defined, renewing, renewing_many
 from logstore.errors import ClaimHeld, StoreUnavailable
+from logstore.units import between_units
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
 
@@ -77,6 +78,105 @@ def test_beat_that_is_due_does_not_wait_for_a_later_one(monkeypatch: pytest.Monk
 
     env.run(work)
     assert set(beats) == {("sooner",)}
+
+
+class _Scarce(threading.Thread):
+    """Threads of a machine that has none to give, as often as told."""
+
+    lacking = 0
+
+    def start(self) -> None:
+        if type(self).lacking:
+            type(self).lacking -= 1
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+def _scarce(monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
+    monkeypatch.setattr(_Scarce, "lacking", lacking)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.005)
+    monkeypatch.setattr(threading, "Thread", _Scarce)
+
+
+def test_beats_begin_once_the_machine_has_a_thread_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be started when it is due keeps no other activity from beating, and is asked for again."""
+    beats = list[object]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def work() -> None:
+        with beating(lambda: ("before",)):
+            assert_eventually(lambda: ("before",) in beats)
+        _scarce(monkeypatch, 3)
+        with beating(lambda: ("one",)), beating(lambda: ("other",)):
+            assert_eventually(lambda: {("one",), ("other",)} <= set(beats))
+
+    env.run(work)
+    assert _Scarce.lacking == 0
+
+
+def test_work_that_ends_while_there_is_no_thread_for_its_beats_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has done what it was asked for."""
+
+    def work() -> str:
+        with beating():
+            pass
+        _scarce(monkeypatch, 1_000_000)
+        with beating():
+            assert_eventually(lambda: _Scarce.lacking < 999_990)
+        return "done"
+
+    assert environment().run(work) == "done"
+    assert not module._watch._quiet
+
+
+def test_work_that_cannot_be_watched_begins_not_and_beats_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of it that a later activity's watch would let beat."""
+    watch = module._Watch()
+    monkeypatch.setattr(module, "_watch", watch)
+    _scarce(monkeypatch, 1)
+
+    def work() -> None:
+        with beating():
+            raise AssertionError("began without a watch")
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        environment().run(work)
+    assert not watch._quiet
+
+
+def test_beats_go_on_behind_a_fault_that_nothing_expects(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a renewal, for instance: the work is alive all the same, and would be begun anew beside itself."""
+    beats = list[object]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    def work() -> None:
+        answers: list[Exception | None] = [None, ZeroDivisionError("a bug"), None]
+        with Heartbeats(lambda: _answer(answers)):
+            assert_eventually(lambda: not answers)
+            before = len(beats)
+            assert_eventually(lambda: len(beats) > before + 2)
+
+    env.run(work)
+    assert "a fault that nothing here expects" in caplog.text
+
+
+def test_beats_go_on_where_a_renewal_is_cancelled_between_its_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """A busy catalog is asked again and again; that the activity is cancelled meanwhile is no death of its worker."""
+    beats = list[object]()
+    env = environment()
+    env.on_heartbeat = lambda *details: beats.append(details)
+
+    @defined(name="tests.work")
+    def work() -> None:
+        with Heartbeats(between_units):  # which a catalog asks that is busy, before it is asked again
+            env.cancel()
+            before = len(beats)
+            assert_eventually(lambda: len(beats) > before + 10)
+
+    env.run(work)
+    assert not caplog.records, "it is no fault"
 
 
 def test_beats_go_on_while_many_claims_are_renewed() -> None:
