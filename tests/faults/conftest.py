@@ -18,14 +18,17 @@ from tests.faults.offloading import COLD, Offloading
 from tests.faults.operators import Operators
 from tests.faults.reconciling import LOSING, Reconciling
 from tests.faults.recording import RECORDED, Recording
-from tests.faults.scene import PAIR, SHORT
+from tests.faults.scene import BESIDE, PAIR, SHORT
 from tests.faults.transacting import PARTIES, Transacting
 from tests.faults.world import World
 
 SEED = 20_261_120
 
 
-COURSES = ("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "record", "remove")
+COURSES = (
+    *("short", "offload", "together", "delete", "clear", "reconcile", "transact", "delay", "record", "beside"),
+    "remove",
+)
 Start = Callable[..., Operators]
 
 
@@ -71,11 +74,12 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
     `transact`: transactions over two topics and a subscription are decided in every way, and told.
     `delay`: delayed messages of two topics are sealed, merged, dropped, cleared, sealed anew and built.
     `record`: a catalog is flushed, replicated, defragmented, and a tombstone is raided.
+    `beside`: a topic is trimmed whose ledgers stand side by side in a shard, so that chunks share listings.
     `remove`: phase one and two of everything, from where all is written and storage begins to misbehave.
     """
     written, pair = Operators(World(fresh(), template)), Operators(World(fresh(), template), PAIR)
-    cold = Offloading(World(fresh(), template), COLD)
-    for one in (written, pair, cold):
+    cold, beside = Offloading(World(fresh(), template), COLD), Operators(World(fresh(), template), BESIDE)
+    for one in (written, pair, cold, beside):
         one.drive(one.write)
 
     def short(**more: Any) -> Operators:
@@ -111,6 +115,7 @@ def courses(template: Path, fresh: Callable[[], Path]) -> dict[str, Course]:
         "transact": _course(transact, _transact),
         "delay": _course(delay, _delay),
         "record": _course(record, _record),
+        "beside": _course(forked(beside), Operators.run),
         "remove": _course(forked(written), Operators.run),
     }
 

@@ -42,6 +42,16 @@ from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgerInput, DeleteL
 _PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6}, components=True)
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)
 WRITTEN: Final = (_PLAN,)
+SIDE_BY_SIDE: Final = (
+    TopicPlan(
+        name="persistent://shop/main/beside",
+        ledgers=4,
+        acknowledged={"billing": 4},
+        troubles={0: Trouble.SQUATTED},
+        neighbours=True,
+    ),
+)
+"""Of three ledgers that go, two stand side by side in a shard."""
 ENDS_WITHIN_S: Final = 90.0
 _FIRST_IDS: Final = itertools.count(1_000, 1_000)
 
@@ -53,7 +63,7 @@ class RealWorld:
         """Reach it; `prepare` makes it ready."""
         self.settings = settings
         self.planted: dict[str, bytes] = {}
-        self._database = Path(settings.database_url.removeprefix("sqlite:///"))
+        self.database = Path(settings.database_url.removeprefix("sqlite:///"))
         self._s3 = boto3.client(
             "s3",
             endpoint_url=settings.s3_endpoint,
@@ -69,7 +79,7 @@ class RealWorld:
         A namespace of Temporal serves one catalog. Here many share one, and workflow ids carry the catalog's ids.
         """
         first = next(_FIRST_IDS)
-        with closing(sqlite3.connect(self._database)) as connection, connection:
+        with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
             connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
         StackHome.at(self.settings.home).prepare()
@@ -87,7 +97,7 @@ class RealWorld:
         """Let the store be one from before markers."""
         for bucket in (self.settings.primary_bucket, self.settings.tiered_bucket):
             self._s3.delete_object(Bucket=bucket, Key=MARKER_KEY)
-        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             connection.execute("DELETE FROM bucket_marker")
 
     def look(self) -> Seen:
@@ -95,7 +105,7 @@ class RealWorld:
         objects, cold = (self._content(name) for name in (self.settings.primary_bucket, self.settings.tiered_bucket))
         del cold[MARKER_KEY]
         uploads = self._s3.list_multipart_uploads(Bucket=self.settings.tiered_bucket).get("Uploads", ())
-        return look(self._database, objects, self.planted, tiered=cold, parts={each["Key"] for each in uploads})
+        return look(self.database, objects, self.planted, tiered=cold, parts={each["Key"] for each in uploads})
 
     def _content(self, bucket: str) -> dict[str, bytes]:
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
@@ -108,7 +118,7 @@ class RealWorld:
 
     def let_uploadsended(self) -> None:
         """Let so much time pass that nothing of any upload can land any more."""
-        with closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             for table in ("ledger_copy", "pending_deletion"):
                 ended = (
                     f"UPDATE {table} SET context = json_set(context, '$.until_us', '1') WHERE context LIKE '%until%'"
@@ -120,7 +130,7 @@ class RealWorld:
         return self._count("state <> 'PENDING'")
 
     def _count(self, where: str) -> int:
-        with closing(sqlite3.connect(self._database, timeout=30)) as connection:
+        with closing(sqlite3.connect(self.database, timeout=30)) as connection:
             return int(connection.execute(f"SELECT count(*) FROM pending_deletion WHERE {where}").fetchone()[0])
 
     def trouble(self, ledger_id: int, trouble: Trouble, *, last_segment: int) -> None:

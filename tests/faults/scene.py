@@ -48,6 +48,7 @@ class TopicPlan:
     troubles: dict[int, Trouble] = field(default_factory=dict)  # by place in the list
     picked: int | None = None  # place of a ledger to be deleted by id, out of the middle
     components: bool = False  # whether a cursor outgrows its row, and the topic has a schema
+    neighbours: bool = False  # whether all ledgers but the first one stand side by side in one shard of the bucket
 
     @property
     def doomed(self) -> int:
@@ -122,6 +123,17 @@ PAIR = (
         components=True,
     ),
 )
+
+BESIDE = (
+    TopicPlan(
+        name="persistent://shop/main/beside",
+        ledgers=7,
+        acknowledged={"billing": 7},
+        troubles={2: Trouble.SQUATTED, 3: Trouble.LISTED_SHORT},
+        neighbours=True,
+    ),
+)
+"""Of whose ledgers a chunk lists two by one walk through their shard."""
 
 PLANTED = {
     "another-application/ledgers/00/0000000000000000/00000000.parquet": b"theirs",

@@ -12,7 +12,9 @@ import pytest
 from temporalio import activity, workflow
 
 from logstore import failpoints
+from logstore.log.ledgers import shard_prefix
 from tests.driver.driver import Ending
+from tests.fakes.objects import Fault, Operation
 from tests.fakes.owners import NobodyOwns
 from tests.faults.auditor import wrong_at_rest
 from tests.faults.conftest import COURSES, SEED, Course
@@ -41,6 +43,7 @@ _DONE_TWICE = ("after", "reported_failed")
 """Behind these the main job is run once more; behind the second with --all-faults, for the first says the same."""
 _ALONE = {"records.sweep_blocks", "records.sweep_manifests"}
 """Whose failure costs a round of replication: the course has rounds for one, and its raid waits for the replica."""
+_BEHIND_A_WALK = ("storage.delete_data", "storage.delete_meta", "catalog.finish")
 _EFFECTS = sorted(named_in_source().keys() - _MET_ALONE)
 
 
@@ -151,6 +154,45 @@ def test_main_job_killed_before_any_write_keeps_every_promise(
     writes = range(1, courses[name].writes + 1) if every else range(_WRITES, courses[name].writes + 1, _WRITES)
     for fatal in [[one] for one in writes] if every else [writes]:
         assert _survive(courses[name], fatal=fatal).crashes == [f"write {one}" for one in fatal]
+
+
+@pytest.mark.parametrize(("moment", "action"), INTERRUPTIONS)
+@pytest.mark.parametrize("effect", _BEHIND_A_WALK)
+def test_chunk_that_shared_a_listing_interrupted_behind_it_keeps_every_promise(
+    effect: str, moment: str, action: str, courses: dict[str, Course], pytestconfig: pytest.Config
+) -> None:
+    """Between the walk and the deletes, between data and statements, and as the rows end: it is walked anew.
+
+    Then some neighbours are half gone or gone, and those that ended are not asked for again.
+    """
+    most = _EVERY if pytestconfig.getoption("--all-faults") else 2
+    every = interruptions(courses["beside"].hits, effect, moment, action, most=most)
+    assert len(every) > 1
+    for one in every:
+        assert _interrupt(courses["beside"], one, twice=_DONE_TWICE) == {one}
+
+
+def test_chunk_that_shared_a_listing_killed_before_any_delete_keeps_every_promise(
+    courses: dict[str, Course], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a page: each key that is left is found by the next walk, or by its name."""
+    undisturbed = courses["beside"].start()
+    world, deletes = undisturbed.world, list[int]()
+    meet = world.store._meet
+
+    def counted(operation: Operation, name: str) -> Fault | None:
+        fault = meet(operation, name)
+        if operation is Operation.DELETE:
+            deletes.append(world.writes)
+        return fault
+
+    monkeypatch.setattr(world.store, "_meet", counted)
+    courses["beside"].go(undisturbed)
+    walked = [call for call in world.store.calls if call == (Operation.LIST, shard_prefix(0))]
+    assert len(walked) >= 2
+    assert len(deletes) > 12
+    for one in deletes if pytestconfig.getoption("--all-faults") else deletes[1::4]:
+        assert _survive(courses["beside"], fatal=[one]).crashes == [f"write {one}"]
 
 
 @pytest.mark.parametrize("name", COURSES)

@@ -7,6 +7,7 @@ noticed only when its heartbeat is missed.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -21,6 +22,7 @@ from tests.faults.operators import Operators
 from tests.faults.programs import Programs
 from tests.faults.real import (
     REAL,
+    SIDE_BY_SIDE,
     WRITTEN,
     RealWorld,
     Worker,
@@ -59,6 +61,7 @@ _ONLY_IN_PROCESS = {
 """Needs storage that refuses one key and not the others, which no real server can be asked for, or large objects."""
 
 _OF_ONE_LEDGER = ("catalog.take.", "catalog.finish.", "storage.")  # what deleting a single ledger does, in this order
+_BEHIND_A_WALK = ("storage.delete_", "catalog.finish.")
 _OF_TIERED_COPIES = (
     "offload.",
     "tiered.",
@@ -74,9 +77,14 @@ _ONE_PAGE = {"catalog.remove_primaries"}  # of the size that real pages have
 Case = Callable[[RealWorld, Interruption], Awaitable[None]]
 
 
-async def _dies_in(world: RealWorld, one: Interruption, work: Callable[[RealWorld], Awaitable[None]]) -> None:
+async def _dies_in(
+    world: RealWorld,
+    one: Interruption,
+    work: Callable[[RealWorld], Awaitable[None]],
+    plans: tuple[TopicPlan, ...] = REAL,
+) -> None:
     """A worker meets its failpoint in `work`; another one goes on."""
-    programs = Programs(world, REAL)
+    programs = Programs(world, plans)
     await asyncio.to_thread(lambda: programs.drive(programs.write))
     first = await asyncio.to_thread(Worker, world, "worker-1", str(one))
     working = asyncio.ensure_future(work(world))
@@ -86,7 +94,12 @@ async def _dies_in(world: RealWorld, one: Interruption, work: Callable[[RealWorl
         assert not wrong, f"right after {one}: {wrong}"
         await asyncio.to_thread(Worker, world, "worker-2")
     await working
-    await _at_rest(world, one, REAL, work)
+    await _at_rest(world, one, plans, work)
+
+
+async def _worker_dies_behind_a_shared_listing(world: RealWorld, one: Interruption) -> None:
+    """It has listed two ledgers by one walk through their shard, and the next worker walks anew."""
+    await _dies_in(world, one, partial(trim, plans=SIDE_BY_SIDE), SIDE_BY_SIDE)
 
 
 async def _worker_dies_in_a_trim(world: RealWorld, one: Interruption) -> None:
@@ -144,7 +157,7 @@ async def _writer_dies(world: RealWorld, one: Interruption) -> None:
 
 
 async def _at_rest(
-    world: RealWorld, one: Interruption, plans: Sequence[TopicPlan], work: Callable[[RealWorld], Awaitable[None]]
+    world: RealWorld, one: Interruption, plans: tuple[TopicPlan, ...], work: Callable[[RealWorld], Awaitable[None]]
 ) -> None:
     """Every promise holds, and the same once more, or one more trim, changes nothing."""
     gone = work is delete_topics
@@ -153,7 +166,7 @@ async def _at_rest(
     newborn = [f"ledger {row} was never attached" for row, it in seen.ledgers.items() if it.state == "CREATING"]
     wrong = [it for it in wrong_at_rest(seen, expected) if not any(it.startswith(known) for known in newborn)]
     assert not wrong, f"{one}: {wrong}"  # a newborn ledger waits for its registration timeout
-    await (work if gone else trim)(world)
+    await (work if gone else partial(trim, plans=plans))(world)
     again = await asyncio.to_thread(world.look)
     assert (again.objects, again.rows, again.audit) == (seen.objects, seen.rows, seen.audit), (
         f"{one}: twice is not once"
@@ -213,6 +226,7 @@ def every_case(
     cold = {name: count for name, count in courses["offload"].hits.items() if name.startswith(_OF_TIERED_COPIES)}
     started = {name: 1 for name in trimmed if name.startswith(_AT_THE_START)}
     alone = {name: 1 for name in courses["remove"].hits if name.startswith(_OF_ONE_LEDGER)}
+    beside = {name: 1 for name in courses["beside"].hits if name.startswith(_BEHIND_A_WALK)}
     marked = {name: 1 for name in courses["offload"].hits if name.startswith(_AS_IT_MARKS)}
     found: list[tuple[Case, Interruption]] = []
     for case, points in (
@@ -221,6 +235,7 @@ def every_case(
         (_worker_dies_as_it_marks, marked),
         (_worker_dies_in_a_trim, {name: count for name, count in trimmed.items() if name not in {*started, *marked}}),
         (_worker_dies_with_one_ledger, alone),
+        (_worker_dies_behind_a_shared_listing, beside),
         (_worker_dies_in_an_offload, cold),
         (_worker_dies_in_a_delete, {name: count for name, count in deleted.items() if "_topic" in name}),
         (worker_dies_in_a_seal, POINTS),
@@ -247,6 +262,7 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
         *dice.sample(of[_writer_dies], 1),
         *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
         *dice.sample([case for case in of[_worker_dies_with_one_ledger] if case[1].point.startswith("storage.")], 1),
+        *dice.sample(of[_worker_dies_behind_a_shared_listing], 1),
         *dice.sample(of[_worker_dies_as_it_marks], 1),
         *dice.sample(of[_worker_dies_in_a_delete], 1),
         *dice.sample(of[worker_dies_in_a_merge], 1),

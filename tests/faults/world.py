@@ -64,10 +64,18 @@ class LyingStore(Store):
         return super()._meet(operation, name)
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """See the port; an object that a truncated listing lacks is one of the last."""
+        """See the port; an object that a truncated listing lacks is one of the last.
+
+        A listing of more than the prefix lies as one of the prefix alone does.
+        """
         found = [*super().list(prefix, start_after=start_after, first_page=first_page)]
-        metas_first = sorted(found, key=lambda item: item.key.endswith(".parquet"))
-        yield from sorted(metas_first[: self.short.pop(prefix, FOREVER)], key=lambda item: item.key)
+        for short in [one for one in self.short if one.startswith(prefix)]:
+            below = [item for item in found if item.key.startswith(short)]
+            if below or short == prefix:
+                metas_first = sorted(below, key=lambda item: item.key.endswith(".parquet"))
+                lacking = {item.key for item in metas_first[self.short.pop(short) :]}
+                found = [item for item in found if item.key not in lacking]
+        yield from found
 
 
 class World:
