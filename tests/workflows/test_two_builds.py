@@ -1,19 +1,21 @@
 """Two builds side by side on a real server: rolled out by a share, made current, rolled back."""
 
+import math
 import uuid
 from collections import Counter
 from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowHandle
+from temporalio.client import Client, WorkflowHandle
 
 from activities.records.values import ReplicateInput
-from logstore.errors import PreconditionFailed
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
-from workers.operations.builds import deploy, deploy_new, read_deployment, unserved_queues
+from workers.operations import builds
+from workers.operations.builds import Deployment, deploy, deploy_new, read_deployment, unserved_queues
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeletionPolicy
 from workflows.records.replicate_records import ReplicateRecords
@@ -139,6 +141,50 @@ async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> N
         assert (await read_deployment(house.client, name)).ramp_percent == 10
         for _ in range(2):
             assert (await deploy(house.client, name, "b", ramp=0)).ramping is None
+
+
+async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One operator takes back the share of a build, and another one begins that of the next at the same moment."""
+    name = house.queue
+    async with house.build("a"), house.build("b"), house.build("c"):
+        await deploy_new(house.client, name, "a")
+        await deploy_new(house.client, name, "b", ramp=10)
+        await deploy_new(house.client, name, "c", ramp=20)
+        await deploy_new(house.client, name, "b", ramp=10)
+
+        async def read(client: Client, of: str) -> Deployment:
+            found = await read_deployment(client, of)
+            monkeypatch.undo()
+            await deploy(client, of, "c", ramp=20)
+            return found
+
+        monkeypatch.setattr(builds, "read_deployment", read)
+        with pytest.raises(PreconditionFailed, match=f"build b of {name}: "):
+            await deploy(house.client, name, "b", ramp=0)
+        found = await read_deployment(house.client, name)
+        assert (found.ramping, found.ramp_percent) == ("c", 20)
+
+
+async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(house: House) -> None:
+    """Other tools may begin one; its share of new runs would wait for workers that do not exist any more."""
+    name = house.queue
+    async with house.build("a"):
+        await deploy_new(house.client, name, "a")
+        await builds._ramp(house.client, name, "", 30)
+        assert str(await read_deployment(house.client, name)) == (
+            f"{name}: a is current, what has no version ramps at 30 %"
+        )
+        found = await deploy(house.client, name, "a")
+        assert (found.current, found.ramps, found.ramp_percent) == ("a", False, 0)
+
+
+@pytest.mark.parametrize("share", [math.nan, -1.0, 100.5])
+async def test_share_that_is_none_is_refused(house: House, share: float) -> None:
+    """Also what is no number, which is neither less than 0 nor more than 100."""
+    with pytest.raises(InvalidInput, match="ramp: expected a share of new runs, 0 to 100 per cent"):
+        await deploy(house.client, house.queue, "a", ramp=share)
 
 
 async def test_build_that_never_served_is_refused(house: House) -> None:

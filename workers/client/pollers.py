@@ -61,8 +61,8 @@ async def _ended(client: Client, queue: str, keys: Collection[_Key]) -> AsyncIte
             page = await client.workflow_service.list_workers(request, timeout=_ANSWER_WITHIN)
             for one in page.workers:
                 key = one.worker_identity, one.deployment_version.build_id
-                if one.status in _ENDED and key in keys:
-                    yield key, await _last_reported_at(client, one)
+                if one.status in _ENDED and key in keys and (at := await _last_reported_at(client, one)):
+                    yield key, at
             if not page.next_page_token:
                 return
             request.next_page_token = page.next_page_token
@@ -71,9 +71,15 @@ async def _ended(client: Client, queue: str, keys: Collection[_Key]) -> AsyncIte
             raise
 
 
-async def _last_reported_at(client: Client, one: WorkerListInfo) -> float:
+async def _last_reported_at(client: Client, one: WorkerListInfo) -> float | None:
+    """None where the server has forgotten it since it was listed; of the others it still knows."""
     request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=one.worker_instance_key)
-    found = await client.workflow_service.describe_worker(request, timeout=_ANSWER_WITHIN)
+    try:
+        found = await client.workflow_service.describe_worker(request, timeout=_ANSWER_WITHIN)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
     return found.worker_info.worker_heartbeat.heartbeat_time.ToNanoseconds() / 1e9
 
 

@@ -10,7 +10,7 @@ Source: Temporal, "Worker Versioning"; `workflows/deployment.proto` of its API.
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from temporalio.api.deployment.v1 import WorkerDeploymentInfo, WorkerDeploymentVersion
@@ -32,6 +32,7 @@ _PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
 _IN_PROGRESS: Final = RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_IN_PROGRESS
 _REGISTERED_WITHIN_S: Final = 60.0
 _KNOWN_WITHIN_S: Final = 30.0
+_WHOLE: Final = 100  # per cent
 _REFUSED: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT}
 
 
@@ -51,14 +52,21 @@ class Deployment:
 
     name: str
     current: str | None = None  # None: only workers without a version get new runs
-    ramping: str | None = None
+    ramping: str | None = None  # None with a share of more than 0: workers without a version get it
     ramp_percent: float = 0.0
     builds: tuple[BuildRow, ...] = ()
     settled: bool = True  # every task queue routes by this
+    read_at: bytes = b""  # Temporal's mark of this state: what is asked under it is refused once that has changed
+
+    @property
+    def ramps(self) -> bool:
+        """Whether there is a ramp, be it to workers without a version."""
+        return self.ramping is not None or self.ramp_percent > 0
 
     def __str__(self) -> str:
         """The state in a few words."""
-        ramp = f", {self.ramping} ramps at {self.ramp_percent:g} %" if self.ramping else ""
+        ramping = self.ramping or "what has no version"
+        ramp = f", {ramping} ramps at {self.ramp_percent:g} %" if self.ramps else ""
         return f"{self.name}: {self.current or 'no build'} is current{ramp}"
 
 
@@ -83,7 +91,7 @@ async def read_deployment(client: Client, name: str) -> Deployment:
         if error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower():
             return Deployment(name=name)
         raise
-    return _deployment(answer.worker_deployment_info)
+    return replace(_deployment(answer.worker_deployment_info), read_at=answer.conflict_token)
 
 
 async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Collection[str] = ()) -> Sequence[str]:
@@ -131,21 +139,21 @@ async def deploy(
         dead: As of `unserved_queues`.
 
     Raises:
+        InvalidInput: No share.
         PreconditionFailed: Temporal knows no such build, or no worker of it polls one of its queues, or it serves fewer
             queues than the current one, or it is current already and cannot ramp, or another build ramps whose ramp was
-            to be ended.
+            to be ended, or began to meanwhile.
     """
+    if ramp is not None and not 0 <= ramp <= _WHOLE:  # what is no number is neither less nor more
+        raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_WHOLE} per cent", found=ramp)
     before = await read_deployment(client, name)
-    if build_id not in {row.build_id for row in before.builds}:
-        known = ", ".join(row.build_id for row in before.builds) or "none"
-        found = f"build {build_id} of {name}: expected one that a worker has served with, found {known}"
-        raise PreconditionFailed(found)
+    _require_known(before, build_id)
     try:
         if ramp != 0 and not without_workers:
             await _require_workers(client, name, build_id, dead)
         if ramp is None:
             await _make_current(client, name, build_id)
-            if (await read_deployment(client, name)).ramping:  # asked again: another call may have begun it meanwhile
+            if (await read_deployment(client, name)).ramps:  # asked again: another call may have begun it meanwhile
                 await _ramp(client, name, "", 0)
         elif ramp:
             await _ramp(client, name, build_id, ramp)
@@ -156,6 +164,13 @@ async def deploy(
             raise PreconditionFailed(f"build {build_id} of {name}: {error.message}") from error
         raise
     return await _known_to_queues(client, name)
+
+
+def _require_known(deployment: Deployment, build_id: str) -> None:
+    if build_id not in {row.build_id for row in deployment.builds}:
+        known = ", ".join(row.build_id for row in deployment.builds) or "none"
+        found = f"build {build_id} of {deployment.name}: expected one that a worker has served with, found {known}"
+        raise PreconditionFailed(found)
 
 
 async def _require_workers(client: Client, name: str, build_id: str, dead: Collection[str]) -> None:
@@ -206,16 +221,17 @@ async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:
     if before.ramping not in {None, build_id}:
         found = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
         raise PreconditionFailed(found)
-    await _ramp(client, before.name, "", 0)
+    await _ramp(client, before.name, "", 0, read_at=before.read_at)
 
 
-async def _ramp(client: Client, name: str, build_id: str, percent: float) -> None:
+async def _ramp(client: Client, name: str, build_id: str, percent: float, *, read_at: bytes = b"") -> None:
     await client.workflow_service.set_worker_deployment_ramping_version(
         SetWorkerDeploymentRampingVersionRequest(
             namespace=client.namespace,
             deployment_name=name,
             build_id=build_id,
             percentage=percent,
+            conflict_token=read_at,
             identity=client.identity,
         )
     )
@@ -237,7 +253,7 @@ def _deployment(info: WorkerDeploymentInfo) -> Deployment:
         name=info.name,
         current=routing.current_deployment_version.build_id or None,
         ramping=ramping,
-        ramp_percent=routing.ramping_version_percentage if ramping else 0.0,
+        ramp_percent=routing.ramping_version_percentage,
         builds=tuple(sorted(rows, key=lambda row: (-row.created_us, row.build_id))),
         settled=info.routing_config_update_state != _IN_PROGRESS,
     )

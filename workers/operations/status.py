@@ -138,21 +138,23 @@ def _database(settings: Settings) -> str:
 
 
 def _current_build(settings: Settings) -> str:
-    async def ask(client: Client) -> tuple[Deployment, Sequence[str]]:
+    async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
         found = await read_deployment(client, settings.deployment_name)
         dead = dead_workers(StackHome.at(settings.home))
-        unserved = await unserved_queues(client, found.name, found.current, dead=dead) if found.current else ()
-        return found, unserved
+        ramping = found.ramping if found.ramp_percent else None
+        fed = [build for build in (found.current, ramping) if build]
+        return found, {build: await unserved_queues(client, found.name, build, dead=dead) for build in fed}
 
     found, unserved = with_client(settings, ask)
     if found.current is None:
         advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
         raise ServiceFailed("deployment", str(found), advice=advice)
-    if unserved:
-        advice = (
-            "start one of that build, or make a build current that has workers: `sexton worker deploy --build-id ID`"
-        )
-        raise ServiceFailed("deployment", f"{found}, and no worker of it polls {', '.join(unserved)}", advice=advice)
+    for build, queues in unserved.items():
+        if queues:
+            advice = "start one of that build, or make a build current that has workers: "
+            advice += "`sexton worker deploy --build-id ID`"
+            problem = f"{found}, and no worker of {build} polls {', '.join(queues)}"
+            raise ServiceFailed("deployment", problem, advice=advice)
     return str(found)
 
 

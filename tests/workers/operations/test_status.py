@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -106,20 +106,23 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
 
 
-def test_doctor_says_that_no_worker_of_the_current_build_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All new runs would wait; workers whose processes are gone from this home are not waited for."""
+def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait, all or the share that ramps; workers whose processes are gone from this home do not count."""
     settings = Settings(home=tmp_path, temporal_address="127.0.0.1:1", deployment_name="store")
-    unserved: list[str] = []
+    unserved: dict[str, list[str]] = {"b2": [], "b3": ["sexton"]}
+    ramp: dict[str, Any] = {"ramping": "b3", "ramp_percent": 0.0}
 
     async def connect(_: Settings) -> object:
         return _remembering()
 
     async def read(_: object, name: str) -> Deployment:
-        return Deployment(name=name, current="b2")
+        return Deployment(name=name, current="b2", **ramp)
 
     async def ask(_: object, name: str, build_id: str, *, dead: set[str]) -> list[str]:
-        assert (name, build_id, dead) == ("store", "b2", {"killed"})
-        return unserved
+        assert (name, dead) == ("store", {"killed"})
+        return unserved[build_id]
 
     monkeypatch.setattr("workers.client.connections.connect_client", connect)
     monkeypatch.setattr("workers.operations.status.read_deployment", read)
@@ -129,12 +132,15 @@ def test_doctor_says_that_no_worker_of_the_current_build_polls(tmp_path: Path, m
         assert _named(settings, "deployment") == {
             "name": "deployment",
             "ok": True,
-            "detail": "store: b2 is current",
+            "detail": "store: b2 is current, b3 ramps at 0 %",
         }
-        unserved.append("sexton")
-        row = _named(settings, "deployment")
-    assert not row["ok"]
-    assert "store: b2 is current, and no worker of it polls sexton; start one of that build" in str(row["detail"])
+        ramp["ramp_percent"] = 10.0
+        ramping = _named(settings, "deployment")
+        unserved["b2"] = ["sexton"]
+        current = _named(settings, "deployment")
+    assert not ramping["ok"]
+    assert "b3 ramps at 10 %, and no worker of b3 polls sexton; start one of that build" in str(ramping["detail"])
+    assert "and no worker of b2 polls sexton; start one of that build" in str(current["detail"])
 
 
 def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
