@@ -76,8 +76,9 @@ async def _followed(found: "weakref.ref[Client]", path: str) -> None:
                 _log.warning("the API key stays as it was: %s", error)
             told = str(error)
         else:
+            told = ""
             if key != client.api_key:
-                client.api_key, told = key, ""
+                client.api_key = key
                 _log.info("the API key was read again")
         del client
 

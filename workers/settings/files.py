@@ -25,25 +25,30 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
 
 
 def read_text(field: str, path: str, rule: str) -> str:
-    """The text of a file in UTF-8; arguments are those of `read_bytes`.
+    """The text of a file in UTF-8, without the mark that Windows begins one with; arguments are those of `read_bytes`.
 
     Raises:
         InvalidInput: It cannot be read, or is no text; nothing of what stands there is shown.
     """
     try:
-        return read_bytes(field, path, rule).decode()
+        return read_bytes(field, path, rule).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidInput(field, expected=f"{rule} (it is no text)", found=path) from None
 
 
 def read_secret(field: str, path: str) -> str:
-    """The text of a file that holds one secret, without the space around it.
+    """The text of a file that holds one secret, without the space around it, hence without its line's end.
 
     Raises:
-        InvalidInput: It cannot be read, or is empty.
+        InvalidInput: It cannot be read, is empty, or holds more than a secret: no service takes one with a line end in
+            it, and a client would leave such a key out without a word.
     """
     rule = "a file with a secret in it"
     text = read_text(field, path, rule).strip()
     if not text:
         raise InvalidInput(field, expected=f"{rule} (it is empty)", found=path)
+    if not text.isprintable():
+        raise InvalidInput(
+            field, expected=f"{rule} (it has several lines, or characters that are not printed)", found=path
+        )
     return text

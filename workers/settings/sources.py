@@ -134,7 +134,7 @@ def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
     asked = environ.get("SEXTON_CONFIG")
     path = cwd / (asked or "sexton.toml")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         if not asked:
             return {}

@@ -169,9 +169,9 @@ class _Nothing:
 
 
 def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
-    secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch
+    secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both keys are good for a while, then the new one alone; a file that is away for a moment changes nothing."""
+    """Both keys are good for a while, then the new one alone; a file that is away, or holds no key, changes nothing."""
     monkeypatch.setattr(temporal_access, "_LOOK_S", 0.02)
     file = Path(secured.temporal_api_key_file)
 
@@ -179,6 +179,9 @@ def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
         client = await connect_client(secured)
         worker = Worker(client, task_queue="keys", workflows=[_Nothing], workflow_runner=UnsandboxedWorkflowRunner())
         async with worker:
+            await asyncio.to_thread(file.write_text, "no key\nbut a text\n")
+            await assert_eventually(lambda: "the API key stays as it was" in caplog.text)
+            assert client.api_key == _KEY
             shutil.move(file, file.with_suffix(".old"))
             front.keys = {_KEY, "key-two"}
             await asyncio.to_thread(file.write_text, "key-two\n")

@@ -372,7 +372,15 @@ def test_load_settings_secret_in_a_file_counts_as_its_source(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("content", "rule"),
-    [(None, "No such file"), (b" \n", "it is empty"), (b"\xff\xfe", "it is no text"), (b"sasl:", "scheme:credential")],
+    [
+        (None, "No such file"),
+        (b" \n", "it is empty"),
+        (b"\xef\xbb\xbf\r\n", "it is empty"),
+        (b"\xff\xfe", "it is no text"),
+        (b"sasl:", "scheme:credential"),
+        (b"digest:a:b\r\n# of the store\r\n", "it has several lines"),
+        (b"digest:a:b\0c", "characters that are not printed"),
+    ],
 )
 def test_load_settings_file_without_a_secret_is_refused(tmp_path: Path, content: bytes | None, rule: str) -> None:
     """What is not there, says nothing, is no text, or holds what the setting does not take."""
@@ -381,6 +389,14 @@ def test_load_settings_file_without_a_secret_is_refused(tmp_path: Path, content:
     with pytest.raises(InvalidInput, match=rule) as refused:
         _load(tmp_path, environ={"SEXTON_ZOOKEEPER_AUTH_FILE": str(tmp_path / "auth")})
     assert refused.value.field in {"zookeeper_auth_file", "zookeeper_auth"}
+
+
+def test_load_settings_secret_is_read_from_a_file_of_windows(tmp_path: Path) -> None:
+    """With the mark that its editors put before a text, and with its line ends."""
+    (tmp_path / "secret").write_bytes(b"\xef\xbb\xbfof-file\r\n")
+    (tmp_path / "sexton.toml").write_bytes(b'\xef\xbb\xbfs3_secret_key_file = "secret"\r\n')
+    found = _load(tmp_path)
+    assert found.settings.s3_secret_key.get_secret_value() == "of-file"
 
 
 def test_load_settings_secret_that_is_given_twice_is_refused(tmp_path: Path) -> None:
