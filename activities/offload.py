@@ -129,7 +129,8 @@ class LedgerOffload:
         Idempotency: every attempt has a uuid of its own; what an earlier one may have left gets its deletion intent
         before this one begins, and two that overlap never touch the same object.
         Heartbeat: while it runs.
-        Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); anything else (retry).
+        Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
+            StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
         """
         ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
         topic = request.topic if is_topic_name(request.topic) else None

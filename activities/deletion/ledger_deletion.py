@@ -97,8 +97,8 @@ class LedgerDeletion:
 
         Idempotency: keyed by `batch_id`; a second call returns what the first one did.
         Heartbeat: while the transaction runs.
-        Raises: InvalidInput, Unsupported, LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal);
-            CatalogBusy, StoreUnavailable (retry).
+        Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id is another request's), Unsupported,
+            LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         lease = lease_of(request, self._owners)
         if isinstance(lease, Redirected):

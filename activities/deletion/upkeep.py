@@ -55,7 +55,7 @@ class DeletionUpkeep:
         """Keep the batch claimed while it is paused, so that no sweep takes its rows for abandoned.
 
         Idempotency: the claim ends a quarter of an hour after the last call; a chunk in hand never shortens it.
-        Raises: ClaimHeld, UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
+        Raises: ClaimHeld (terminal): it was released, or finished; CatalogBusy, StoreUnavailable (retry).
         """
         self._deletions.renew(request.batch_id, own_claim(_PAUSED_S))
 

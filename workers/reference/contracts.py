@@ -110,21 +110,28 @@ def _contract(workflow: type) -> Contract:
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
     answers = Refusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guards & raised or guards) if answers else set()
-    final = {name for name in raised if issubclass(failures.known(name), FINAL)} | failures.said(code)
-    fails = getattr(module, "FAILURES", final - refused)
+    fails = getattr(module, "FAILURES", _fails(workflow, refused))
+    awaited = (_contract(one) for one in getattr(module, "AWAITED", ()))
     return Contract(
         name=str(definition.name),
         ids=_ids(str(definition.name)),
         about=_about(module),
         takes=takes,
         gives=gives,
-        fails=tuple(sorted({*fails, errors.InvalidInput.__name__})),
+        fails=tuple(sorted({*fails, *(name for one in awaited for name in one.fails), errors.InvalidInput.__name__})),
         retried=tuple(sorted(name for name in raised if not issubclass(failures.known(name), FINAL))),
         refused=tuple(sorted(refused)),
         signals=_calls(definition.signals),
         queries=_calls(definition.queries),
         updates=_calls(definition.updates),
     )
+
+
+def _fails(workflow: type, refused: set[str]) -> set[str]:
+    """What ends a run: failures of its own, what no guard looks at, and what a guard lets pass."""
+    whole, unguarded = (failures.ending(workflow, guarded=one) for one in (True, False))
+    raised = (failures.raised(whole) - refused) | failures.raised(unguarded, only_called=True)
+    return {name for name in raised if issubclass(failures.known(name), FINAL)} | failures.said(whole)
 
 
 def _ids(name: str) -> tuple[str, ...]:

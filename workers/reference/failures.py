@@ -2,10 +2,13 @@
 
 Reached is what a method names, and what that names in turn, within `workflows`: functions, constants, and of a class
 the methods whose names are used anywhere in what is reached. Another workflow is not followed: its failures are its
-own. Of an activity that is reached the errors are those that its docstring says it raises.
+own, and its parent's only where that says so. Of an activity that is reached the errors are those that its docstring
+says it raises. They do not end the run where an update asked for the activity, whose sender is told, or where an
+`except ActivityError` makes a result of them.
 """
 
 import ast
+import copy
 import inspect
 import re
 import sys
@@ -24,6 +27,9 @@ _ERROR: Final = re.compile(r"\b[A-Z]\w+")
 _PARAGRAPH: Final = re.compile(r"\n\n|\Z")
 _METHODS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
+_REFUSING: Final = frozenset({"refused", "refusal_of"})  # make a result of what a guard refused, and of nothing else
+_TELLING: Final = frozenset({"with_refusal"})  # make a sentence in the result of whatever failed
+
 Reached = tuple[tuple[ModuleType, ast.AST], ...]
 """Pieces of code, each with its module."""
 
@@ -34,22 +40,45 @@ def reached(workflow: type) -> Reached:
     return tuple(_Walk(sys.modules[workflow.__module__], workflow.__name__).pieces)
 
 
+@cache
+def ending(workflow: type, *, guarded: bool) -> Reached:
+    """Of what is reached, the code whose errors may end the run.
+
+    Args:
+        workflow: Its class.
+        guarded: Whether code counts of which a guard's refusals are a result: other errors of it end the run.
+    """
+    kept = _Kept(_TELLING if guarded else _TELLING | _REFUSING)
+    return tuple(_Walk(sys.modules[workflow.__module__], workflow.__name__, kept).pieces)
+
+
 def modules_of(code: Reached) -> list[ModuleType]:
     """Where the pieces stand, each module once."""
     return list({module.__name__: module for module, _ in code}.values())
 
 
-def raised(code: Reached) -> set[str]:
-    """What the activities that the code names say they raise; a router looks the owner up again by itself."""
+def raised(code: Reached, *, only_called: bool = False) -> set[str]:
+    """What the activities that the code names say they raise; a router looks the owner up again by itself.
+
+    Args:
+        code: Some pieces.
+        only_called: Whether only those count that the code itself calls, and not those that it hands to other code.
+    """
     found = set[str]()
     for module, piece in code:
-        for node in ast.walk(piece):
+        for node in _first_arguments(piece) if only_called else ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = getattr(getattr(module, node.value.id, None), node.attr, None)
                 if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
                     found |= _named(inspect.getdoc(called) or "")
     routed = dispatch in modules_of(code)
     return (found | dispatch.NOT_OF_THE_WORK) - {errors.NotOwner.__name__} if routed else found
+
+
+def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(piece):
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2].startswith("execute"):
+            yield node.args[0]
 
 
 def said(code: Reached) -> set[str]:
@@ -77,10 +106,32 @@ def known(name: str) -> type[errors.SextonError]:
     return kind
 
 
+class _Kept(ast.NodeTransformer):
+    """Leaves out what is tried where a handler of failed activities calls one of these, whatever has failed."""
+
+    def __init__(self, handling: frozenset[str]) -> None:
+        self._handling = handling
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Keep the handlers, and what comes behind them."""
+        if any(self._handles(one) for one in node.handlers):
+            node.body = []
+        return self.generic_visit(node)
+
+    def _handles(self, handler: ast.ExceptHandler) -> bool:
+        if handler.type is None or "ActivityError" not in ast.unparse(handler.type):
+            return False
+        inside = [node for statement in handler.body for node in ast.walk(statement)]
+        sometimes = any(isinstance(node, ast.IfExp) for node in inside)
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in inside if isinstance(node, ast.Call)}
+        return not sometimes and not self._handling.isdisjoint(called)
+
+
 class _Walk:
     """From one class through all that it names."""
 
-    def __init__(self, own: ModuleType, name: str) -> None:
+    def __init__(self, own: ModuleType, name: str, kept: _Kept | None = None) -> None:
+        self._kept = kept
         self.pieces: list[tuple[ModuleType, ast.AST]] = []
         self._closed = {one.__module__ for one in WORKFLOWS} - {own.__name__}
         self._met: set[tuple[str, str]] = set()
@@ -103,6 +154,8 @@ class _Walk:
             self._name(sys.modules[node.module or ""], _original(node, name))
         elif isinstance(node, ast.ClassDef):
             for part in (*node.bases, *node.body):
+                if self._kept is not None and _answers_an_update(part):
+                    continue
                 if isinstance(part, _METHODS) and not (part.decorator_list or part.name.startswith("__")):
                     self._waiting.append((module, part))
                 else:
@@ -111,6 +164,8 @@ class _Walk:
             self._piece(module, node)
 
     def _piece(self, module: ModuleType, piece: ast.AST) -> None:
+        if self._kept is not None:
+            piece = self._kept.visit(copy.deepcopy(piece))
         self.pieces.append((module, piece))
         for node in ast.walk(piece):
             if isinstance(node, ast.Name):
@@ -120,6 +175,10 @@ class _Walk:
                 other = getattr(module, node.value.id, None) if isinstance(node.value, ast.Name) else None
                 if isinstance(other, ModuleType):
                     self._name(other, node.attr)
+
+
+def _answers_an_update(part: ast.AST) -> bool:
+    return isinstance(part, _METHODS) and any("update" in ast.unparse(one) for one in part.decorator_list)
 
 
 @cache

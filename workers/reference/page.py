@@ -25,9 +25,12 @@ What a program in any language must know to start our jobs. `make reference` wri
 - **Names** of topics are encoded, at most 200 characters: as search attributes in the Web UI show them.
 - **Errors**: the type of the outermost failure, one of those that the job's steps say they raise. Every workflow may
   also end with `UnknownFault` (a bug, after ten attempts), `TimeoutError`, `TerminatedError` and `CancelledError`.
+  Where the store itself is not as it must be, every one that changes something may end with `CatalogAdopting` (the
+  catalog is being rebuilt, or is a replica), `CatalogMismatch` (a bucket is another catalog's), `CatalogOutdated` (the
+  database is older than its record log) or `CatalogVersionMismatch`.
   Errors that are *tried again* end a job only where attempts are limited, as those of uploads and of bulk jobs are.
 - **Refused**: a guard refused what was asked, and nothing changed. The workflow completes, and `refused` in its result
-  says why.
+  says why; `stopped` does where it has done something before.
 """
 _NONE: Final = re.compile(r"\bNone\b")
 _PLAIN: Final[dict[Any, str]] = {

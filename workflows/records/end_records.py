@@ -33,7 +33,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records.values import EndRecordsInput, EndRecordsResult
 
 _STOPS = {one.__name__ for one in (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)}
-_REFUSALS = {*_STOPS, *activity_options.GUARDS}
+GUARDS = frozenset({*_STOPS, *activity_options.GUARDS})
+"""Types of refusals by which an end of records ends: nothing changed, or nothing more from some page on."""
 _SAMPLE = 20  # ledgers and reasons that the result names
 
 _PAGE = workflow.ActivityConfig(
@@ -91,7 +92,7 @@ class EndRecords:
                 RecordEnding.begin_ending, asked, **options.CATALOG
             )
         except ActivityError as error:
-            self._result = replace(self._result, refused=refusals.refused(error, _REFUSALS))
+            self._result = replace(self._result, refused=refusals.refused(error, GUARDS))
             return False
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
@@ -116,7 +117,7 @@ class EndRecords:
         try:
             page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, asked, **_PAGE)
         except ActivityError as error:
-            self._result = replace(self._result, stopped=refusals.refused(error, _REFUSALS))
+            self._result = replace(self._result, stopped=refusals.refused(error, GUARDS))
             return None
         return page
 

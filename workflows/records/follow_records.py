@@ -26,7 +26,7 @@ _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
     heartbeat_timeout=options.NOTICED,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
-_REFUSALS = frozenset(
+GUARDS = frozenset(
     {
         "CatalogMismatch",
         "CatalogVersionMismatch",
@@ -52,7 +52,7 @@ class FollowRecords:
             done = await workflow.execute_activity_method(RecordFollowing.follow, steps, **_STEPS)
             result = FollowRecordsResult(done=done)
         except ActivityError as error:
-            result = FollowRecordsResult(refused=refusals.refused(error, _REFUSALS))
+            result = FollowRecordsResult(refused=refusals.refused(error, GUARDS))
         workflow.set_current_details(shown(result))
         return result
 

@@ -62,7 +62,25 @@ def test_errors_are_those_of_the_activities_and_of_the_workflow_itself() -> None
     assert {"DEAD_LETTERED", "NoProgress", "UNKNOWN"} <= set(_FOUND["delete-ledger"].fails)
     assert "OffloadOvertaken" in _FOUND["offload-ledger"].fails
     assert _FOUND["offload-topic"].refused == (), "its `refused` is a count"
-    assert _FOUND["end-records"].refused == ("CatalogAdopting",), "guards of another room are not its own"
+    assert "CatalogAdopting" in _FOUND["end-records"].refused
+    assert "CatalogAdopting" not in _FOUND["apply-orphans"].refused, "guards of another room are not its own"
+
+
+def test_errors_that_a_workflow_makes_a_result_of_do_not_fail_it() -> None:
+    """What a guard refuses, what is told in the result, and what an update's sender is told."""
+    assert _FOUND["follow-records"].fails == _FOUND["end-records"].fails == ("InvalidInput",)
+    assert "MissingData" in _FOUND["follow-records"].refused
+    assert "FunctionFailed" in _FOUND["end-records"].refused
+    assert _FOUND["offload-topic"].fails == ("InvalidInput",), "an ask that fails is told"
+    assert _FOUND["build-delayed-index"].fails == ("CorruptData", "InvalidInput", "UnknownObject")
+
+
+def test_errors_that_no_guard_looks_at_fail_a_workflow() -> None:
+    """Behind its first step, where the same is refused, and of a batch that it waits for."""
+    assert {"CatalogMismatch", "PreconditionFailed", "StaleCatalog"} <= set(_FOUND["apply-orphans"].fails)
+    assert {"CatalogMismatch", "PreconditionFailed", "StaleCatalog"} <= set(_FOUND["apply-orphans"].refused)
+    assert "ClaimHeld" in _FOUND["trim-topic"].fails
+    assert "ClaimHeld" not in _FOUND["trim-topics"].fails
 
 
 def test_only_what_a_workflow_reaches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
