@@ -9,9 +9,11 @@ from activities.dispatch import Answer
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
-from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
+from tests.workflows.deletion.test_batch_control import gate_at
+from tests.workflows.house import Gate, House, assert_eventually, details_of, failure, require_documented
+from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.values import TrimTopicResult
+from workflows.deletion.values import DeletionPolicy, TrimTopicResult
 
 
 def listed(house: House) -> list[LedgerId]:
@@ -61,6 +63,25 @@ async def test_trim_of_an_unknown_topic_fails(house: House) -> None:
         with pytest.raises(WorkflowFailureError) as caught:
             await handle.result()
     assert failure(caught.value)[0] == "UnknownObject"
+
+
+async def test_trim_fails_as_the_batch_did_that_it_waits_for(house: House) -> None:
+    """Its batch was paused and then released, to be taken up by a sweep: the trim says so, as its reference does."""
+    ledgers = house.world.fill(2)
+    house.policy = DeletionPolicy(chunk=1, parallelism=1)
+    gate = gate_at(house, ledgers[0])
+    async with house.worker():
+        handle = await house.trim()
+        await assert_eventually(gate.reached.is_set)
+        (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
+        await house.client.get_workflow_handle(f"delete-ledgers/{batch}").execute_update(DeleteLedgers.pause)
+        assert house.world.catalog.deletions.release(str(batch))
+        gate.open()
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+    require_documented(handle.id, caught.value)
+    kind, sentence = failure(caught.value)
+    assert (kind, "found that it was released" in sentence) == ("ClaimHeld", True)
 
 
 @pytest.mark.parametrize("how", ["cancel", "terminate"])
