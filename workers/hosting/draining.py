@@ -19,6 +19,7 @@ LEAVE_S: Final = 10.0
 """So long after `drain_timeout` a worker ends at the latest, in seconds."""
 
 _FAILED: Final = 1
+_TOLD_WITHIN_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,14 @@ class LastMoment:
 
 
 def _leave(in_hand: RunningActivities) -> None:
+    try:
+        telling = threading.Thread(target=_tell, args=[in_hand], daemon=True)
+        telling.start()
+        telling.join(_TOLD_WITHIN_S)  # a log that nobody reads any more takes no line, and lets nobody close it
+    finally:
+        os._exit(_FAILED)
+
+
+def _tell(in_hand: RunningActivities) -> None:
     _log.error("%d activities did not end, or a request hangs: they are left to other workers", in_hand.activities)
     logging.shutdown()
-    os._exit(_FAILED)
