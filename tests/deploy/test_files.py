@@ -21,6 +21,7 @@ from tests.architecture.source import ROOT
 from tests.tls import Authority
 from workers.assembly.bulk import store_address
 from workers.client.payload_codec import EncryptingCodec, data_converter
+from workers.client.payload_keys import read_payload_keys
 from workers.client.temporal_access import temporal_access
 from workers.hosting.draining import LEAVE_S
 from workers.hosting.owning import ensemble_of
@@ -230,6 +231,20 @@ def test_secrets_of_the_compose_file_are_made_once_and_for_their_owner(tmp_path:
     assert secrets.stat().st_mode & 0o777 == 0o700
     assert before["postgres-password"].strip() in before["database-url"]
     assert set(before) == {Path(one["file"]).name for one in _compose()["secrets"].values()}
+
+
+def test_secrets_of_the_compose_file_are_none_where_they_cannot_be_made(tmp_path: Path) -> None:
+    """Without openssl the script fails, and keeps nothing that the next run would take for a secret."""
+    script, commands = shutil.copy(_DEPLOY / "make-secrets.sh", tmp_path), tmp_path / "bin"
+    commands.mkdir()
+    for name in ("cat", "chmod", "dirname", "mkdir", "mv"):
+        (commands / name).symlink_to(str(shutil.which(name)))
+    failed = subprocess.run(["/bin/sh", script], env={"PATH": str(commands)}, capture_output=True, check=False)
+    assert (failed.returncode != 0, b"openssl" in failed.stderr) == (True, True)
+    subprocess.run(["/bin/sh", script], check=True)
+    made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert f":{made['postgres-password'].strip()}@" in made["database-url"]
+    assert len(read_payload_keys(str(tmp_path / "secrets" / "payload-keys"))["first"]) == 32
 
 
 def test_compose_file_has_secrets_by_reference_alone() -> None:
