@@ -2,15 +2,24 @@
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from temporalio import activity
 
 from activities.heartbeats import beating, defined, raise_if_cancelled
-from activities.records.follow_values import FollowInput
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.following import Follower
 from logstore.units import between_units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowInput:
+    """What is new in the record log is to be in the replica's database."""
+
+    seed: bool = False  # empty the database first, and apply all
+    watch_s: float = 0.0  # for how long changes are looked for; 0: what there is now
+
 
 _LEAST_S: Final = 0.05  # between two looks
 _LOG: Final = logging.getLogger(__name__)

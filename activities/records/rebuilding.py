@@ -13,11 +13,10 @@ from uuid import uuid4
 
 from activities.bulk import run_to_end
 from activities.heartbeats import beating, defined, raise_if_cancelled
-from activities.records.rebuild_values import (
+from activities.records.values import (
     AdoptedShards,
     AdoptShardsInput,
     PublishedManifest,
-    RebuildAdopted,
     RebuildBegun,
     RebuildStep,
     RebuiltRows,
@@ -28,6 +27,7 @@ from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog.rebuilding import Load, Rebuild
 from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
+from logstore.records.jobs import RebuildAdopted
 from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart

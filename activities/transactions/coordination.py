@@ -5,15 +5,17 @@ Idempotency of all of them: what is decided stays decided, claims lapse, markers
 
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from temporalio import activity
+
 from activities.deletion.claims import CLAIM_S, own_claim
 from activities.heartbeats import beating, defined
-from activities.transactions import metrics
 from activities.transactions.values import BusyInput, Drained, DrainInput, ForgetInput, TellInput, Told
 from logstore.errors import StoreUnavailable
-from logstore.ports.catalog import Claim, CoordinatorWork, StoredTransaction, Transactions
+from logstore.ports.catalog import Claim, CoordinatorWork, Finished, StoredTransaction, Transactions
 from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
 from logstore.transactions.transactions import MOST_ERROR, MOST_SHOWN, Owed, TransactionId, one_line
 from logstore.units import between_units
@@ -25,6 +27,13 @@ _EXPIRED: Final = 1_000
 _MOST_HANDED: Final = 100  # ids in an answer; more of them are handed over by the next one
 _LOOK_S: Final = (0.003, 0.012)  # between two looks for work, at first and at last
 _GATHER: Final = 0.1  # of the time that a batch took is waited for the next one: its clients decide again together
+
+BROADCAST: Final = "sexton_transactions_broadcast_seconds"
+
+BUCKETS: Final[Mapping[str, Sequence[float]]] = {
+    BROADCAST: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+}
+"""Upper bounds by metric, inclusive, in seconds; the SDK's own are for milliseconds."""
 
 
 @dataclass(slots=True)
@@ -100,7 +109,7 @@ class Coordination:
         batch = self._transactions.claim(own_claim(), limit=_BATCH)
         if batch:
             done = self._broadcasts.settle(batch)
-            metrics.told(done.finished)
+            _record(done.finished)
             served.finished += len(done.finished)
             served.handed += self._hand_over(done)
         return len(batch)
@@ -154,7 +163,7 @@ class Coordination:
         found = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
         if found.finished_us is None:
             done = self._broadcasts.settle([found])
-            metrics.told(done.finished)
+            _record(done.finished)
             if failures := done.failures.get(txn):
                 self._transactions.failed(txn, failures)
             found = self._transactions.get(txn)
@@ -197,3 +206,21 @@ def _told(found: StoredTransaction) -> Told:
         ],
         owed_count=len(owed),
     )
+
+
+def _record(finished: Iterable[Finished]) -> None:
+    """Record how long broadcasts took, from a transaction's decision until its last participant was told.
+
+    It is recorded after the catalog has committed the end, and only by the call that brought it: a repeated activity
+    adds nothing. A worker that dies between the two leaves that transaction out for ever. Both ends are by the
+    catalog's clock. One without participants is over once it is decided, and one whose last participant an operator
+    resolved was not told: neither is recorded. A transaction that is not told yet is in the gauge
+    `sexton_transactions_oldest_decided_seconds`. Labels are those of the activity alone: no topic, no transaction.
+    """
+    took = [one.took_us / 1_000_000 for one in finished if one.took_us is not None]
+    if not took:
+        return
+    about = "From the decision of a transaction until its last participant was told"
+    histogram = activity.metric_meter().create_histogram_float(BROADCAST, about, "s")
+    for seconds in took:
+        histogram.record(max(0.0, seconds))

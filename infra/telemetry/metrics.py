@@ -4,7 +4,7 @@ Units and names of Temporal's metrics are left at its defaults (milliseconds, co
 what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
 
 Counters of deletion are made in `activities/deletion/metrics.py`, the histogram of broadcasts in
-`activities/transactions/metrics.py`, gauges of what is left and of dead letters in
+`activities/transactions/coordination.py`, gauges of what is left and of dead letters in
 `workers/hosting/gauges.py`, those of ownership in `workers/hosting/ownership_telemetry.py`.
 
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.

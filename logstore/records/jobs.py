@@ -1,6 +1,6 @@
 """Results of jobs on the record log, and of their activities."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,19 @@ class Place:
 
     topic_id: int = 0
     ledger_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildAdopted:
+    """What adoption came to."""
+
+    adopted_ledgers: int = 0
+    adopted_segments: int = 0
+    detached: int = 0
+    revived: int = 0
+    revived_ledgers: list[int] = field(default_factory=list)  # a sample
+    missing_data: int = 0
+    missing_ledgers: list[int] = field(default_factory=list)  # a sample
 
 
 def counts(value: object) -> dict[str, int]:

@@ -15,8 +15,6 @@ from workflows.deletion import values as deletion
 from workflows.jobs import Job
 from workflows.offload import values as offload
 from workflows.reconciliation import values as reconciliation
-from workflows.records import follow_values as following
-from workflows.records import rebuild_values as rebuilding
 from workflows.records import values as records
 from workflows.transactions import values as transactions
 
@@ -81,7 +79,7 @@ def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
 
 _WAITS = {f"workflow.{name}" for name in ("wait_condition", "wait", "sleep", "signal", "update")} | {
     "asyncio.sleep",
-    "batches.start_batch",
+    "child_batches.start_batch",
 }
 
 
@@ -127,8 +125,6 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
             *vars(offload).values(),
             *vars(reconciliation).values(),
             *vars(records).values(),
-            *vars(rebuilding).values(),
-            *vars(following).values(),
             *vars(transactions).values(),
         ]
         if isinstance(one, Job)

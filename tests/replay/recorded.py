@@ -9,8 +9,7 @@ from temporalio.client import WorkflowFailureError
 
 from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
-from activities.records.raiding import TombRaider
-from activities.records.replicating import RecordReplication
+from activities.records.upkeep import RecordReplication, TombRaider
 from activities.records.values import ReplicateInput
 from logstore.errors import CorruptData
 from logstore.records.jobs import ShippedBlocks

@@ -14,11 +14,9 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
-from activities.records.defragmenting import RecordDefragmentation
 from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
-from activities.records.raiding import TombRaider
-from activities.records.replicating import RecordReplication
+from activities.records.upkeep import RecordDefragmentation, RecordReplication, TombRaider
 from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners

@@ -16,7 +16,7 @@ from workers.cli.records import records
 from workers.pages.texts import shown_us
 
 if TYPE_CHECKING:
-    from workflows.records.rebuild_values import RebuildCatalogProgress, RebuildCatalogResult
+    from workflows.records.values import RebuildCatalogProgress, RebuildCatalogResult
 
 
 def known_database(url: str) -> str:

@@ -17,7 +17,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
 from activities.records.metrics import BUCKETS as OF_RECORDS
-from activities.transactions.metrics import BUCKETS
+from activities.transactions.coordination import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
 from infra.telemetry.logs import start_logs

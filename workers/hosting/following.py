@@ -22,7 +22,7 @@ from workers.hosting.commanded import hosting
 from workers.identity import namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
-from workflows.records.follow_values import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
+from workflows.records.values import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
 
 _THREADS: Final = 2
 _WATCH_S: Final = 600.0  # of one run of the job

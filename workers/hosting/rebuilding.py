@@ -28,7 +28,7 @@ from workers.identity import namespace
 from workers.identity.stores import buckets_of
 from workers.settings import Settings
 from workflows.records.rebuild_catalog import RebuildCatalog
-from workflows.records.rebuild_values import (
+from workflows.records.values import (
     REBUILD_CATALOG,
     RebuildCatalogInput,
     RebuildCatalogProgress,

@@ -26,8 +26,6 @@ from workflows.deletion import values as deletion
 from workflows.jobs import Job
 from workflows.offload import values as offload
 from workflows.reconciliation import values as reconciliation
-from workflows.records import follow_values as following
-from workflows.records import rebuild_values as rebuilding
 from workflows.records import values as records
 from workflows.transactions import values as transactions
 
@@ -99,7 +97,7 @@ def fields_of(kind: type) -> list[FieldFacts]:
 
 def jobs() -> dict[str, Job[Any, Any]]:
     """Every job that programs start, by its name."""
-    rooms = (deletion, delayed, offload, reconciliation, records, rebuilding, following, transactions)
+    rooms = (deletion, delayed, offload, reconciliation, records, transactions)
     return {one.name: one for room in rooms for one in vars(room).values() if isinstance(one, Job)}
 
 

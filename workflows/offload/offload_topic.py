@@ -21,7 +21,13 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
-from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    WorkflowAlreadyStartedError,
+)
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import (
@@ -35,13 +41,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.deletion import child_batches
     from workflows.deletion.progress import added
     from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
-    from workflows.offload import totals
     from workflows.offload.offload_ledger import OffloadLedger
     from workflows.offload.values import (
         OFFLOAD_LEDGER,
         OffloadAsk,
         OffloadLedgerInput,
         OffloadLedgerResult,
+        OffloadOutcome,
         OffloadTopicInput,
         OffloadTopicResult,
     )
@@ -83,7 +89,7 @@ class OffloadTopic:
             except (ActivityError, ChildWorkflowError) as error:
                 if workflow.cancellation_reason() is not None or not workflow.patched(_ASKS_FAIL_ALONE):
                     raise
-                self._result = totals.with_refusal(self._result, totals.sentence(error))
+                self._result = with_refusal(self._result, sentence(error))
             self._asks.pop(0)
             self._after = self._removed_after = -1
         return self._result
@@ -94,7 +100,7 @@ class OffloadTopic:
         waiting = sum(map(_weight, self._asks))
         if waiting + _weight(ask) > _MOST_WAITING:
             reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MOST_WAITING:,} with this one"
-            self._result = totals.with_refusal(self._result, f"asked by {ask.actor[:100]}: {reason}; ask again later")
+            self._result = with_refusal(self._result, f"asked by {ask.actor[:100]}: {reason}; ask again later")
         else:
             self._asks.append(ask)
 
@@ -143,13 +149,13 @@ class OffloadTopic:
         async with self._window:
             try:
                 done = await self._child(ledger_id, request)
-                self._result = totals.with_ledger(self._result, done)
+                self._result = with_ledger(self._result, done)
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
                 if workflow.cancellation_reason() is not None:  # ours, not that of the child alone
                     raise
-                self._result = totals.with_failure(self._result, ledger_id, error)
+                self._result = with_failure(self._result, ledger_id, error)
 
     async def _child(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
@@ -198,7 +204,7 @@ class OffloadTopic:
         if found.intents:
             progress = DeleteLedgersProgress(intents=found.intents, detached=found.ledgers)
             await self._phase_two(ask, batch_id, found.catalog_epoch, progress)
-        self._result = totals.with_removal(self._result, found)
+        self._result = with_removal(self._result, found)
         self._show()
         return found
 
@@ -218,7 +224,7 @@ class OffloadTopic:
         self._result = replace(self._result, outcomes=added(self._result.outcomes, done.outcomes))
 
     def _show(self) -> None:
-        workflow.set_current_details(totals.details(self._result))
+        workflow.set_current_details(details(self._result))
 
 
 def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
@@ -230,3 +236,57 @@ def _weight(ask: OffloadAsk) -> int:
     """Bytes, about, that the ask takes where it is carried on."""
     texts = len(ask.actor.encode()) + len(ask.reason.encode())
     return _ASK_BYTES + texts + _ID_BYTES * len(ask.ledger_ids or ())
+
+
+_SAMPLE = 20  # of each kind, told by name
+
+
+def with_ledger(before: OffloadTopicResult, done: OffloadLedgerResult) -> OffloadTopicResult:
+    """One more ledger whose offload ended."""
+    uploaded = done.outcome is OffloadOutcome.OFFLOADED
+    return replace(
+        before,
+        offloaded=before.offloaded + uploaded,
+        already=before.already + (done.outcome is OffloadOutcome.ALREADY),
+        gone=before.gone + (done.outcome is OffloadOutcome.GONE),
+        size_bytes=before.size_bytes + done.size_bytes * uploaded,
+    )
+
+
+def with_failure(before: OffloadTopicResult, ledger_id: int, error: BaseException) -> OffloadTopicResult:
+    """One more ledger whose offload failed."""
+    told = before.errors if len(before.errors) >= _SAMPLE else {**before.errors, ledger_id: sentence(error)}
+    return replace(before, failed=before.failed + 1, errors=told)
+
+
+def with_refusal(before: OffloadTopicResult, reason: str) -> OffloadTopicResult:
+    """One more ask that was not done, or not to its end."""
+    return replace(before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_SAMPLE])
+
+
+def with_removal(before: OffloadTopicResult, found: RemovePrimariesResult) -> OffloadTopicResult:
+    """One more page of primary copies."""
+    return replace(
+        before,
+        removed=before.removed + found.ledgers,
+        unproved=before.unproved + found.unproved,
+        doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
+    )
+
+
+def details(done: OffloadTopicResult) -> str:
+    """In a line, for operators."""
+    return (
+        f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
+        f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
+    )
+
+
+def sentence(error: BaseException) -> str:
+    """The innermost cause that says something."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    name = cause.type if isinstance(cause, ApplicationError) and cause.type else type(cause).__name__
+    text = cause.message if isinstance(cause, FailureError) else str(cause)
+    return f"{name}: {text}"[:500]

@@ -17,10 +17,10 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.defragmenting import RecordDefragmentation
+    from activities.records.upkeep import RecordDefragmentation
     from activities.records.values import DefragmentInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, single_run
+    from workflows.records import passes
     from workflows.records.values import (
         DEFRAGMENT_RECORDS,
         DefragmentRecordsInput,
@@ -36,7 +36,7 @@ class DefragmentRecords:
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await single_run.run_single(
+            told = await passes.run_single(
                 DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
             )
             result = told or DefragmentRecordsResult(joined=True)
@@ -48,11 +48,11 @@ class DefragmentRecords:
 
     async def _defragment(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         asked = DefragmentInput(actor=request.actor, reason=request.reason)
-        options = activity_options.of_pass(request.queue)
+        options = passes.of_pass(request.queue)
         try:
             done = await workflow.execute_activity_method(RecordDefragmentation.defragment, asked, **options)
         except ActivityError as error:
-            return DefragmentRecordsResult(refused=refusals.refused(error, activity_options.GUARDS))
+            return DefragmentRecordsResult(refused=refusals.refused(error, passes.GUARDS))
         return DefragmentRecordsResult(done=done)
 
 

@@ -29,11 +29,11 @@ with workflow.unsafe.imports_passed_through():
     from workflows import options, refusals, search_attributes
     from workflows.deletion import child_batches
     from workflows.deletion.values import DELETE_LEDGERS
-    from workflows.records import activity_options
+    from workflows.records import passes
     from workflows.records.values import EndRecordsInput, EndRecordsResult
 
 _STOPS = {one.__name__ for one in (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)}
-GUARDS = frozenset({*_STOPS, *activity_options.GUARDS})
+GUARDS = frozenset({*_STOPS, *passes.GUARDS})
 """Types of refusals by which an end of records ends: nothing changed, or nothing more from some page on."""
 _SAMPLE = 20  # ledgers and reasons that the result names
 

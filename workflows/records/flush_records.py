@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.values import FlushInput
     from logstore.records.jobs import FlushedRecords
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options
+    from workflows.records import passes
     from workflows.records.values import (
         DEFRAGMENT_RECORDS,
         HELD,
@@ -103,11 +103,11 @@ class FlushRecords:
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
         look = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
-        options = activity_options.of_flush(request.queue, watch_s)
+        options = passes.of_flush(request.queue, watch_s)
         try:
             done = await workflow.execute_activity_method(RecordFlushing.flush, look, **options)
         except ActivityError as error:
-            refusal = refusals.refused(error, activity_options.GUARDS)
+            refusal = refusals.refused(error, passes.GUARDS)
             self._result = replace(self._result, refused=refusal)
             workflow.set_current_details(refusals.shown(refusal))
             return None

@@ -16,10 +16,9 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.follow_values import FollowInput
-    from activities.records.following import RecordFollowing
+    from activities.records.following import FollowInput, RecordFollowing
     from workflows import options, refusals
-    from workflows.records.follow_values import FollowRecordsInput, FollowRecordsResult
+    from workflows.records.values import FollowRecordsInput, FollowRecordsResult
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # a seed of a billion rows, some 10,000 a second

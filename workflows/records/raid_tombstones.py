@@ -18,10 +18,10 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.raiding import TombRaider
+    from activities.records.upkeep import TombRaider
     from activities.records.values import RaidInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, single_run
+    from workflows.records import passes
     from workflows.records.values import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
 
 
@@ -33,7 +33,7 @@ class RaidTombstones:
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await single_run.run_single(
+            told = await passes.run_single(
                 RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
             )
             result = told or RaidTombstonesResult(joined=True)
@@ -50,11 +50,11 @@ class RaidTombstones:
         raid = RaidInput(
             run_id=run_id, eligible_age_s=request.eligible_age_s, actor=request.actor, reason=request.reason
         )
-        options = activity_options.of_pass(request.queue)
+        options = passes.of_pass(request.queue)
         try:
             done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
-            return RaidTombstonesResult(run_id=run_id, refused=refusals.refused(error, activity_options.GUARDS))
+            return RaidTombstonesResult(run_id=run_id, refused=refusals.refused(error, passes.GUARDS))
         return RaidTombstonesResult(run_id=run_id, done=done)
 
 

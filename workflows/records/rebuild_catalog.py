@@ -21,11 +21,11 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.rebuild_values import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
     from activities.records.rebuilding import Rebuilding
+    from activities.records.values import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
     from logstore.log.ledgers import SHARDS
     from workflows import options, refusals
-    from workflows.records.rebuild_values import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
+    from workflows.records.values import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # a billion rows, some 100,000 a second; a shard of as many objects

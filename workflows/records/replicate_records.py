@@ -17,10 +17,10 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.replicating import RecordReplication
+    from activities.records.upkeep import RecordReplication
     from activities.records.values import ReplicateInput
     from workflows import refusals, search_attributes
-    from workflows.records import activity_options, single_run
+    from workflows.records import passes
     from workflows.records.values import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
 
 
@@ -32,7 +32,7 @@ class ReplicateRecords:
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         """Do the numbered steps."""
         if request.scheduled:
-            told = await single_run.run_single(
+            told = await passes.run_single(
                 REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
             )
             result = told or ReplicateRecordsResult(joined=True)
@@ -44,11 +44,11 @@ class ReplicateRecords:
 
     async def _replicate(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         asked = ReplicateInput(actor=request.actor, reason=request.reason)
-        options = activity_options.of_pass(request.queue)
+        options = passes.of_pass(request.queue)
         try:
             shipped = await workflow.execute_activity_method(RecordReplication.ship, asked, **options)
         except ActivityError as error:
-            return ReplicateRecordsResult(refused=refusals.refused(error, activity_options.GUARDS))
+            return ReplicateRecordsResult(refused=refusals.refused(error, passes.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)
 
 

@@ -5,7 +5,15 @@ from datetime import timedelta
 from typing import Final
 
 from logstore.deletion.intents import Certificate, Refusal
-from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, Place, RaidedTombstones, ShippedBlocks
+from logstore.records.jobs import (
+    DefragmentedBlocks,
+    FlushedRecords,
+    FollowedRecords,
+    Place,
+    RaidedTombstones,
+    RebuildAdopted,
+    ShippedBlocks,
+)
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 
@@ -193,9 +201,82 @@ class EndRecordsInput:
         return f"{what}: function `{self.function}` over {whose}; `sexton deletion inflight` shows how much is left."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRecordsInput:
+    """Steps of one replica's database."""
+
+    replica: str  # the bucket that it follows, a slash, and a word of its own
+    seed: bool = False  # empty the database first, and apply all
+    watch_s: float = 0.0  # for how long changes are looked for; 0: what there is now
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return (
+            "Applies the record log to the database of a replica. The command `sexton records follow` hosts its worker:"
+            " run it again where it ended, and the job goes on. `sexton records replicas` shows how far it is."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRecordsResult:
+    """What was applied, or why a guard refused it."""
+
+    done: FollowedRecords = field(default_factory=lambda: FollowedRecords(replica=""))
+    refused: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogInput:
+    """A rebuild from one manifest into one database."""
+
+    rebuild: str  # its id, as `logstore.records.rebuilding.RebuildId` writes it
+    skip_unreadable: bool = False
+    master: str = ""  # the Spark cluster; empty: that of the settings
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        return (
+            "Rebuilds a lost catalog from its record log and from what storage holds. The command `sexton records"
+            " rebuild` hosts its worker: run it again where it ended, and the job goes on."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogProgress:
+    """Where a rebuild is."""
+
+    step: str = "beginning"  # then: finding rows, loading, publishing, adopting, settling, letting go, ended
+    shards: int = 0  # of 256 that were adopted
+    versions: int = 0  # in the blocks of the manifest
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogResult:
+    """What a rebuild came to, or why it was refused."""
+
+    rebuild: str
+    manifest: int = 0  # of the new epoch
+    records: int = 0
+    tombstones: int = 0
+    adopted: RebuildAdopted = field(default_factory=RebuildAdopted)
+    skipped: list[str] = field(default_factory=list)
+    skipped_blocks: int = 0
+    flushed_us: int = 0  # changes since then and before the loss come back as far as storage tells of them
+    begun_us: int = 0
+    refused: Refusal | None = None
+
+
 FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
 SWEEP_RECORDS = Job("sweep-records", SweepRecordsInput, SweepRecordsResult)
 DEFRAGMENT_RECORDS = Job("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
 RAID_TOMBSTONES = Job("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
 REPLICATE_RECORDS = Job("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
 END_RECORDS = Job("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))
+FOLLOW_RECORDS = Job(
+    "follow-records",
+    FollowRecordsInput,
+    FollowRecordsResult,
+    keys=("{replica}", "{replica}/seed", "{replica}/watch"),
+)
+REBUILD_CATALOG = Job("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))

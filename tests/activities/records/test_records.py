@@ -8,7 +8,7 @@ import pytest
 
 from activities.deletion.claims import CLAIM_S
 from activities.records.flushing import RecordFlushing
-from activities.records.replicating import RecordReplication
+from activities.records.upkeep import RecordReplication
 from activities.records.values import DefragmentInput, FlushInput, RaidInput, ReplicateInput
 from logstore.errors import CatalogOutdated
 from logstore.ports.catalog import Claim

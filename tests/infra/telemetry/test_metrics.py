@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from activities.transactions.metrics import BROADCAST, BUCKETS
+from activities.transactions.coordination import BROADCAST, BUCKETS
 from infra.telemetry.metrics import start_metrics
 from logstore.errors import InvalidInput
 

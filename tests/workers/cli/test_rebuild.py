@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from activities.records.rebuild_values import RebuildAdopted
+from logstore.records.jobs import RebuildAdopted
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
-from workflows.records.rebuild_values import RebuildCatalogResult
+from workflows.records.values import RebuildCatalogResult
 
 _URL = "sqlite:////nowhere/catalog.db"
 _DONE = RebuildCatalogResult(

@@ -29,7 +29,7 @@ from workers.assembly.adapters import open_log
 from workers.client.connections import connect_client
 from workers.hosting.rebuilding import rebuild_catalog
 from workers.settings import Settings
-from workflows.records.rebuild_values import REBUILD_CATALOG, RebuildCatalogResult
+from workflows.records.values import REBUILD_CATALOG, RebuildCatalogResult
 
 __all__ = ["postgres"]
 
