@@ -40,7 +40,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Certificate, IntentKey
     from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
-    from workflows.deletion.progress import refused, require_rate, rest_of, shown, stale, whole_of, with_chunk
+    from workflows.deletion.batches import refused, require_rate, shown, stale, whole_of, with_chunk
     from workflows.deletion.values import (
         DeleteLedgerInput,
         DeleteLedgersInput,
@@ -188,21 +188,18 @@ class DeleteLedgers:
         return None
 
     async def _next_page(self) -> RangesPage:
-        request = self._request
+        """The next ranges; what is too little for full chunks is shared out among all that may run at once."""
+        request, policy = self._request, self._request.policy
+        left = self._progress.intents - sum(self._progress.outcomes.values())
+        share = max(_FEWEST, -(-left // policy.parallelism)) if left > 0 else policy.chunk
         page = RangesInput(
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=self._rows_of_a_chunk(),
+            rows=min(policy.chunk, share, max(1, self._most_rows // policy.parallelism)),
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)
-
-    def _rows_of_a_chunk(self) -> int:
-        """What is too little for full chunks is shared out among all that may run at once."""
-        policy, left = self._request.policy, self._progress.intents - sum(self._progress.outcomes.values())
-        share = max(_FEWEST, -(-left // policy.parallelism)) if left > 0 else policy.chunk
-        return min(policy.chunk, share, max(1, self._most_rows // policy.parallelism))
 
     async def _delete(self, part: Range) -> None:
         left: Range | None = part
@@ -211,24 +208,15 @@ class DeleteLedgers:
                 await self._while_paused()
                 if self._leaves_off:
                     return  # left for the next run, which meets only what is unfinished
-                result = await self._delete_or_hand_over(self._chunk(left))
+                result = await self._delete_or_hand_over(left)
                 self._alone += len(result.alone)
             self._progress = with_chunk(self._progress, result)
             topics = result.topics or [self._request.topic] * len(result.alone)
             for key, topic in zip(result.alone, topics, strict=True):
                 await self._start_alone(key, topic)
-            left = rest_of(left, result)
+            rows = max(1, left.rows - sum(result.outcomes.values()))
+            left = Range(first=result.next_row, last=left.last, rows=rows) if result.next_row else None  # of a slice
             self._tired = self._tired or (left is not None and workflow.info().is_continue_as_new_suggested())
-
-    def _chunk(self, part: Range) -> ChunkInput:
-        at_once = min(self._request.policy.parallelism, self._chunks)
-        return ChunkInput(
-            batch_id=self._request.batch_id,
-            chunk=part,
-            catalog_epoch=self._request.catalog_epoch,
-            many_topics=not self._request.topic,
-            objects_per_s=self._progress.rate / at_once,
-        )
 
     async def _while_paused(self) -> None:
         """Wait for `resume` with the batch claimed, or until the history is long enough."""
@@ -240,7 +228,15 @@ class DeleteLedgers:
                 with suppress(TimeoutError):
                     await workflow.wait_condition(lambda: not self._progress.paused or self._tired, timeout=_HELD_AGAIN)
 
-    async def _delete_or_hand_over(self, chunk: ChunkInput) -> ChunkResult:
+    async def _delete_or_hand_over(self, part: Range) -> ChunkResult:
+        at_once = min(self._request.policy.parallelism, self._chunks)
+        chunk = ChunkInput(
+            batch_id=self._request.batch_id,
+            chunk=part,
+            catalog_epoch=self._request.catalog_epoch,
+            many_topics=not self._request.topic,
+            objects_per_s=self._progress.rate / at_once,
+        )
         patience = _SLICE if chunk.objects_per_s else _CHUNK
         try:
             return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, patience)

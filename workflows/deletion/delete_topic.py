@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import DetachResult
     from logstore.deletion.intents import Outcome
     from workflows import options, search_attributes
-    from workflows.deletion import child_batches
+    from workflows.deletion import batches
     from workflows.deletion.values import DELETE_LEDGERS, DeleteTopicInput, DeleteTopicResult
 
 
@@ -94,9 +94,9 @@ class DeleteTopic:
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
         """However it ends, its rows are listed, and the topic need not wait for them."""
         request = self._request
-        batch = child_batches.batch_of(request, batch_id, detached)
+        batch = batches.batch_of(request, batch_id, detached)
         try:
-            await (await child_batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
+            await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
         except ChildWorkflowError as error:
             if workflow.cancellation_reason() is not None:
                 raise

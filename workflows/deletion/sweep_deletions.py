@@ -18,10 +18,10 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.upkeep import DeletionUpkeep
-    from activities.deletion.values import AdoptInput, DetachResult, ForgetInput, ForgetResult
+    from activities.deletion.values import AdoptInput, ForgetInput, ForgetResult
     from logstore.deletion.intents import Certificate
     from workflows import options
-    from workflows.deletion import child_batches
+    from workflows.deletion import batches
     from workflows.deletion.values import (
         DELETE_LEDGERS,
         SweepDeletionsInput,
@@ -65,11 +65,7 @@ class SweepDeletions:
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
         adopted = await workflow.execute_activity_method(
             DeletionUpkeep.adopt,
-            AdoptInput(
-                batch_id=batch_id,
-                batch_workflow_id=DELETE_LEDGERS.id(batch_id),
-                limit=_MOST_ADOPTED,
-            ),
+            AdoptInput(batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MOST_ADOPTED),
             **options.CATALOG,
         )
         if adopted.intents:
@@ -80,14 +76,10 @@ class SweepDeletions:
                 intents=found.intents + adopted.intents,
                 newborn=found.newborn + adopted.ledgers,
             )
-            self._add(await self._phase_two(batch_id, adopted))
+            summary = f"{adopted.intents} copies that no workflow worked on"
+            patience_s = self._request.patience_s
+            self._add(await batches.phase_two(self._request, batch_id, adopted, summary=summary, patience_s=patience_s))
         return adopted.intents > 0
-
-    async def _phase_two(self, batch_id: str, adopted: DetachResult) -> Certificate | None:
-        request = self._request
-        batch = child_batches.batch_of(request, batch_id, adopted)
-        started = await child_batches.start_batch(batch, summary=f"{adopted.intents} copies that nobody worked on")
-        return await child_batches.certificate_within(started, request.patience_s)
 
     async def _forget(self) -> bool:
         request = self._request
@@ -102,5 +94,5 @@ class SweepDeletions:
         if done is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = child_batches.with_certificate(before, done)
+        self._result = batches.with_certificate(before, done)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

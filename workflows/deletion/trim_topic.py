@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import DetachInput
     from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
-    from workflows.deletion import child_batches
+    from workflows.deletion import batches
     from workflows.deletion.delete_ledgers import DeleteLedgers
     from workflows.deletion.values import (
         DELETE_LEDGERS,
@@ -71,15 +71,13 @@ class TrimTopic:
                 reason=request.reason,
             )
             detached = await self._dispatch.execute(LedgerDeletion.detach, asked, options.CATALOG)
-            self._result = replace(
-                self._result, detached=self._result.detached + detached.ledgers, passes=self._result.passes + 1
-            )
+            before = self._result
+            self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:
-                batch = child_batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
-                phase_two = await child_batches.start_batch(
-                    batch, summary=f"{detached.intents} copies of {request.topic}"
+                batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
+                self._add(
+                    await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
                 )
-                self._add(await phase_two)
             elif not self._asked_again:
                 return self._result
             if workflow.info().is_continue_as_new_suggested():
@@ -110,7 +108,7 @@ class TrimTopic:
     def _add(self, done: Certificate) -> None:
         if done.owner:  # the one before may have lost the topic, or died, since the detach
             self._dispatch.owner = done.owner
-        self._result = child_batches.with_certificate(self._result, done)
+        self._result = batches.with_certificate(self._result, done)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
             f"{self._result.objects:,} objects, in {self._result.passes} passes"

@@ -28,10 +28,9 @@ with workflow.unsafe.imports_passed_through():
         TrimPageInput,
         TrimPageResult,
     )
-    from activities.deletion.values import DetachResult
     from logstore.deletion.intents import Certificate
     from workflows import options, search_attributes
-    from workflows.deletion import child_batches
+    from workflows.deletion import batches
     from workflows.deletion.values import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
 
 _PAGES = 40  # read at once: some 250 events of history
@@ -76,7 +75,11 @@ class TrimTopics:
         detached = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
         self._note(detached=detached.ledgers)
         if detached.intents:
-            self._certify(await self._phase_two(detached))
+            summary = f"{detached.intents} copies of many topics"
+            done = await batches.phase_two(
+                request, self._batch_id, detached, summary=summary, patience_s=request.patience_s
+            )
+            self._certify(done)
         return self._result
 
     @workflow.query
@@ -108,12 +111,6 @@ class TrimTopics:
             detached=before.detached + done.ledgers,
             troubles=[*before.troubles, *done.troubles][:_TROUBLES],
         )
-
-    async def _phase_two(self, detached: DetachResult) -> Certificate | None:
-        request = self._request
-        batch = child_batches.batch_of(request, self._batch_id, detached)
-        started = await child_batches.start_batch(batch, summary=f"{detached.intents} copies of many topics")
-        return await child_batches.certificate_within(started, request.patience_s)
 
     def _certify(self, done: Certificate | None) -> None:
         if done is None:

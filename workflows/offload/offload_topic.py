@@ -38,8 +38,8 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesResult,
     )
     from workflows import options, search_attributes
-    from workflows.deletion import child_batches
-    from workflows.deletion.progress import added
+    from workflows.deletion import batches
+    from workflows.deletion.batches import added
     from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
     from workflows.offload.offload_ledger import OffloadLedger
     from workflows.offload.values import (
@@ -220,7 +220,7 @@ class OffloadTopic:
             carried=progress,
         )
         summary = f"{progress.intents} primary copies of {self._request.topic}"
-        done = await (await child_batches.start_batch(batch, summary=summary))
+        done = await (await batches.start_batch(batch, summary=summary))
         self._result = replace(self._result, outcomes=added(self._result.outcomes, done.outcomes))
 
     def _show(self) -> None:

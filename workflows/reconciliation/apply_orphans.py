@@ -35,8 +35,8 @@ with workflow.unsafe.imports_passed_through():
     from logstore.deletion.intents import Refusal
     from logstore.reconciliation.results import ApplyCounts
     from workflows import options, refusals, search_attributes
-    from workflows.deletion import child_batches
-    from workflows.deletion.progress import require_rate
+    from workflows.deletion import batches
+    from workflows.deletion.batches import require_rate
     from workflows.deletion.values import (
         DELETE_LEDGERS,
         DeleteLedgersInput,
@@ -193,11 +193,11 @@ class ApplyOrphans:
         )
         while True:
             with suppress(WorkflowAlreadyStartedError):  # of an apply that was terminated: it ends by itself
-                started = await child_batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
+                started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
                 break
             await asyncio.sleep(_AGAIN.total_seconds())
             await self._go_on()  # an operator may have paused that batch; a page that is filed again is the same
-        await child_batches.certificate_within(started, None)
+        await batches.certificate_within(started, None)
 
     async def _conclude(self) -> ApplyCounts:
         self._at("concluding")

@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.jobs import Place
     from workflows import options, refusals, search_attributes
-    from workflows.deletion import child_batches
+    from workflows.deletion import batches
     from workflows.deletion.values import DELETE_LEDGERS
     from workflows.records import passes
     from workflows.records.values import EndRecordsInput, EndRecordsResult
@@ -132,9 +132,8 @@ class EndRecords:
         self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
             return
-        phase_two = child_batches.batch_of(request, request.batch_id, detached)
-        started = await child_batches.start_batch(phase_two, summary=f"{detached.intents} copies by {request.function}")
-        done = await child_batches.certificate_within(started, None)
+        summary = f"{detached.intents} copies by {request.function}"
+        done = await batches.phase_two(request, request.batch_id, detached, summary=summary)
         self._result = replace(self._result, certificate=done)
 
     def _add(self, page: EndedPage) -> None:
