@@ -52,8 +52,8 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, RowRange, Topics
+from logstore.ports.objects import Storages
 from logstore.ports.owners import Owners
-from logstore.ports.storage import Storages
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.flush_requests import FlushRequests
 from logstore.records.tombstones import asked_for

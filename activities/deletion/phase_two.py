@@ -30,7 +30,7 @@ from logstore.errors import (
     UploadOpen,
 )
 from logstore.ports.catalog import Deletions, Ended
-from logstore.ports.storage import CopyStorage, Removal, Storages
+from logstore.ports.objects import CopyStorage, Removal, Storages
 from logstore.records.services.flush_requests import FlushRequests
 
 

@@ -1,10 +1,11 @@
-"""Who does the background work of a topic, and its port."""
+"""Which worker owns a topic, and does its background work, and which one acquired each bundle last; the ports of both."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from logstore.names import TopicName
-from logstore.ownership import Lease
+from logstore.ownership import BundleId, Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +38,54 @@ class Owners(Protocol):
 
         Raises:
             NotOwner: It has none now.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """A bundle that was acquired, `counter` times so far."""
+
+    bundle: BundleId
+    counter: int
+    worker_id: str  # whose the last time was
+    raised_us: int  # when that was, by the catalog's clock
+
+
+class Fences(Protocol):
+    """A counter per bundle. Only the worker that raised it last may write under a lease.
+
+    Not part of PIP-57, whose owner may act for as long as it has not noticed that its session expired.
+    """
+
+    def bundles(self) -> int:
+        """How many the catalog has; it never changes."""
+
+    def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
+        """Acquire bundles: from its commit on, no write under an earlier lease of any of them is accepted.
+
+        It waits for those that are being written, and is waited for by those that come later. A write that does not
+        end because its worker was paused in it is waited for some seconds: its bundle is then missing from the answer,
+        which keeps the caller from no other one. Nor does an answer say that the caller is the owner: for that the
+        caller must hold each bundle's node, and read it again after this.
+
+        Idempotency: none, and none is needed. A repeated call fences what the first one gave, whose answer was lost.
+
+        Returns:
+            A lease of each that could be acquired, ascending by bundle.
+
+        Raises:
+            InvalidInput: Not a bundle of this catalog, or a worker without a name.
+        """
+
+    def fence(self, bundle: BundleId) -> Fence | None:
+        """The bundle's last fence, or None if it was never acquired."""
+
+    def fences(self) -> list[Fence]:
+        """Bundles that were ever acquired, ascending."""
+
+    def verify(self, lease: Lease) -> None:
+        """Ask whether the lease is the last one of its bundle; it may be overtaken the moment after.
+
+        Raises:
+            NotOwner: It is not.
         """

@@ -28,8 +28,7 @@ from logstore.log.services.tiered_segments import TieredSegments
 from logstore.offload.services.writing import Offloader
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
-from logstore.ports.objects import Buckets, OwnedStore
-from logstore.ports.storage import Storages
+from logstore.ports.objects import Buckets, OwnedStore, Storages
 from logstore.transactions.services.broadcast import Broadcasts
 from logstore.transactions.services.rebuilding import Rebuilder
 from logstore.transactions.services.snapshots import BufferSnapshots

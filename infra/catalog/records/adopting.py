@@ -22,7 +22,7 @@ from infra.catalog.transactions.snapshot_rows import drop_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerState
-from logstore.ports.catalog.adoption import Adoptee, AdoptionReport, Fate, KnownLedger, StagedLedger
+from logstore.ports.catalog.rebuilding import Adoptee, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.kinds import RecordKind
 

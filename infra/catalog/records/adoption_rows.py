@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, select, upda
 
 from infra.catalog import tables as t
 from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
-from logstore.ports.catalog.adoption import SAMPLE, Adoptee, StagedLedger
+from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from infra.catalog.records.version_rows import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.following import Applied, AppliedRecords, Versions
+from logstore.ports.catalog.records import Applied, AppliedRecords, Versions
 from logstore.records.kinds import PARENTS, RecordKind, schema
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER

@@ -24,7 +24,7 @@ from infra.catalog.records.adoption_rows import settled, staged
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import Cause, OrphanCopy, TopicState
-from logstore.ports.catalog.adoption import Adoptee, StagedLedger, Standing
+from logstore.ports.catalog.rebuilding import Adoptee, StagedLedger, Standing
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import AdoptedSegment, Tail, TopicAtFlush, adopted, repeated
 from logstore.records.kinds import RecordKind

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError
-from logstore.ports.objects import DeleteReport, ObjectStore, OwnedStore
-from logstore.ports.storage import Removal
+from logstore.ports.objects import DeleteReport, ObjectStore, OwnedStore, Removal
 
 
 class UnconfirmedKeys(NamedTuple):

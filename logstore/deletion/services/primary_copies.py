@@ -25,8 +25,7 @@ from logstore.log.ledgers import (
     segment_number,
     stated,
 )
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore
-from logstore.ports.storage import Removal
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, Removal
 from logstore.units import between_units
 
 _MOST_STATED = 65_536

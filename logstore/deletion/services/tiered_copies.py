@@ -13,8 +13,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import stated
 from logstore.offload.locations import CopyLocation, location_of
 from logstore.offload.tiered import data_key, index_key, upload_ends_us
-from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore
-from logstore.ports.storage import Removal
+from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, Removal
 from logstore.units import between_units
 
 _Seen = tuple[ObjectInfo, Mapping[str, str]]

@@ -6,7 +6,6 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 
 from typing import Protocol
 
-from logstore.ports.catalog.adoption import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.claims import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
 from logstore.ports.catalog.commits import (
     Acknowledge,
@@ -25,8 +24,7 @@ from logstore.ports.catalog.commits import (
 )
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
 from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, Unsealed
-from logstore.ports.catalog.deletions import Deletions
-from logstore.ports.catalog.fences import Fence, Fences
+from logstore.ports.catalog.deletions import Deletions, Due, Forgotten, Upkeep
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
     AuditLog,
@@ -42,6 +40,7 @@ from logstore.ports.catalog.inspection import (
 from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.catalog.phase_one import Chosen, PhaseOne, TopicContents
+from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
     Filing,
@@ -63,26 +62,32 @@ from logstore.ports.catalog.records import (
     Tombstones,
     Unrecordable,
 )
-from logstore.ports.catalog.schemas import Schemas, SchemaVersion
-from logstore.ports.catalog.topics import SubscriptionSummary, Topic, TopicPage, Topics, TopicState, TopicSummary
-from logstore.ports.catalog.transaction_snapshots import (
-    SNAPSHOT_AFTER_S,
-    SNAPSHOT_CHANGES,
-    SnapshotSwitch,
-    StoredSnapshot,
-    TransactionSnapshots,
+from logstore.ports.catalog.topics import (
+    Schemas,
+    SchemaVersion,
+    SubscriptionSummary,
+    Topic,
+    TopicPage,
+    Topics,
+    TopicState,
+    TopicSummary,
 )
 from logstore.ports.catalog.transactions import (
+    SNAPSHOT_AFTER_S,
+    SNAPSHOT_CHANGES,
     CoordinatorWork,
     Finished,
     Frontier,
     Settled,
+    SnapshotSwitch,
     StoredParticipant,
+    StoredSnapshot,
     StoredTransaction,
     TransactionCounts,
     Transactions,
+    TransactionSnapshots,
 )
-from logstore.ports.catalog.upkeep import Due, Forgotten, Upkeep
+from logstore.ports.owners import Fence, Fences
 
 __all__ = [
     "SNAPSHOT_AFTER_S",

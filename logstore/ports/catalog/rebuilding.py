@@ -1,10 +1,21 @@
-"""The database into which a lost catalog is rebuilt."""
+"""The database into which a lost catalog is rebuilt: it is loaded, and adopts what storage holds beyond the last flush.
 
-from collections.abc import Callable
+For adoption storage is looked at shard by shard, and what was found is staged; then each topic is settled in one
+transaction, from what was staged of its ledgers; at last what needs no look at storage. Until `finish` nothing else may
+write to the catalog: it refuses with `CatalogAdopting`.
+
+A ledger that was loaded without a place, though it is not CREATING, is one that its list does not name.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from logstore.identity.markers import Role
+from logstore.log.ledgers import Component, LedgerState, LedgerStatement
+from logstore.positions import LedgerId, TopicId
+from logstore.records.adoption import Upload
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LoadFiles
 
@@ -57,3 +68,136 @@ class Rebuild(Protocol):
 
     def end(self, rebuild: str) -> None:
         """The rebuild is complete: nothing goes on there any more; repeating it changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLedger:
+    """A ledger as it was loaded, to be compared with storage."""
+
+    ledger_id: LedgerId
+    topic_id: TopicId
+    component: Component
+    state: LedgerState
+    listed: bool
+    last_segment: int
+    segments: tuple[int, ...]  # numbers of those registered, ascending
+    primary: bool  # it has a primary copy
+    tiered: Mapping[str, str] | None = None  # the context of its tiered copy, if that is LIVE
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether segments may have been registered since the flush: a newborn may have been opened."""
+        return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
+
+
+class Fate(StrEnum):
+    """What the catalog says of a ledger that it has no row of. Stored by name."""
+
+    UNKNOWN = "UNKNOWN"  # nothing: it is younger than the last flush, or was never more than an upload
+    DETACHED = "DETACHED"  # an intent stands for it, finished or not
+    TOMBSTONED = "TOMBSTONED"  # it, or its topic, was deleted durably: it never returns
+
+
+class Standing(StrEnum):
+    """What storage was found to hold of a ledger. Stored by name."""
+
+    TAIL = "TAIL"  # uploads behind those that are registered
+    STRANGER = "STRANGER"  # objects, and no row
+    SHORT = "SHORT"  # some registered segments are absent
+    ABSENT = "ABSENT"  # nothing at all in any bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedLedger:
+    """What storage was found to hold of one ledger, where that is not just what the catalog says."""
+
+    ledger_id: LedgerId
+    topic_id: TopicId
+    standing: Standing
+    statement: LedgerStatement | None = None  # of a stranger
+    uploads: tuple[Upload, ...] = ()  # of those that may take segments
+    objects: int = 0  # of a stranger: how many segments there are
+    size_bytes: int = 0
+
+
+class Adoptee(StrEnum):
+    """What became of a staged ledger. Stored by name."""
+
+    ADOPTED = "ADOPTED"  # it has a row now, with its segments
+    EXTENDED = "EXTENDED"  # segments were added
+    UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
+    DETACHED = "DETACHED"  # nothing names it: an intent stands for it
+    REVIVED = "REVIVED"  # it came back from an older version of its record, and is detached again
+    MISSING = "MISSING"  # objects of it are absent: reported, and kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptionReport:
+    """What adoption did. Ids ascend; of each list at most `SAMPLE`."""
+
+    adopted_ledgers: int = 0
+    adopted_segments: int = 0
+    detached: int = 0  # ledgers that nothing names
+    revived: int = 0
+    revived_ledgers: tuple[LedgerId, ...] = ()
+    missing_data: int = 0
+    missing_ledgers: tuple[LedgerId, ...] = ()
+
+
+class Adoption(Protocol):
+    """Every method is one transaction, or several that may be repeated; calling one again changes nothing more."""
+
+    def epoch(self) -> int:
+        """The catalog's epoch; uploads of the one before it can be adopted.
+
+        Raises:
+            PreconditionFailed: The catalog is not being adopted.
+        """
+
+    def known(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[KnownLedger]:
+        """Ledgers with id % 256 = `shard` and above `after`, ascending."""
+
+    def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
+        """Of each of these ledgers that has no row."""
+
+    def stage(
+        self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    ) -> None:
+        """Keep what was found in a part of a shard, in place of what was found there before.
+
+        What a topic was settled with already stays.
+
+        Args:
+            shard: 0 to 255.
+            found: In that part.
+            above: Where the part begins, exclusive.
+            up_to: Where it ends, inclusive; None: nowhere.
+        """
+
+    def unsettled(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
+        """Topics with staged ledgers that are not settled, ascending."""
+
+    def settle(self, topic_id: TopicId) -> None:
+        """Take in what was staged of a topic, in one transaction, of which a few MB are in memory at once.
+
+        Its uploads are registered as `logstore.records.adoption` decides; strangers with registered uploads join its
+        list, the topic itself is made again where no record has it, and all other strangers get intents.
+        """
+
+    def conclude(self) -> None:
+        """Do what needs no look at storage, of all topics.
+
+        Ledgers that no list names, or that have a later intent, are detached; of a list only the last ledger stays
+        open; entries with a delivery time are counted; rows that name ledgers without objects forget them; unfinished
+        intents get the catalog's epoch.
+        """
+
+    def report(self) -> AdoptionReport:
+        """What was done so far."""
+
+    def finish(self) -> None:
+        """Let the catalog be READY: writers may begin."""
+
+
+SAMPLE = 100
+"""Ids of each list in a report, at most."""

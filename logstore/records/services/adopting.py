@@ -26,7 +26,7 @@ from logstore.log.ledgers import (
 )
 from logstore.offload.locations import location_of
 from logstore.offload.tiered import index_key
-from logstore.ports.catalog.adoption import (
+from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,
     Fate,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
-from logstore.ports.catalog.following import Applied, ReplicaDatabase, Versions
+from logstore.ports.catalog.records import Applied, ReplicaDatabase, Versions
 from logstore.records.jobs import FollowedRecords
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Manifest

@@ -29,7 +29,7 @@ from logstore.log.ledgers import (
     segment_key,
     shard_prefix,
 )
-from logstore.ports.storage import Removal
+from logstore.ports.objects import Removal
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, done, environment, payload_bytes
 from tests.fakes.objects import Fault, FaultKind, Operation

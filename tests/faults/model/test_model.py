@@ -13,7 +13,7 @@ from logstore.deletion.intents import Finding, StoredCopy, refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
-from logstore.ports.storage import Removal
+from logstore.ports.objects import Removal
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers

@@ -11,8 +11,7 @@ from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
-from logstore.ports.objects import ObjectInfo
-from logstore.ports.storage import Removal
+from logstore.ports.objects import ObjectInfo, Removal
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement

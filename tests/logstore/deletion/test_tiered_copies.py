@@ -11,8 +11,7 @@ from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, Uplo
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.locations import CopyLocation
 from logstore.offload.tiered import UPLOAD_GRACE_S, data_key, index_key
-from logstore.ports.objects import ObjectInfo
-from logstore.ports.storage import Removal
+from logstore.ports.objects import ObjectInfo, Removal
 from logstore.positions import LedgerId, TopicId
 from logstore.units import ended_by
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

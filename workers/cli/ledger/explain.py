@@ -22,7 +22,7 @@ from workers.cli.output import Answer
 from workers.pages.texts import fields, shown_us, topic_shown
 
 if TYPE_CHECKING:
-    from logstore.ports.storage import Storages
+    from logstore.ports.objects import Storages
 
 
 _DECISIONS = 20

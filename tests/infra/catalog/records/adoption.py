@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import psycopg
 
 from infra.catalog import Database, SqlCatalog
-from logstore.ports.catalog.adoption import AdoptionReport
+from logstore.ports.catalog.rebuilding import AdoptionReport
 from logstore.records.services.adopting import Adopter
 from tests.faults.world import World
 from workers.assembly.log import LogStore
