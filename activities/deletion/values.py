@@ -7,7 +7,7 @@ from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

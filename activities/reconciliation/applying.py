@@ -42,16 +42,18 @@ from logstore.ports.catalog import (
 )
 from logstore.reconciliation import rules
 from logstore.reconciliation.files import Ended, FindingFiles
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.results import (
+from logstore.reconciliation.findings import (
     RESULT,
     ApplyCounts,
+    Fate,
+    Finding,
+    FindingKind,
     PlanResult,
     apply_counts,
     apply_run_id,
     together,
 )
+from logstore.reconciliation.jobs import VerifyFindings
 from logstore.reconciliation.services.orphans import StoredOrphans, is_copy, is_object
 from logstore.reconciliation.services.runs import apply_of, finished_plan
 from logstore.units import between_units

@@ -13,8 +13,7 @@ from typing import Final
 from logstore.deletion.intents import Outcome
 from logstore.ports.catalog import FiledCopy
 from logstore.reconciliation.files import Ended, FateFiles
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.results import ApplyCounts, capped
+from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, FindingKind, capped
 from logstore.reconciliation.services.orphans import is_object
 
 NOT_FILED: Final = "nothing was filed for it"

@@ -16,8 +16,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import Ended
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.services.judgement import ENDED_UPLOAD
-from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
 
 _PARTS_LEFT = "parts of the upload are left"
 

@@ -26,6 +26,7 @@ from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
 from logstore.reconciliation import rules
 from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
 from logstore.reconciliation.jobs import (
     LEFT_OUT,
     ROWS_BEFORE,
@@ -35,7 +36,6 @@ from logstore.reconciliation.jobs import (
     ReadReferences,
     VerifyFindings,
 )
-from logstore.reconciliation.results import RESULT, PlanResult, plan_result
 from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import between_units
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.reconciliation.results import ApplyCounts, PlanResult
+from logstore.reconciliation.findings import ApplyCounts, PlanResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from infra.objects.answers import require_own_answers, translated
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.objects import ObjectInfo
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
-from logstore.offload.locations import CopyLocation, location_problem
+from logstore.offload.tiered import CopyLocation, location_problem
 from logstore.positions import LedgerId, TopicId
 
 

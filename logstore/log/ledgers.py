@@ -1,7 +1,12 @@
-"""Ledgers: whose they are, where their objects stand, and how one LIST tells both.
+"""Ledgers: whose they are, where their objects stand, how one LIST tells both, and what a segment says of its upload.
 
-Everything stored is a ledger, owned by one component, so that one deletion protocol and one
-reconciliation cover everything.
+Everything stored is a ledger, owned by one component, so that one deletion protocol and one reconciliation cover
+everything.
+
+A writer that loses a race uploads the same entries again under a later number. From the object alone nothing would tell
+the upload that was registered from those that were not; so each names its append, and what its writer saw registered,
+for the day on which no row of a catalog speaks of it. A *confirmation* is an upload without entries, which is never
+registered: it is there for what it says was registered.
 
 Source: PIP-186 (components and ledger types).
 """
@@ -12,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, TopicId
@@ -200,3 +205,47 @@ def require_topic_of(ledger_id: LedgerId, topic: str, named: str | None) -> None
     """
     if named not in {None, topic}:
         raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)
+
+
+APPEND: Final = "append"
+"""Name under which the metadata holds the `UploadMark`."""
+
+BEHIND: Final = "behind"
+"""Name under which the metadata holds the `Behind`."""
+
+_MARK: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
+_BEHIND: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
+
+
+class UploadMark(NamedTuple):
+    """Which upload of which append; no other one bears it. Of an append only the last upload can be registered."""
+
+    append: str  # 32 hexadecimal digits
+    nth: int  # from 1, in the order in which they were made
+
+    def __str__(self) -> str:
+        """As metadata holds it."""
+        return f"{self.append}-{self.nth}"
+
+    @staticmethod
+    def parse(text: str | None) -> "UploadMark | None":
+        """Read back `str(mark)`; None of anything else, as of an object from before there were marks."""
+        found = _MARK.fullmatch(text or "")
+        return UploadMark(found["append"], int(found["nth"])) if found else None
+
+
+class Behind(NamedTuple):
+    """What was registered of the ledger when the upload was made: a later registration only adds to it."""
+
+    last_segment: int  # no later registration is of this number or a lower one; -1: there is none
+    entries: int  # of all registered segments
+
+    def __str__(self) -> str:
+        """As metadata holds it."""
+        return f"{self.last_segment}:{self.entries}"
+
+    @staticmethod
+    def parse(text: str | None) -> "Behind | None":
+        """Read back `str(behind)`; None of anything else."""
+        found = _BEHIND.fullmatch(text or "")
+        return Behind(int(found["segment"]), int(found["entries"])) if found else None

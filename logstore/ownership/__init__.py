@@ -1,6 +1,17 @@
 """Ownership of bundles of topics: what a bundle is, which worker takes it or lets it go, the lease of its owner."""
 
-from logstore.ownership.assignment import OwnershipView, WorkerLoad, ranking, to_shed, to_take
+from logstore.ownership.assignment import (
+    Acquisition,
+    OwnerNode,
+    OwnershipView,
+    ReownAttempts,
+    ReownDecision,
+    WorkerLoad,
+    decide,
+    ranking,
+    to_shed,
+    to_take,
+)
 from logstore.ownership.bundles import (
     MAX_BUNDLES,
     BundleId,
@@ -11,7 +22,6 @@ from logstore.ownership.bundles import (
     checked_worker_id,
     parse_bundle,
 )
-from logstore.ownership.reown import Acquisition, OwnerNode, ReownAttempts, ReownDecision, decide
 
 __all__ = [
     "MAX_BUNDLES",

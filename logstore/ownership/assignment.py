@@ -1,17 +1,23 @@
-"""Which worker takes which bundle, without a leader: each computes it, and workers that see the same agree.
+"""Which worker takes which bundle, without a leader, and what it does with each once it is connected again.
+
+Each worker computes it, and workers that see the same agree. After every reconnect each bundle that a worker remembers
+is asked about: whether one is still its own is never inferred from how the connection behaved, but told from what it
+then finds in ZooKeeper.
 
 Nothing here is safety. ZooKeeper lets one worker create a node, and the fence lets one write; a stale view makes two
 workers try the same bundle, or none of them does for a while, and a stale load makes a poorer choice.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
-Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first.
+Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
+expired), and Pulsar's `ResourceLockImpl.revalidate`.
 """
 
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from logstore.errors import InvalidInput
 from logstore.ownership.bundles import BundleId
@@ -156,3 +162,76 @@ def _full(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
     """Who has enough, or can take none whatever it has."""
     cap = view.cap  # once, because it counts the workers
     return {one for one, load in view.workers.items() if not load.room or counts.get(one, 0) >= cap}
+
+
+class ReownDecision(StrEnum):
+    """What to do with one bundle."""
+
+    KEEP = "KEEP"  # node and acquisition are of this session: the lease stands
+    WAIT = "WAIT"  # our node of another session is about to vanish: no work under it, look again
+    UNLOAD = "UNLOAD"  # not ours: stop its work, forget the acquisition, delete no node
+    CREATE = "CREATE"  # acquire it: create the node, raise the fence, read the node again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerNode:
+    """What ZooKeeper holds for a bundle that has an owner."""
+
+    worker_id: str  # what the node says
+    session: int  # its ephemeral owner, which ZooKeeper vouches for; 0 where the node is not ephemeral
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquisition:
+    """What a worker remembers of a bundle that it acquired."""
+
+    session: int  # in which its node was verified after the fence was raised
+
+
+def decide(node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None) -> ReownDecision:
+    """Tell what to do with a bundle that this worker held, or whose turn it is to take.
+
+    The session decides, not the worker's name: a node of ours by an old session goes when that session does, and
+    whatever was done under it ends there. A node of this session that this worker did not acquire in it (a create whose
+    answer was lost) is acquired anew, since others may have raised the fence in between: creating it then meets
+    `NodeExists` by this very session, which is success.
+
+    Args:
+        node: What ZooKeeper answered; None only where it answered that there is none, never where it did not answer.
+        session: The present session of this worker.
+        worker_id: This worker.
+        acquired: What this worker remembers of the bundle, if it held it.
+    """
+    if node is None:
+        return ReownDecision.CREATE
+    if node.session == session:
+        return ReownDecision.KEEP if acquired == Acquisition(session=session) else ReownDecision.CREATE
+    return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReownAttempts:
+    """How often one session may still try each bundle; a new session begins with a new object.
+
+    Success gives nothing back, because "acquired, lost, acquired, lost" is the loop to be ended. It holds two numbers a
+    bundle at most. Not thread-safe: it belongs to the loop that asks.
+    """
+
+    session: int
+    creates: int  # for each bundle, 0 or more
+    waits: int  # looks at a node about to vanish; with the pause between two, more than the session timeout
+    _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
+
+    def bounded(self, bundle: BundleId, verdict: ReownDecision) -> ReownDecision:
+        """Spend one attempt where the verdict costs one; UNLOAD where there is none left.
+
+        KEEP and UNLOAD cost nothing. A bundle that is unloaded in this way has no owner, and goes to whose turn it is.
+        """
+        limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
+        if verdict not in limits:
+            return verdict
+        if self._spent[bundle, verdict] >= limits[verdict]:
+            return ReownDecision.UNLOAD
+        self._spent[bundle, verdict] += 1
+        return verdict

@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol
 
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which worker owns a topic, and does its background work, and which one acquired each bundle last; the ports of both."""
+"""Which worker owns a topic, and does its background work, and which one acquired each bundle last; and both ports."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

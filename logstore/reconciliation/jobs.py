@@ -8,7 +8,7 @@ from typing import Final
 
 from logstore.delayed.jobs import BuildIndexes
 from logstore.records.rebuilding import RebuildRecords
-from logstore.transactions.jobs import BuildBuffers
+from logstore.transactions.snapshots import BuildBuffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

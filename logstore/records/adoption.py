@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from logstore.log.ledgers import Behind, UploadMark
 from logstore.log.producers import ProducerSequence
-from logstore.log.uploads import Behind, UploadMark
 from logstore.positions import LedgerId
 from logstore.transactions.transactions import TransactionId
 

@@ -1,22 +1,83 @@
-"""The buffer of a topic as its log tells it: a fold over three columns of its segments, and no payload.
+"""The buffer of a topic as its log tells it: markers, and a fold over three columns of its segments, and no payload.
 
-Source: Pulsar's TopicTransactionBufferRecoverCallBack; a transaction with any commit marker is committed (PIP-31).
+Markers are entries that tell how a transaction ended, so that the log alone is enough to know it. A marker bears the
+transaction's id and the catalog's epoch, so that a late one can touch no other transaction. That of a subscription
+carries the positions that the transaction acknowledged, which a rebuild applies again.
+
+Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; a transaction with any
+commit marker is committed (PIP-31); Bufstream 0.1.0 (Jepsen), whose markers had no epoch.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import LedgerSpan, beyond, unite
+from logstore.cursors.state import LedgerSpan, beyond, pack_acknowledged, unite, unpack_acknowledged
 from logstore.errors import CorruptData
+from logstore.log.entries import Mark, NewEntry, ProducedEntries
 from logstore.positions import LedgerId, Position
-from logstore.transactions.markers import Verb
 from logstore.transactions.transactions import TransactionId, TransactionState
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class Verb(StrEnum):
+    """The column `marker`."""
+
+    COMMIT = "COMMIT"
+    ABORT = "ABORT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """How a transaction ended, for one topic or for one subscription of it."""
+
+    txn: TransactionId
+    verb: Verb
+    epoch: int  # of the catalog
+    subscription: str = ""  # empty: for the topic's messages
+    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)
+
+
+_EPOCH: Final = "epoch"
+_SUBSCRIPTION: Final = "subscription"
+
+
+def as_entries(markers: Sequence[Marker]) -> ProducedEntries:
+    """Markers as an append of one entry each, in their order."""
+    entries = [
+        NewEntry(
+            payload=pack_acknowledged(one.positions),
+            properties={_EPOCH: str(one.epoch)} | ({_SUBSCRIPTION: one.subscription} if one.subscription else {}),
+        )
+        for one in markers
+    ]
+    return ProducedEntries(entries=entries, marks=[Mark(one.txn, one.verb.value) for one in markers])
+
+
+def read_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> Marker:
+    """A marker as it was read.
+
+    Raises:
+        CorruptData: It is none.
+    """
+    try:
+        return Marker(
+            txn=txn,
+            verb=Verb(verb),
+            epoch=int(properties[_EPOCH]),
+            subscription=properties.get(_SUBSCRIPTION, ""),
+            positions=unpack_acknowledged(payload),
+        )
+    except (KeyError, ValueError) as error:
+        shown = json.dumps(dict(properties))
+        raise CorruptData(f"txn {txn}: expected a marker, found {verb!r} with {shown}") from error
+
 
 COLUMNS: Final = ("txn_tc", "txn_seq", "marker")
 """What a fold reads of a segment."""

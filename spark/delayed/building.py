@@ -17,7 +17,7 @@ from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
 from logstore.delayed.buckets import NOWHERE
 from logstore.delayed.jobs import MOST_PARTS, BuildIndexes, BuiltIndex, IndexFiles, Stretch, cut
-from logstore.delayed.merging import interleaved
+from logstore.delayed.sealing import interleaved
 from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import CorruptData, MissingData

@@ -23,17 +23,18 @@ from logstore.ports.objects import ObjectStore
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.services.judgement import (
+from logstore.reconciliation.services.orphans import (
     GONE,
     OTHER_APPLICATION,
     UNSTATED,
     YOUNG,
     Doubt,
     doubt_upload,
+    is_copy,
+    is_object,
     judge,
     look,
 )
-from logstore.reconciliation.services.orphans import is_copy, is_object
 from logstore.whole_files import replacing
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses

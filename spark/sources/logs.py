@@ -13,7 +13,7 @@ from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog import TopicState
 from logstore.ports.objects import OwnedStore
 from logstore.positions import TopicId

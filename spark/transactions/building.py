@@ -15,9 +15,8 @@ from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.jobs import MOST_PARTS, BufferFiles, BuildBuffers
-from logstore.transactions.services.rebuilding import Rebuilder
-from logstore.transactions.services.snapshots import BufferSnapshots
+from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
+from logstore.transactions.snapshots import MOST_PARTS, BufferFiles, BuildBuffers
 from spark.runner import JobRun, Main
 from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses

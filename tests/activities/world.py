@@ -23,7 +23,7 @@ from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.log.ledgers import SHARDS, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners

@@ -17,9 +17,20 @@ from uuid import uuid4
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import SHARDS, Component, LedgerOwner, LedgerStatement, digest_of, meta_key, segment_key
+from logstore.log.ledgers import (
+    APPEND,
+    BEHIND,
+    SHARDS,
+    Behind,
+    Component,
+    LedgerOwner,
+    LedgerStatement,
+    UploadMark,
+    digest_of,
+    meta_key,
+    segment_key,
+)
 from logstore.log.services.segment_file import vouching
-from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.faults.world import World

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import add_to
 from logstore.delayed.compact import CompactSegment
-from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
+from logstore.delayed.sealing import merge
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import parse_footer
 from logstore.positions import LedgerId, Position, TopicId

@@ -24,7 +24,7 @@ from logstore.records.manifest import Block, Ceilings
 from logstore.records.services.publishing import publish, standing
 from logstore.records.services.raiding import Raided, Raider
 from logstore.records.services.record_log import RecordLog
-from logstore.records.sizing import sizing
+from logstore.records.tombstones import sizing
 from logstore.records.winners import KEYS, winners
 from tests.benchmarks.graves import START_US, Numbers, versions
 from tests.benchmarks.raid_foreground import beside_writers

@@ -20,7 +20,7 @@ from logstore.reconciliation.jobs import (
     VerifyFindings,
 )
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.jobs import BufferFiles, BuildBuffers
+from logstore.transactions.snapshots import BufferFiles, BuildBuffers
 from spark.publication import Publication
 
 COMPARED = {

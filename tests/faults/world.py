@@ -18,7 +18,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_of
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.ledgers import CopyKind
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.objects import ObjectInfo
 from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs

@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 from tests.soak.functions import OFFERED, every_other
 from tests.soak.scene import CONSUMED, SPARE, Ops
 from workers.assembly.log import LogStore

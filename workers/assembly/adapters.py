@@ -9,8 +9,8 @@ from logstore.delayed.buckets import BucketLimits
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
-from logstore.offload.locations import DRIVER, CopyLocation
-from logstore.records.services.currency import require_current
+from logstore.offload.tiered import DRIVER, CopyLocation
+from logstore.records.services.publishing import require_current
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.bulk import bulk_jobs
 from workers.assembly.functions import NamedFunctions

@@ -30,8 +30,7 @@ from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore, Storages
 from logstore.transactions.services.broadcast import Broadcasts
-from logstore.transactions.services.rebuilding import Rebuilder
-from logstore.transactions.services.snapshots import BufferSnapshots
+from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
 from workers.assembly.records import RecordPolicies, RecordServices, records_over
 
 _DAY_S: Final = 86_400.0

@@ -15,7 +15,7 @@ from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog.rebuilding import Rebuild
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart

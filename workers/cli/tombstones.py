@@ -97,7 +97,7 @@ def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8
     """
     from dataclasses import asdict  # noqa: PLC0415 - start-up time
 
-    from logstore.records.sizing import sizing as estimated  # noqa: PLC0415
+    from logstore.records.tombstones import sizing as estimated  # noqa: PLC0415
 
     database = "sqlite" if context.settings.database_url.startswith("sqlite") else "postgresql"
     found = asdict(estimated(records, key_bytes=key_bytes, database=database))

@@ -22,8 +22,7 @@ from logstore.deletion.intents import Certificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
-from logstore.records.tombstones import DeletePolicy
+from logstore.records.tombstones import Compound, DeletePolicy
 from workers.client import schedules
 from workers.client.batches import Batches, released
 from workers.client.connections import connect_client, of_topic

@@ -13,7 +13,7 @@ from functools import partial
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
 from logstore.ports.objects import OwnedStore
-from logstore.records.services.currency import require_current
+from logstore.records.services.publishing import require_current
 from workers.assembly.log import LogStore
 
 _log = logging.getLogger(__name__)

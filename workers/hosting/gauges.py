@@ -9,8 +9,7 @@ from temporalio.common import MetricMeter
 
 from logstore.errors import SextonError
 from logstore.ports.catalog import DelayedCounts, Inflight, ReconciliationRun, RunKind, TransactionCounts
-from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.results import PlanResult, plan_result
+from logstore.reconciliation.findings import FindingKind, PlanResult, plan_result
 from logstore.transactions.transactions import TransactionState
 
 _LOOKED_AT = 100  # of plans that failed or are at work, behind which none is looked for

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.ports.catalog import Catalog, ReconciliationRun, RunKind, StoredTransaction
-from logstore.reconciliation.results import plan_result
+from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flushing import refused
 from logstore.records.services.replicating import Replica
 from logstore.transactions.transactions import TransactionState

@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
         PlanInput,
     )
     from logstore.deletion.intents import Refusal
-    from logstore.reconciliation.results import ApplyCounts
+    from logstore.reconciliation.findings import ApplyCounts
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.batches import require_rate

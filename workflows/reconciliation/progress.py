@@ -8,9 +8,8 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import Refusal
-from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, together
 from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences
-from logstore.reconciliation.results import ApplyCounts, PlanResult, together
 from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress
 from workflows.refusals import refusal_of
 

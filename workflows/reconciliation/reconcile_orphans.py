@@ -28,8 +28,8 @@ with workflow.unsafe.imports_passed_through():
         PlanBegun,
         PlanInput,
     )
+    from logstore.reconciliation.findings import PlanResult
     from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
-    from logstore.reconciliation.results import PlanResult
     from workflows import options, refusals, search_attributes
     from workflows.reconciliation.progress import findings_shown, plan_shown, refused
     from workflows.reconciliation.values import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import Refusal
-from logstore.reconciliation.results import ApplyCounts, PlanResult
+from logstore.reconciliation.findings import ApplyCounts, PlanResult
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 

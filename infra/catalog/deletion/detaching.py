@@ -25,8 +25,7 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Detached
 from logstore.positions import LedgerId, TopicId
-from logstore.records.compound import Compound
-from logstore.records.tombstones import Ending, is_durable
+from logstore.records.tombstones import Compound, Ending, is_durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Chosen, Claim, Detached, Ledger, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
-from logstore.records.compound import Compound
-from logstore.records.tombstones import Ending
+from logstore.records.tombstones import Compound, Ending
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"

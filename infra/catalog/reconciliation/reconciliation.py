@@ -24,7 +24,7 @@ from logstore.ports.catalog.reconciliation import (
     Standing,
 )
 from logstore.positions import LedgerId
-from logstore.reconciliation.results import plan_run_id
+from logstore.reconciliation.findings import plan_run_id
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _OURS = _R.kind.in_([kind.value for kind in RunKind])

@@ -26,9 +26,8 @@ from logstore.cursors.services.subscriptions import Subscription
 from logstore.cursors.state import CursorState
 from logstore.delayed import bitmaps
 from logstore.delayed.buckets import NOWHERE
-from logstore.delayed.replay import Due, ReplaySet
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.log_reading import LogReading, after
+from logstore.delayed.services.log_reading import Due, LogReading, ReplaySet, after
 from logstore.delayed.services.shared_tracker import SharedTracker
 from logstore.errors import SextonError
 from logstore.log.entries import Entry

@@ -20,8 +20,8 @@ from pyroaring import BitMap
 
 from logstore.delayed.bitmaps import add_to, earliest, less, take_from
 from logstore.delayed.buckets import Bucket
-from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
+from logstore.delayed.sealing import merge
 from logstore.delayed.services.sealing import new_snapshot
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.sources import SnapshotGone

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.sealing import delayed_rows
 from logstore.errors import MissingData
-from logstore.log.services.prefetch import Prefetcher
+from logstore.log.services.read_ahead import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment

@@ -19,7 +19,7 @@ from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
-from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.read_ahead import ReadCache
 from logstore.log.services.segment_file import SegmentGone, group_range, ranges_of, read_footer
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore

@@ -12,8 +12,14 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.deletion.services.confirmed_deletes import UnconfirmedKeys, delete, kept, removal, unconfirmed
-from logstore.deletion.services.shared_listings import SharedListings
+from logstore.deletion.services.shared_requests import (
+    SharedListings,
+    UnconfirmedKeys,
+    delete,
+    kept,
+    removal,
+    unconfirmed,
+)
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.ledgers import (

@@ -7,12 +7,11 @@ says whose it is; deleting an absent key counts as done, so all of it may repeat
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.deletion.services.confirmed_deletes import delete, kept, removal, unconfirmed
+from logstore.deletion.services.shared_requests import delete, kept, removal, unconfirmed
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import stated
-from logstore.offload.locations import CopyLocation, location_of
-from logstore.offload.tiered import data_key, index_key, upload_ends_us
+from logstore.offload.tiered import CopyLocation, data_key, index_key, location_of, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, Removal
 from logstore.units import between_units
 

@@ -9,13 +9,20 @@ from typing import Final
 from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
 from logstore.failpoints import effect
-from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement, segment_key
+from logstore.log.ledgers import (
+    APPEND,
+    BEHIND,
+    Behind,
+    LedgerOwner,
+    LedgerState,
+    LedgerStatement,
+    UploadMark,
+    segment_key,
+)
 from logstore.log.producers import ProducerSequence
-from logstore.log.services.confirming import FARTHEST, confirm
-from logstore.log.services.registration import Registrar, telling
+from logstore.log.services.registration import FARTHEST, Registrar, confirm, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
-from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
 from logstore.ports.catalog import (
     Ledger,
     Ledgers,

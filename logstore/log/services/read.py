@@ -18,8 +18,7 @@ from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, MissingData
 from logstore.log.entries import Entry
 from logstore.log.ledgers import LedgerState
-from logstore.log.services.prefetch import Prefetcher
-from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.read_ahead import Prefetcher, ReadCache
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.log.services.view import READABLE, LeftOut, PassedOver, Postponing, View, see

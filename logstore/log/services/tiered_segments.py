@@ -14,8 +14,7 @@ from logstore.errors import CorruptData
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_file import RangeFile, SegmentGone, group_range, read_columns
-from logstore.offload.locations import CopyLocation, location_of
-from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
+from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, location_of
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId

@@ -24,8 +24,7 @@ from logstore.failpoints import effect
 from logstore.log.entries import COLUMNS, mark_footer
 from logstore.log.ledgers import LedgerStatement, digest_of
 from logstore.log.services.segment_file import SegmentGone, read_columns
-from logstore.offload.locations import location_of
-from logstore.offload.tiered import TieredIndex, data_key, index_key, write_copy
+from logstore.offload.tiered import TieredIndex, data_key, index_key, location_of, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId

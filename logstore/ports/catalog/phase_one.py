@@ -8,7 +8,7 @@ from logstore.ownership import Lease
 from logstore.ports.catalog.claims import Cause, Claim, Detached, Tally
 from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import LedgerId, TopicId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class PhaseOne(Protocol):
 
         Raises:
             UnknownObject: No such topic, no such ledger in its list, or no such subscription.
-            PreconditionFailed: The ledger is not as the operation expects it; see `logstore.records.compound`.
+            PreconditionFailed: The ledger is not as the operation expects it; see `logstore.records.tombstones`.
             LedgerStillNeeded: It would end, and is needed.
         """
 

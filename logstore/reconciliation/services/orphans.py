@@ -1,15 +1,171 @@
-"""A finding looked at again, just before it is removed: storage must still say what the plan found."""
+"""Whether storage still shows an orphan: what a plan and its apply both ask, and how both judge the answer.
 
-from collections.abc import Mapping
+Apply asks just before it removes what a finding names: storage must still say what the plan found. Whatever is not
+exactly so keeps the objects: unknown age, an unknown file, a statement of somebody else. Nothing here changes anything.
+
+Source: iceberg#4346 and lakeFS#8518 (unknown is kept), amoro#2925 (unknown age is kept).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-from logstore.log.ledgers import CopyKind, LedgerStatement, segment_number
-from logstore.offload.locations import location_of
+from logstore.errors import CorruptData
+from logstore.log.ledgers import (
+    CopyKind,
+    LedgerStatement,
+    ledger_prefix,
+    meta_digest,
+    meta_key,
+    segment_key,
+    segment_number,
+)
+from logstore.offload.tiered import data_key, index_key, location_of
 from logstore.ports.catalog import OrphanCopy
-from logstore.ports.objects import Buckets, ObjectStore, OwnedStore
+from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services.judgement import Doubt, Seen, doubt_upload, judge, look
+
+GONE: Final = "nothing of it is left in storage"
+YOUNG: Final = "an object is younger than the plan's cut-off, or of unknown age"
+UNKNOWN_FILE: Final = "there is a file that no writer of ours makes"
+UNSTATED: Final = "storage states no owner"
+OTHER_APPLICATION: Final = "storage states another application"
+OTHER_OWNER: Final = "storage states another owner"
+ENDED_UPLOAD: Final = "the upload has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a finding is no orphan that may be removed."""
+
+    reason: str  # one of this module's constants
+    key: str  # of the object that shows it
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What storage shows of an orphan."""
+
+    objects: Sequence[ObjectInfo]
+    metadata: Mapping[str, Mapping[str, str]]  # by key, of the objects whose statements count
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all objects."""
+        return sum(one.size_bytes for one in self.objects)
+
+
+def look(store: ObjectStore, finding: Finding) -> Seen:
+    """Ask the bucket for what `judge` needs: a listing and one HEAD for a ledger, HEADs for single objects.
+
+    Raises:
+        StoreUnavailable: Storage did not answer.
+    """
+    if finding.kind is FindingKind.ORPHAN_SEGMENT:
+        return _segment(store, finding)
+    objects = list(store.list(finding.key))
+    keys = sorted((one.key for one in objects), key=lambda key: (meta_digest(key) is None, key))
+    counting = (
+        1 if finding.kind is FindingKind.ORPHAN_LEDGER else 2
+    )  # a third object of a pair is odd, whatever it says
+    heads = {key: store.head(key) for key in keys[:counting]}
+    return Seen(objects, {key: head[1] for key, head in heads.items() if head})
+
+
+def _segment(store: ObjectStore, finding: Finding) -> Seen:
+    """The object, and the statement of the ledger that it says it is of."""
+    head = store.head(finding.key)
+    if head is None:
+        return Seen([], {})
+    metadata = {finding.key: head[1]}
+    with suppress(CorruptData):
+        statement = LedgerStatement.from_metadata(head[1])
+        own = meta_key(statement.ledger_id, statement.owner)
+        if beside := store.head(own):
+            metadata[own] = beside[1]
+    return Seen([head[0]], metadata)
+
+
+def judge(finding: Finding, seen: Seen, *, before_us: int, application: str) -> LedgerStatement | Doubt:
+    """Whose the orphan is by storage's own statement, or why nothing of it may be removed.
+
+    Args:
+        finding: An `orphan_ledger`, an `orphan_segment`, or an `orphan_offload` that has objects.
+        seen: What `look` answered.
+        before_us: All of its objects must be older, by the store's clock.
+        application: Ours.
+    """
+    if not seen.objects:
+        return Doubt(GONE, finding.key)
+    for one in seen.objects:
+        if one.modified_us is None or one.modified_us >= before_us:
+            return Doubt(YOUNG, one.key)
+    odd = _odd_file(finding, [one.key for one in seen.objects])
+    return odd or _stated(finding, seen.metadata, application)
+
+
+def _odd_file(finding: Finding, keys: Sequence[str]) -> Doubt | None:
+    """An object that the one writer of the ledger, or of the tiered copy, never made."""
+    ledger_id = finding.ledger_id
+    if ledger_id is None:
+        return Doubt(UNKNOWN_FILE, finding.key)
+    if finding.kind is FindingKind.ORPHAN_LEDGER:
+        prefix = ledger_prefix(ledger_id)
+        names = {key: key.removeprefix(prefix) for key in keys}
+        metas = [key for key, name in names.items() if "/" not in name and meta_digest(name)]
+        segments = [key for key, name in names.items() if "/" not in name and segment_number(name) is not None]
+        odd = [Doubt(UNKNOWN_FILE, key) for key in keys if key not in {*metas, *segments}]
+        return next(iter([*odd, *(Doubt(OTHER_OWNER, key) for key in metas[1:])]), None)
+    if finding.kind is FindingKind.ORPHAN_SEGMENT:
+        known = {segment_key(ledger_id, segment_number(finding.key) or 0)}
+    else:
+        known = {data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id)}
+    return next((Doubt(UNKNOWN_FILE, key) for key in keys if key not in known), None)
+
+
+def _stated(finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str) -> LedgerStatement | Doubt:
+    """What the objects state, on which all must agree; of a segment's ledger the own statement must be there."""
+    found: LedgerStatement | None = None
+    for key, said in metadata.items():
+        statement = _statement(finding, key, said, application)
+        if isinstance(statement, Doubt):
+            return statement
+        if found is not None and statement != found:
+            return Doubt(OTHER_OWNER, key)
+        found = statement
+    if found is None:
+        return Doubt(GONE, finding.key)  # between the listing and the HEAD
+    if finding.kind is FindingKind.ORPHAN_SEGMENT and meta_key(found.ledger_id, found.owner) not in metadata:
+        return Doubt(OTHER_OWNER, finding.key)
+    return found
+
+
+def _statement(finding: Finding, key: str, said: Mapping[str, str], application: str) -> LedgerStatement | Doubt:
+    """Only our own application's statement of this very ledger counts."""
+    try:
+        statement = LedgerStatement.from_metadata(said)
+    except CorruptData:
+        return Doubt(UNSTATED, key)
+    if statement.owner.application != application:
+        return Doubt(OTHER_APPLICATION, key)
+    if statement.ledger_id != finding.ledger_id or meta_digest(key) not in {None, statement.owner.digest}:
+        return Doubt(OTHER_OWNER, key)
+    return statement
+
+
+def doubt_upload(store: ObjectStore, key: str, before_us: int) -> Doubt | None:
+    """Why parts of uploads of this key must be left alone, or None where all of them are there and old.
+
+    Raises:
+        StoreUnavailable: Storage did not answer.
+    """
+    started = [one.started_us for one in store.open_uploads(key) if one.key == key]
+    if not started:
+        return Doubt(ENDED_UPLOAD, key)
+    return None if all(at is not None and at < before_us for at in started) else Doubt(YOUNG, key)
+
 
 ELSEWHERE: Final = "it stands in a bucket that the settings do not name"
 

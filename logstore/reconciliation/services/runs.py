@@ -2,7 +2,7 @@
 
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Reconciliation, ReconciliationRun, RunKind
-from logstore.reconciliation.results import PlanResult, apply_run_id, plan_result
+from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_result
 
 
 def finished_plan(run: ReconciliationRun) -> PlanResult:

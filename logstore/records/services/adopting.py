@@ -24,8 +24,7 @@ from logstore.log.ledgers import (
     segment_number,
     shard_prefix,
 )
-from logstore.offload.locations import location_of
-from logstore.offload.tiered import index_key
+from logstore.offload.tiered import index_key, location_of
 from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,

@@ -6,6 +6,10 @@ begin anew with a manifest, a view of the catalog and blocks that are newer. So 
 their order, and the number of its manifest is the version of whatever a flush writes: it orders versions of a record
 even where two transactions changed parts of it at once, neither of which saw the other.
 
+A database that was restored from a backup does not know what was answered since: written to, it would give the same
+positions and ids out again. So it is asked whether it knows the newest manifest before a process uses the primary
+bucket, and refused.
+
 Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
 """
 
@@ -17,9 +21,10 @@ from uuid import uuid4
 from logstore.errors import AlreadyExists, CatalogAdopting, CatalogBusy, CatalogMismatch, CatalogOutdated
 from logstore.failpoints import effect
 from logstore.ports.catalog import KnownManifest, RecordLogState, Records
+from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import VERSIONS
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.manifest import PREFIX, Block, Ceilings, Manifest, manifest_key
 from logstore.records.services.record_log import RecordLog
 
 if TYPE_CHECKING:
@@ -229,3 +234,29 @@ class BlockWriter:
         whole = pa.concat_tables(self._parts)
         self.blocks += self._log.put_blocks(self._kind, whole.slice(0, rows))
         self._parts = [whole.slice(rows)] if whole.num_rows > rows else []
+
+
+def require_current(records: Records, objects: OwnedStore) -> None:
+    """Refuse a database that does not know the newest manifest: by one LIST, where it is the one that is known.
+
+    A replica's database may be behind: every write to it is refused anyway.
+
+    Args:
+        records: The catalog.
+        objects: The bucket of its record log.
+
+    Raises:
+        CatalogOutdated: There is a manifest that this catalog has not begun.
+        CatalogMismatch: The newest manifest is another catalog's.
+        CorruptData, Unsupported: It cannot be read.
+        StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
+    """
+    known = records.known()
+    if known.replica:  # behind its source, and read alone
+        return
+    start = manifest_key(known.manifest) if known.manifest else ""
+    if next(iter(objects.list(PREFIX, start_after=start)), None) is None:
+        return
+    newest = RecordLog(objects).newest(after=known.manifest)
+    if newest is not None:
+        require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it

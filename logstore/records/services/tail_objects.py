@@ -14,14 +14,13 @@ import pyarrow.compute as pc
 from logstore.cursors.state import pack_acknowledged
 from logstore.errors import CorruptData
 from logstore.log.entries import FOOTER, FooterMark, decode_segment
-from logstore.log.ledgers import DIGEST, LedgerStatement, digest_of
+from logstore.log.ledgers import APPEND, BEHIND, DIGEST, Behind, LedgerStatement, UploadMark, digest_of
 from logstore.log.services.segment_file import WHOLE_BELOW, ranges_of
-from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import Advance, FoundMarker, Run, Upload
-from logstore.transactions.markers import Verb, read_marker
+from logstore.transactions.buffer import Verb, read_marker
 from logstore.transactions.transactions import TransactionId
 
 if TYPE_CHECKING:

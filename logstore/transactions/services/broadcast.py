@@ -32,7 +32,7 @@ from logstore.ports.catalog import (
     Transactions,
 )
 from logstore.positions import TopicId
-from logstore.transactions.markers import Marker, Verb, as_entries
+from logstore.transactions.buffer import Marker, Verb, as_entries
 from logstore.transactions.transactions import Participant, TransactionId
 
 _LOG: Final = logging.getLogger(__name__)

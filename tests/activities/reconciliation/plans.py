@@ -29,9 +29,8 @@ from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import Identities
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.files import PAGE
-from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
 from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
-from logstore.reconciliation.results import ApplyCounts, PlanResult
 from logstore.reconciliation.services.orphans import StoredOrphans
 from tests.activities.world import run
 from tests.fakes.bulk import FakeBulkJobs

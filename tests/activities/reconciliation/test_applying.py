@@ -28,7 +28,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.files import FateFiles
 from logstore.reconciliation.findings import Fate, FindingKind
 from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.services import judgement, orphans
+from logstore.reconciliation.services import orphans
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -206,9 +206,9 @@ def test_finding_that_is_not_true_any_more_is_kept_with_its_reason(plans: Plans)
     plans.runs.keeps = {1: "a row names it", 3: "a row names the segment"}
     done = plans.apply()
     assert done.applied == {"orphan_segment": 1}
-    assert done.skipped == {judgement.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
+    assert done.skipped == {orphans.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
     assert segment_key(LedgerId(3), 10) in plans.warm.keys
-    assert fates(plans)[0] == (Fate.KEPT, judgement.YOUNG)
+    assert fates(plans)[0] == (Fate.KEPT, orphans.YOUNG)
 
 
 def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:

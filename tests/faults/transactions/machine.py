@@ -35,7 +35,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import Position
-from logstore.transactions.markers import Marker, Verb, as_entries
+from logstore.transactions.buffer import Marker, Verb, as_entries
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 from tests.activities.world import environment
 from tests.faults.transacting import Inline, without_lingering

@@ -9,7 +9,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.placement import TopicHints
 from logstore.ports.catalog import BeginTransaction, EndTransaction
-from logstore.transactions.markers import Verb
+from logstore.transactions.buffer import Verb
 from tests.faults.transactions.machine import Transactions
 
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 import pytest
 from pyroaring import BitMap
 
-from logstore.delayed.replay import MOST_REPLAYED, ReplaySet
 from logstore.delayed.services.delivery import Consumer
 from logstore.delayed.services.dispatch import Dispatcher
+from logstore.delayed.services.log_reading import MOST_REPLAYED, ReplaySet
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import Entry
 from logstore.log.services.arrivals import Watch

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
+from logstore.delayed.sealing import merge
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, made, windows
 

@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 )
 
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList, pair_to_merge
-from logstore.delayed.merging import merge
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import Gathering
+from logstore.delayed.sealing import Gathering, merge
 from logstore.delayed.sources import BucketRows
 from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable

@@ -9,8 +9,7 @@ from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCo
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
-from logstore.offload.locations import CopyLocation
-from logstore.offload.tiered import UPLOAD_GRACE_S, data_key, index_key
+from logstore.offload.tiered import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
 from logstore.ports.objects import ObjectInfo, Removal
 from logstore.positions import LedgerId, TopicId
 from logstore.units import ended_by

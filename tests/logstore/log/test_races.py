@@ -17,10 +17,9 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import LedgerState, segment_key, segment_number
+from logstore.log.ledgers import APPEND, BEHIND, LedgerState, segment_key, segment_number
 from logstore.log.services import ManagedLedger
 from logstore.log.services.placement import PlacementAttempts
-from logstore.log.uploads import APPEND, BEHIND
 from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment

@@ -6,9 +6,8 @@ import pytest
 
 from logstore.errors import AlreadyExists, LedgerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import segment_number
+from logstore.log.ledgers import APPEND, BEHIND, Behind, UploadMark, segment_number
 from logstore.log.services.placement import TopicHints
-from logstore.log.uploads import APPEND, BEHIND, Behind, UploadMark
 from logstore.transactions.transactions import TransactionId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.logstore.log.world import World, numbered, once, plain

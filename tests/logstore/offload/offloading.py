@@ -9,9 +9,8 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.locations import CopyLocation
 from logstore.offload.services.writing import Evidence, Offloader, Uploaded
-from logstore.offload.tiered import data_key, index_key
+from logstore.offload.tiered import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.log.world import World, plain

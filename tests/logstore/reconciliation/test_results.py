@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from logstore.reconciliation.results import RESULT, ApplyCounts, PlanResult, apply_counts, plan_result
+from logstore.reconciliation.findings import RESULT, ApplyCounts, PlanResult, apply_counts, plan_result
 
 
 def test_summary_of_a_newer_build_is_read_without_what_this_one_does_not_know() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.log.ledgers import Behind, UploadMark
 from logstore.log.producers import ProducerSequence
-from logstore.log.uploads import Behind, UploadMark
 from logstore.positions import LedgerId
 from logstore.records.adoption import Advance, FoundMarker, Run, Tail, TopicAtFlush, Upload, adopted
 from logstore.transactions.transactions import TransactionId

@@ -5,8 +5,7 @@ import pytest
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
-from logstore.records.tombstones import Ending
+from logstore.records.tombstones import Compound, Ending
 
 _BOTH = (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
 

@@ -7,7 +7,7 @@ import pytest
 from logstore.errors import InvalidInput
 from logstore.records.blocks import encode
 from logstore.records.kinds import RecordKind
-from logstore.records.sizing import BLOCK_BYTES, FULL_BLOCK, VERSION_BYTES, sizing
+from logstore.records.tombstones import BLOCK_BYTES, FULL_BLOCK, VERSION_BYTES, sizing
 from tests.logstore.records.versions import table, version
 
 

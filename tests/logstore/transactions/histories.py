@@ -13,8 +13,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction
 from logstore.positions import TopicId
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.services.rebuilding import Rebuilder
-from logstore.transactions.services.snapshots import BufferSnapshots
+from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
 from logstore.transactions.snapshots import pack, unpack
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.activities.world import World, done, open_world

@@ -12,7 +12,7 @@ from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransactio
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.jobs import BufferFiles, BuildBuffers
+from logstore.transactions.snapshots import BufferFiles, BuildBuffers
 from logstore.transactions.transactions import Participant, TransactionId
 from spark.publication import Publication
 from spark.runner import SparkJobs

@@ -11,8 +11,7 @@ from logstore.errors import MissingData
 from logstore.identity.markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.offload.locations import CopyLocation
-from logstore.offload.tiered import data_key, index_key
+from logstore.offload.tiered import CopyLocation, data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.assembly.adapters import open_log

@@ -36,8 +36,8 @@ from logstore.ports.catalog import (
     Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.compound import Compound
 from logstore.records.kinds import RecordKind
+from logstore.records.tombstones import Compound
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.context import Say, Services

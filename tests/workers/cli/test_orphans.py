@@ -14,8 +14,7 @@ from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import Ended, FateFiles, FindingFiles, as_table
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.results import ApplyCounts, PlanResult
+from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, FindingKind, PlanResult
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices

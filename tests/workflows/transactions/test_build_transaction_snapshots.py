@@ -4,7 +4,7 @@ import pytest
 
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.jobs import BuildBuffers
+from logstore.transactions.snapshots import BuildBuffers
 from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
 from tests.workflows.house import House
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS

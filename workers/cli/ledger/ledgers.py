@@ -7,7 +7,7 @@ import typer
 
 from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import ended, run_job

@@ -109,7 +109,7 @@ def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
 
 def _run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
-    from logstore.reconciliation.results import plan_run_id  # noqa: PLC0415
+    from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
 
     is_plan = run.kind is RunKind.PLAN
     return {
@@ -126,7 +126,7 @@ def _run_row(run: "ReconciliationRun") -> dict[str, object]:
 
 def _counts(run: "ReconciliationRun", *, is_plan: bool) -> dict[str, int]:
     """Findings of a plan by kind, zeros too; of an apply what was done about them."""
-    from logstore.reconciliation.results import apply_counts, plan_result  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
 
     if is_plan:
         found = plan_result(run.summary).findings

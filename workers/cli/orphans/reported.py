@@ -11,8 +11,7 @@ from workers.pages.texts import shown_s, topic_shown
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun
     from logstore.reconciliation.files import Ended, FindingFiles
-    from logstore.reconciliation.findings import Finding
-    from logstore.reconciliation.results import PlanResult
+    from logstore.reconciliation.findings import Finding, PlanResult
 
 _FIRST: Final = (FindingKind.MISSING_DATA, FindingKind.MISMATCH)  # a person must look at these
 

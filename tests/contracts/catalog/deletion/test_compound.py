@@ -7,7 +7,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Detached, Topic
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 from tests.contracts.catalog.offload.test_offloads import offloaded
 from tests.contracts.catalog.steps import filled, listed, new_topic
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim

@@ -12,7 +12,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Ended, Fence, RowRange
 from logstore.positions import LedgerId
-from logstore.records.compound import Compound
+from logstore.records.tombstones import Compound
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 from tests.every_topic import every_topic

@@ -14,8 +14,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import ledger_prefix, segment_key
-from logstore.log.uploads import APPEND, BEHIND, UploadMark
+from logstore.log.ledgers import APPEND, BEHIND, UploadMark, ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
 from logstore.positions import LedgerId, Position
 from logstore.records.services import adopting

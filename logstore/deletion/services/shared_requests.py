@@ -1,4 +1,4 @@
-"""Listings that ledgers of one shard share: one page shows many small ledgers, where each alone would take a request.
+"""Requests that ledgers share: a listing shows many small ones, and a page of deletes removes many, confirmed per key.
 
 A shard holds the ledgers of every 256th id, in the order of their ids, so ledgers that follow each other there stand in
 one page. They are listed together where few other ledgers are expected between them. What a walk does not show whole
@@ -6,13 +6,13 @@ is left to a listing of its own, so each ledger that is shown here was listed fr
 last. It is what a listing of its own would have shown, and proves no more: see `PrimaryCopies` for what else is asked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from logstore.deletion.intents import DeletionIntent
-from logstore.errors import Unsupported
+from logstore.deletion.intents import DeletionIntent, StoredCopy
+from logstore.errors import SextonError, Unsupported
 from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
-from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, Removal
 from logstore.positions import LedgerId
 
 _PAGE: Final = 1_000  # keys of one answer, at most
@@ -112,3 +112,58 @@ def _end(ledger_id: LedgerId) -> str:
     "0" follows "/" at once; "1" leaves room for a store that must be asked for what follows a little less.
     """
     return ledger_prefix(ledger_id).removesuffix("/") + "1"
+
+
+class UnconfirmedKeys(NamedTuple):
+    """Keys that storage did not confirm as deleted."""
+
+    keys: int
+    first: str
+    answered: bool = True  # False: about some of them storage said nothing
+
+
+def delete(
+    objects: ObjectStore,
+    copies: Iterable[StoredCopy],
+    keys: Callable[[StoredCopy], tuple[str, ...]],
+    on_progress: Callable[[int], None],
+) -> DeleteReport:
+    """Delete some of the keys of every copy."""
+    wanted = [key for copy in copies for key in keys(copy)]
+    if not wanted:
+        return DeleteReport()
+    report = objects.delete(wanted)
+    on_progress(len(report.deleted))
+    return report
+
+
+def kept(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
+    """Those of `keys` that the report does not confirm, or None."""
+    failed = [key for key in keys if key not in report.deleted]
+    if not failed:
+        return None
+    reasons = [report.failed.get(key, "unconfirmed") for key in failed]
+    answered = report.unanswered.isdisjoint(failed)
+    return UnconfirmedKeys(len(failed), f"{failed[0]}: {reasons[0]}", answered)
+
+
+def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    """By row, why a bucket's empty answers do not count: it is not the catalog's, or did not say that it is."""
+    try:
+        if absent:
+            objects.confirm()
+    except SextonError as error:
+        return {one.row_id: error for one in absent}
+    return {}
+
+
+def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> Removal:
+    """What one copy's removal came to."""
+    total = len(copy.data_keys) + len(copy.meta_keys)
+    if left is None:
+        return Removal(objects=total, size_bytes=copy.size_bytes)
+    return Removal(
+        objects=max(0, total - left.keys - len(copy.meta_keys)),
+        error=f"{left.keys} keys kept, first {left.first}",
+        answered=left.answered,
+    )
