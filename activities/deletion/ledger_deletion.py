@@ -6,6 +6,7 @@ it was reported as failed. What makes that harmless stands in each docstring.
 Source: PIP-186.
 """
 
+import math
 from dataclasses import replace
 
 from activities.deletion import metrics
@@ -21,7 +22,6 @@ from activities.deletion.phase_two import (
     result_of,
     sentence,
     unfinished,
-    wait_s,
 )
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import (
@@ -33,13 +33,12 @@ from activities.deletion.values import (
     DetachResult,
     OneInput,
     OneResult,
-    Range,
     RangesInput,
     RangesPage,
 )
 from activities.dispatch import Answer, Redirected, check_topic_name, done, is_topic_name, lease_of
 from activities.heartbeats import Heartbeats, beating, defined
-from logstore.deletion.intents import Certificate, DeletionIntent, DeletionState, Outcome, refusal
+from logstore.deletion.intents import STUCK_AFTER, Certificate, DeletionIntent, DeletionState, Outcome, refusal
 from logstore.errors import (
     DeletionIncomplete,
     InvalidInput,
@@ -49,22 +48,15 @@ from logstore.errors import (
     SextonError,
     StaleCatalog,
     UnknownObject,
+    UploadOpen,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, RowRange, Topics
+from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, Topics
 from logstore.ports.objects import Storages
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.flush_requests import FlushRequests
 from logstore.records.tombstones import asked_for
-
-_STUCK_AFTER = 5
-"""Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
-
-Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
-its volumes, which refuses keys one by one, fills the dead letters; and half of the ten attempts are spared. The third
-would be within such an outage, the eighth, as in Temporal's own deletions, would spare but two attempts.
-"""
 
 
 class LedgerDeletion:
@@ -130,7 +122,7 @@ class LedgerDeletion:
         found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
         if found:
             self._deletions.renew(request.batch_id, own_claim(BATCH_CLAIM_S))
-        return RangesPage(ranges=[Range(first=part.first, last=part.last, rows=part.rows) for part in found])
+        return RangesPage(ranges=found)
 
     @defined(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
@@ -150,7 +142,7 @@ class LedgerDeletion:
             return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue, batch = self._deletions.under(lease), request.batch_id
         with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
-            found, pace = queue.intents(batch, _rows(request.chunk)), DeletionPace(request.objects_per_s)
+            found, pace = queue.intents(batch, request.chunk), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
             examined = examine(open_ones, self._storages, self._flushes, heartbeats)
@@ -179,7 +171,7 @@ class LedgerDeletion:
         if self._ledgers.epoch() != request.catalog_epoch:
             return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.under(lease)
-        intents = queue.intents(request.batch_id, _rows(request.chunk))
+        intents = queue.intents(request.batch_id, request.chunk)
         open_ones = unfinished(intents)
         refused = [(one.row_id, why) for one in open_ones if one.damage and (why := refusal(one))]
         ended = [Ended(row_id=row_id, outcome=why[0], error=why[1]) for row_id, why in refused]
@@ -223,7 +215,7 @@ class LedgerDeletion:
             if errors:
                 raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
         if not changed:
-            return self._take_and_delete(queue, request)  # taken from us: it ended, or another has it, or nobody
+            return self._take_and_delete(queue, request)  # taken from us: it ended, or another workflow has it, or none
         one = ended[0]
         return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
 
@@ -248,7 +240,7 @@ class LedgerDeletion:
         why = request.error or intent.last_error or "no attempt is left"
         letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
         finish(queue, [intent], [letter], holder=own_claim().workflow_id)
-        return done(lease, OneResult(outcome=Outcome.DEAD_LETTERED, detail=why))
+        return done(lease, OneResult(outcome=Outcome.DEAD_LETTERED, detail=why, stuck=intent.stuck))
 
     @defined(name="deletion.certify")
     @beating()
@@ -286,15 +278,13 @@ def _take(queue: Deletions, request: OneInput | DeadLetterInput, *, attempt: boo
 
 def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
     """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
-    after_s = wait_s(error, retry_interval_s)
+    after_s = retry_interval_s  # while an upload may go on, nothing can be deleted: it is not worth trying again
+    if isinstance(error, UploadOpen):
+        after_s = max(after_s, math.ceil(error.after_s))
     wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
     left = error.keys_left if isinstance(error, DeletionIncomplete) else None
     attempts = queue.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
     metrics.failed([intent])
-    if attempts < _STUCK_AFTER:
+    if attempts < STUCK_AFTER:
         return later(error, after_s)
     return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
-
-
-def _rows(chunk: Range) -> RowRange:
-    return RowRange(first=chunk.first, last=chunk.last, rows=chunk.rows)

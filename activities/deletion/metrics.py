@@ -46,17 +46,20 @@ def sent(filed: Iterable[Filed]) -> None:
 
 def received(intents: Iterable[DeletionIntent]) -> None:
     """Count rows that phase two has taken up, once the catalog has committed it."""
-    _add("sexton_deletion_received_total", Counter(_of(one) for one in intents))
+    _add("sexton_deletion_received_total", Counter(_labels(one.component, one.copy.value) for one in intents))
 
 
 def failed(intents: Iterable[DeletionIntent]) -> None:
     """Count attempts that failed, one for each intent, once the catalog has their errors."""
-    _add("sexton_deletion_ledger_delete_failures_total", Counter(_of(one) for one in intents))
+    _add(
+        "sexton_deletion_ledger_delete_failures_total",
+        Counter(_labels(one.component, one.copy.value) for one in intents),
+    )
 
 
 def ended(intents: Iterable[DeletionIntent], results: Sequence[Ended], changed: frozenset[int]) -> None:
     """Count rows that ended: those of the results whose rows the catalog changed."""
-    labels = {one.row_id: _of(one) for one in intents}
+    labels = {one.row_id: _labels(one.component, one.copy.value) for one in intents}
     mine = [(labels[one.row_id], one) for one in results if one.row_id in changed]
     _add("sexton_deletion_acknowledged_total", Counter((*of, ("outcome", one.outcome.value)) for of, one in mine))
     _add("sexton_deletion_ledgers_deleted_total", Counter(of for of, one in mine if one.outcome.success))
@@ -75,10 +78,6 @@ def certified(tally: Tally) -> None:
     if tally.closed:
         whole = all(Outcome(name).success for name in tally.outcomes)
         _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if whole else "PARTIAL"),): 1})
-
-
-def _of(intent: DeletionIntent) -> _Labels:
-    return _labels(intent.component, intent.copy.value)
 
 
 def _labels(component: str, copy: str) -> _Labels:

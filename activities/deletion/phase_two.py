@@ -3,8 +3,7 @@
 Source: PIP-186, second phase, steps 3 to 6.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -27,8 +26,8 @@ from logstore.errors import (
     SextonError,
     StoreUnavailable,
     Unsupported,
-    UploadOpen,
 )
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Deletions, Ended
 from logstore.ports.objects import CopyStorage, Removal, Storages
 from logstore.records.services.flush_requests import FlushRequests
@@ -48,17 +47,33 @@ def examine(
 ) -> Examination:
     """Judge each intent; every error but a definite absence means that nothing is deleted.
 
-    First the record log is told of those that it must know of; where it cannot be, their copies stay.
+    First the record log is told of those that it must know of, plain deletions too; where it cannot be, their copies
+    stay. It would bring a ledger back half of whose objects are gone, and nothing would tell that from a loss of data.
     """
-    found, absent = Examination(errors=_untold(intents, flushes)), []
-    allowed: list[DeletionIntent] = []
+    untold = flushes.failures(sorted({one.ledger_id for one in intents}))
+    found = Examination(errors={one.row_id: untold[one.ledger_id] for one in intents if one.ledger_id in untold})
+    allowed: dict[CopyKind, list[DeletionIntent]] = {}
     for intent in (one for one in intents if one.row_id not in found.errors):
         if refused := refusal(intent):
             found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
         else:
-            allowed.append(intent)
-    inspect = _inspecting(allowed, storages)
-    for intent in allowed:
+            allowed.setdefault(intent.copy, []).append(intent)
+    for kind, here in sorted(allowed.items()):
+        if kind.value in storages:
+            _look(found, here, storages[kind.value], heartbeats)
+        else:
+            why = f"this build has no storage for {kind.value}"
+            found.errors |= {one.row_id: Unsupported(f"ledger {one.ledger_id}: {why}") for one in here}
+    return found
+
+
+def _look(found: Examination, intents: Sequence[DeletionIntent], storage: CopyStorage, heartbeats: Heartbeats) -> None:
+    """Look at copies of one kind, in the storage that knows what else it will be asked for.
+
+    A copy that this catalog's own store lacks is gone; the absence from another store says nothing.
+    """
+    inspect, absent = storage.inspecting(intents), list[DeletionIntent]()
+    for intent in intents:
         try:
             stored = inspect(intent)
             if stored.finding is Finding.ABSENT:
@@ -71,51 +86,10 @@ def examine(
         except SextonError as error:
             found.errors[intent.row_id] = error
         heartbeats.examined()
-    _place_absent(found, absent, storages)
-    return found
-
-
-def _inspecting(intents: Sequence[DeletionIntent], storages: Storages) -> Callable[[DeletionIntent], StoredCopy]:
-    """How to look at these: each in the storage of its kind, which knows what else it will be asked for."""
-    by_kind = {
-        kind: storages[kind.value].inspecting([one for one in intents if one.copy is kind])
-        for kind in {one.copy for one in intents}
-        if kind.value in storages
-    }
-
-    def inspect(intent: DeletionIntent) -> StoredCopy:
-        if intent.copy not in by_kind:
-            raise Unsupported(f"ledger {intent.ledger_id}: this build has no storage for {intent.copy.value}")
-        return by_kind[intent.copy](intent)
-
-    return inspect
-
-
-def _untold(intents: Sequence[DeletionIntent], flushes: FlushRequests) -> dict[int, SextonError]:
-    """Have the record log told of the deletions before the first object is deleted, the plain ones too.
-
-    It would bring a ledger back half of whose objects are gone, and nobody could tell that from a loss of data.
-    """
-    ids = {int(one.ledger_id) for one in intents}
-    waiting = frozenset(ids)  # all, should the catalog not answer
-    try:
-        waiting = flushes.waiting(sorted(ids))
-        if waiting:
-            flushes.until_flushed(sorted(waiting))
-    except SextonError as error:  # whatever it is, no ledger is to blame
-        unheard = StoreUnavailable(f"the record log must know of the deletion first: {error}")
-        return {one.row_id: unheard for one in intents if one.ledger_id in waiting}
-    return {}
-
-
-def _place_absent(found: Examination, absent: Sequence[DeletionIntent], storages: Storages) -> None:
-    """A copy that this catalog's own store lacks is gone; the absence from another store says nothing."""
-    for kind in sorted({intent.copy for intent in absent}):
-        here = [intent for intent in absent if intent.copy is kind]
-        doubted = storages[kind.value].check_absence(here)
-        found.errors |= doubted
-        gone = (one.row_id for one in here if one.row_id not in doubted)
-        found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
+    doubted = storage.check_absence(absent) if absent else {}
+    found.errors |= doubted
+    gone = (one.row_id for one in absent if one.row_id not in doubted)
+    found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
 
 
 def remove(
@@ -192,23 +166,20 @@ def key_of(intent: DeletionIntent) -> IntentKey:
 
 
 def unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
-    """Those that nobody ended and that have no workflow of their own."""
+    """Those that have not ended and have no workflow of their own."""
     return [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
 
 
 def result_of(intent: DeletionIntent) -> OneResult:
     """How an intent ended that had ended before."""
-    return OneResult(outcome=intent.outcome or Outcome.UNKNOWN, detail=intent.last_error or "")
+    outcome = intent.outcome or Outcome.UNKNOWN
+    stuck = intent.stuck and outcome is Outcome.DEAD_LETTERED
+    return OneResult(outcome=outcome, detail=intent.last_error or "", stuck=stuck)
 
 
 def sentence(error: SextonError) -> str:
     """An error as a row keeps it."""
     return f"{type(error).__name__}: {error}"
-
-
-def wait_s(error: SextonError, retry_interval_s: int) -> int:
-    """After how long it is worth trying again: while an upload may go on, nothing can be deleted."""
-    return max(retry_interval_s, math.ceil(error.after_s)) if isinstance(error, UploadOpen) else retry_interval_s
 
 
 def later(error: SextonError, after_s: int) -> ApplicationError:

@@ -6,6 +6,7 @@ from activities.dispatch import TopicWork
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import RowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound
 
@@ -68,19 +69,10 @@ class RangesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Row ids of a batch, both ends inclusive."""
-
-    first: int
-    last: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RangesPage:
     """What comes next in a batch; `ranges` is empty when nothing does."""
 
-    ranges: list[Range]  # at most `RangesInput.limit`
+    ranges: list[RowRange]  # at most `RangesInput.limit`
     stale: bool = False  # the catalog has another epoch: nothing may be changed
 
 
@@ -89,7 +81,7 @@ class ChunkInput(TopicWork):
     """One range of a batch."""
 
     batch_id: str
-    chunk: Range
+    chunk: RowRange
     catalog_epoch: int
     many_topics: bool = False  # the batch is of several: the answer says whose each row is
     objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited
@@ -124,6 +116,7 @@ class OneResult:
     objects: int = 0
     size_bytes: int = 0
     detail: str = ""
+    stuck: bool = False  # storage kept as many keys at each of the last attempts, so that a person must look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,20 @@ Source: PIP-186; its PendingDeleteLedgerInfo is `DeletionIntent`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
 from logstore.offload.tiered import CopyLocation, location_problem
 from logstore.positions import LedgerId, TopicId
+
+STUCK_AFTER: Final = 5
+"""Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
+
+Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
+its volumes, which refuses keys one by one, fills the dead letters; and half of the ten attempts are spared. The third
+would be within such an outage, the eighth, as in Temporal's own deletions, would spare but two attempts.
+"""
 
 
 class DeletionState(StrEnum):
@@ -80,6 +88,7 @@ class DeletionIntent:
     outcome: Outcome | None = None
     attempts: int = 0
     last_error: str | None = None
+    keys_left_attempts: int = 0  # the last ones in a row that storage answered, and that left the same number of keys
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
     actor: str = ""  # of the decision that it goes; empty: there was none, or an older build has not kept it
     reason: str = ""
@@ -87,6 +96,11 @@ class DeletionIntent:
     trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt
     paused: bool = False  # it waits for an operator to resume its batch; told of by a listing alone
     referenced: bool = False  # a ledger list named this very copy when the row was read
+
+    @property
+    def stuck(self) -> bool:
+        """Whether storage keeps the same number of keys again and again; see `STUCK_AFTER`."""
+        return self.keys_left_attempts >= STUCK_AFTER
 
     @property
     def owner(self) -> LedgerOwner:

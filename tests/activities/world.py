@@ -15,7 +15,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import key_of
 from activities.deletion.upkeep import DeletionUpkeep
-from activities.deletion.values import CertifyInput, ChunkInput, DetachInput, DetachResult, OneInput, Range
+from activities.deletion.values import CertifyInput, ChunkInput, DetachInput, DetachResult, OneInput
 from activities.dispatch import Answer, Done
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
@@ -267,7 +267,7 @@ def done(activity: Callable[..., Answer[T]], request: object, *, workflow_id: st
 
 def chunk_input(*, batch_id: str = BATCH, epoch: int = 1) -> ChunkInput:
     """All rows of a batch as one chunk."""
-    return ChunkInput(batch_id=batch_id, chunk=Range(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
+    return ChunkInput(batch_id=batch_id, chunk=RowRange(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
 
 
 def one_input(key: IntentKey, *, epoch: int = 1) -> OneInput:

@@ -33,7 +33,6 @@ from activities.deletion.values import (
     HoldBatchInput,
     OneInput,
     PauseBatchInput,
-    Range,
     RangesInput,
     RangesPage,
 )
@@ -57,6 +56,7 @@ from activities.transactions.values import BusyInput, DrainInput, TellInput
 from activities.transactions.values import ForgetInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
+from logstore.ports.catalog import RowRange
 from logstore.records.jobs import Place
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
@@ -85,11 +85,11 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         "rows after 100, batch b",
     ),
     "deletion.delete_chunk": (
-        ChunkInput(topic=_TOPIC, batch_id="b", catalog_epoch=1, chunk=Range(first=1, last=100, rows=90)),
+        ChunkInput(topic=_TOPIC, batch_id="b", catalog_epoch=1, chunk=RowRange(first=1, last=100, rows=90)),
         f"rows 1 to 100, batch b, {_TOPIC}",
     ),
     "deletion.hand_over_chunk": (
-        ChunkInput(batch_id="b", catalog_epoch=1, chunk=Range(first=1, last=100, rows=90)),
+        ChunkInput(batch_id="b", catalog_epoch=1, chunk=RowRange(first=1, last=100, rows=90)),
         "rows 1 to 100, batch b",
     ),
     "deletion.delete_one": (

@@ -81,7 +81,8 @@ class DeleteLedger:
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
         if result.outcome in _FAILED:
-            raise ApplicationError(result.detail, type=_failure(result), non_retryable=True)
+            kind = _STUCK if result.stuck else result.outcome.value
+            raise ApplicationError(result.detail, type=kind, non_retryable=True)
         return result
 
     @workflow.query
@@ -108,12 +109,6 @@ class DeleteLedger:
 
 def _type(error: ActivityError) -> str | None:
     return error.cause.type if isinstance(error.cause, ApplicationError) else None
-
-
-def _failure(result: OneResult) -> str:
-    """The outcome; a dead letter that storage would not let go says so."""
-    stuck = result.outcome is Outcome.DEAD_LETTERED and result.detail.startswith(f"{_STUCK}: ")
-    return _STUCK if stuck else result.outcome.value
 
 
 async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:

@@ -33,11 +33,11 @@ with workflow.unsafe.imports_passed_through():
         DetachInput,
         HoldBatchInput,
         PauseBatchInput,
-        Range,
         RangesInput,
         RangesPage,
     )
     from logstore.deletion.intents import Certificate, IntentKey
+    from logstore.ports.catalog import RowRange
     from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import refused, require_rate, shown, stale, whole_of, with_chunk
@@ -201,8 +201,8 @@ class DeleteLedgers:
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)
 
-    async def _delete(self, part: Range) -> None:
-        left: Range | None = part
+    async def _delete(self, part: RowRange) -> None:
+        left: RowRange | None = part
         while left is not None:
             async with self._window:
                 await self._while_paused()
@@ -215,7 +215,7 @@ class DeleteLedgers:
             for key, topic in zip(result.alone, topics, strict=True):
                 await self._start_alone(key, topic)
             rows = max(1, left.rows - sum(result.outcomes.values()))
-            left = Range(first=result.next_row, last=left.last, rows=rows) if result.next_row else None  # of a slice
+            left = RowRange(first=result.next_row, last=left.last, rows=rows) if result.next_row else None  # of a slice
             self._tired = self._tired or (left is not None and workflow.info().is_continue_as_new_suggested())
 
     async def _while_paused(self) -> None:
@@ -228,7 +228,7 @@ class DeleteLedgers:
                 with suppress(TimeoutError):
                     await workflow.wait_condition(lambda: not self._progress.paused or self._tired, timeout=_HELD_AGAIN)
 
-    async def _delete_or_hand_over(self, part: Range) -> ChunkResult:
+    async def _delete_or_hand_over(self, part: RowRange) -> ChunkResult:
         at_once = min(self._request.policy.parallelism, self._chunks)
         chunk = ChunkInput(
             batch_id=self._request.batch_id,

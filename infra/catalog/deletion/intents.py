@@ -65,6 +65,7 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         outcome=outcome_of(found["state"], found["outcome"]),
         attempts=numbers["attempts"],
         last_error=found["last_error"] or (damage and f"damaged {damage}"),
+        keys_left_attempts=number_in(found["keys_left_attempts"]),
         handed_to=found["claim_workflow"],
         actor=found["actor"],
         reason=found["reason"],

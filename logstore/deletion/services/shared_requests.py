@@ -46,7 +46,10 @@ class SharedListings:
         if walk := self._walks.get(ledger_id):
             for each in walk:
                 del self._walks[each]
-            self._shown |= _walked(self._objects, walk, first_page=_page(walk, self._expected))
+            # what one answer should have: their keys, those of ledgers between, and of the one that shows their end
+            own, others = sum(self._expected[each] for each in walk), _others(walk[0], walk[-1]) - len(walk) + 3
+            first_page = max(1, min(_PAGE, own + own * others // len(walk)))
+            self._shown |= _walked(self._objects, walk, first_page=first_page)
         return self._shown.pop(ledger_id, None)
 
 
@@ -60,12 +63,6 @@ def _walks(expected: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
             walk = []
         walk.append(ledger_id)
     yield from [walk] if len(walk) > 1 else []
-
-
-def _page(walk: Sequence[LedgerId], expected: Mapping[LedgerId, int]) -> int:
-    """Keys to ask for: theirs, those of ledgers that may stand between, and of the one that shows where they end."""
-    own, others = sum(expected[each] for each in walk), _others(walk[0], walk[-1]) - len(walk) + 3
-    return max(1, min(_PAGE, own + own * others // len(walk)))
 
 
 def _others(last: LedgerId, following: LedgerId) -> int:
@@ -82,8 +79,9 @@ def _walked(objects: ObjectStore, walk: Sequence[LedgerId], *, first_page: int) 
     rest, others = [(one, ledger_prefix(one), _end(one)) for one in reversed(walk)], 0
     current, prefix, end = rest.pop()
     found[current] = []
+    before = _end(LedgerId(current - SHARDS)) if current >= SHARDS else ""  # behind the ledger before it in its shard
     try:
-        for item in objects.list(shard_prefix(current % SHARDS), start_after=_before(current), first_page=first_page):
+        for item in objects.list(shard_prefix(current % SHARDS), start_after=before, first_page=first_page):
             while item.key > end:
                 if not rest:
                     return found
@@ -99,11 +97,6 @@ def _walked(objects: ObjectStore, walk: Sequence[LedgerId], *, first_page: int) 
     except Unsupported:  # strange keys beside the ledgers are in an order of their own; they spoil no lone listing
         return {}
     return {ledger_id: found.get(ledger_id, []) for ledger_id in walk}
-
-
-def _before(ledger_id: LedgerId) -> str:
-    """What sorts behind every key of the ledger before it in its shard: "" where it is the first one."""
-    return _end(LedgerId(ledger_id - SHARDS)) if ledger_id >= SHARDS else ""
 
 
 def _end(ledger_id: LedgerId) -> str:

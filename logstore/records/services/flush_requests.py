@@ -32,9 +32,20 @@ class FlushRequests:
         self._running = False
         self._failure: SextonError | None = None  # of the last flush that ended, unless it was done
 
-    def waiting(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Those of the ledgers for which there is something to be flushed; see `Records.unflushed`."""
-        return self._records.unflushed(ledger_ids)
+    def failures(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
+        """Have the record log told of the deletion of these ledgers: of each of which it does not know now, why.
+
+        Whatever the error is, no ledger is to blame: each gets a `StoreUnavailable`, all of them where the catalog does
+        not answer.
+        """
+        waiting = frozenset(ledger_ids)
+        try:
+            waiting = self._records.unflushed(ledger_ids)
+            if waiting:
+                self.until_flushed(sorted(waiting))
+        except SextonError as error:
+            return dict.fromkeys(waiting, StoreUnavailable(f"the record log must know of the deletion first: {error}"))
+        return {}
 
     def until_flushed(self, ledger_ids: Sequence[int]) -> None:
         """Return once the tombstones and the intents of these ledgers are in the record log.

@@ -118,13 +118,12 @@ class FakeDeletions(Batches):
             if row.handed_to != claim.workflow_id:
                 found = row.handed_to or f"batch {row.batch_id!r}"
                 raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
-            self._store(row, claim, last_error=row.last_error if error is None else error)
+            row = self._store(row, claim, last_error=row.last_error if error is None else error)
             if keys_left is None:
                 return 0
-            before, attempts = self._catalog.keys_left.get(row_id, (None, 0))
-            attempts = attempts + 1 if before == keys_left else 1
-            self._catalog.keys_left[row_id] = (keys_left, attempts)
-            return attempts
+            attempts = row.keys_left_attempts + 1 if self._catalog.keys_left.get(row_id) == keys_left else 1
+            self._catalog.keys_left[row_id] = keys_left
+            return self._store(row, claim, keys_left_attempts=attempts).keys_left_attempts
 
     def tally(self, batch_id: str) -> Tally:
         return self.counted(self._rows(batch_id))

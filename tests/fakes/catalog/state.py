@@ -91,7 +91,7 @@ class FakeCatalog:
         self.intent_rows: dict[int, DeletionIntent] = _TracedRows()
         self.claims_us: dict[int, int] = {}  # until when an intent with `handed_to` is held
         self.ended_us: dict[int, int] = {}
-        self.keys_left: dict[int, tuple[int | None, int]] = {}  # of an intent, and after how many attempts in a row
+        self.keys_left: dict[int, int] = {}  # of an intent, by its last attempt that storage answered
         self.begun_us: dict[TopicId, int] = {}  # when the deletion of a topic began
         self.next_topic = 1
         self.confirmed: dict[int, tuple[int, int]] = {}  # objects and bytes that an intent's end reported

@@ -112,7 +112,7 @@ class FakeUpkeep(Batches):
             for row in rows:
                 self._catalog.keys_left.pop(row.row_id, None)
                 again = replace(row, batch_id=batch_id, state=DeletionState.PENDING, outcome=None)
-                self._catalog.intent_rows[row.row_id] = replace(again, attempts=0, handed_to=None)
+                self._catalog.intent_rows[row.row_id] = replace(again, attempts=0, keys_left_attempts=0, handed_to=None)
             if rows:
                 ids = sorted({row.ledger_id for row in rows})
                 self._catalog.audit("redrive", cause, {"rows": len(rows), **spanning(ids)}, run_id=batch_id)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from activities.deletion.values import ChunkInput, Range
+from activities.deletion.values import ChunkInput
 from infra.catalog import Database
 from logstore.errors import InvalidInput
+from logstore.ports.catalog import RowRange
 from logstore.ports.objects import DeleteReport, ObjectInfo
 from logstore.records.blocks import encode
 from logstore.records.kinds import RecordKind
@@ -107,7 +108,7 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
         world.fill(ledgers, segments=segments, acknowledged=False)
         world.detach()
         asked = _count_pages(world, monkeypatch)
-        chunk = ChunkInput(batch_id=BATCH, chunk=Range(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
+        chunk = ChunkInput(batch_id=BATCH, chunk=RowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
         assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
     said = sizing.deletion_requests(ledgers, segments=segments)

@@ -281,6 +281,7 @@ def test_hold_counts_attempts_in_a_row_that_left_as_many_keys(world: World) -> N
     deletions.take(intent.ledger_id, intent.copy, intent.generation, claim("w"))
     told = [deletions.hold(intent.row_id, claim("w"), keys_left=left) for left in (3, 3, None, 3, 2, 3, None, 0, 0)]
     assert told == [1, 2, 0, 3, 1, 1, 0, 1, 2]
+    assert _now(world, intent).keys_left_attempts == 2
     deletions.finish([_ended(intent)], holder="w")
     assert deletions.hold(intent.row_id, claim("w"), keys_left=0) == 0
 
