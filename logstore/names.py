@@ -32,11 +32,6 @@ class TopicName:
     """ASCII, at most `MAX_ENCODED` characters; what ids, search attributes and metadata carry."""
 
     @property
-    def display(self) -> str:
-        """The name as a person writes it; `parse(display)` gives the same name."""
-        return unquote(self.encoded)
-
-    @property
     def partition(self) -> int | None:
         """The partition's number, or None when the topic is not a partition."""
         found = _PARTITION.search(self.encoded)

@@ -34,14 +34,6 @@ def observe_engines() -> None:
             event.listen(Engine, name, listener)
 
 
-def forget_engines() -> None:
-    """Undo `observe_engines`."""
-    if _observing.is_set():
-        _observing.clear()
-        for name, listener in _LISTENERS.items():
-            event.remove(Engine, name, listener)
-
-
 def _begin(
     connection: "Connection",
     _cursor: "DBAPICursor",

@@ -1,6 +1,6 @@
 """When a record's end is durable, what it leaves, when that may be removed, and what it costs until then.
 
-Every operation that can end a record asks `end_record`, whichever operation it is: a delete, the removal of the last
+Every operation that can end a record asks `is_durable`, whichever operation it is: a delete, the removal of the last
 copy, a compound operation, or a function of the user's. A durable end leaves a tombstone, a version of the record
 without content; a plain one leaves nothing, and an older version may return on a cold start.
 
@@ -32,7 +32,6 @@ class Ending(StrEnum):
     FUNCTION = "function"  # a function over a selection answers None
     RETENTION = "retention"  # limits of time and size of the topic
     EXPIRY = "expiry"  # a newborn ledger, or an upload, that was never completed
-    EVICTION = "eviction"  # room is made
     UPKEEP = "upkeep"  # a component's ledger that another one replaced; what a reconciliation found
 
 
@@ -40,31 +39,17 @@ DURABLE: Final = frozenset({Ending.DELETE, Ending.LAST_COPY, Ending.COMPOUND, En
 """Those that are durable unless the topic or the command says otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What becomes of a record that ends."""
-
-    generation: int  # the record's own and one, whether or not a tombstone says it
-    tombstone: bool  # it leaves one; otherwise its row is deleted, and older versions may return
-
-
-def end_record(ending: Ending | str, *, generation: int, topic: bool | None = None, asked: bool | None = None) -> Ended:
-    """Decide how a record ends.
+def is_durable(ending: Ending | str, *, topic: bool | None = None, asked: bool | None = None) -> bool:
+    """Whether a record that ends so leaves a tombstone; otherwise its row is deleted, and older versions may return.
 
     Args:
         ending: The operation.
-        generation: Of the record.
         topic: What the topic's own setting says; None: nothing.
         asked: What the command says; None: nothing. It wins over the topic's setting, and that over the default.
 
     Raises:
         Unsupported: This build knows no such operation: it does not guess whether that is durable.
     """
-    return Ended(generation=generation + 1, tombstone=is_durable(ending, topic=topic, asked=asked))
-
-
-def is_durable(ending: Ending | str, *, topic: bool | None = None, asked: bool | None = None) -> bool:
-    """The policy of `end_record` alone, for statements that end many records of one topic at once; raises as that."""
     if ending not in set(Ending):
         known = ", ".join(Ending)
         raise Unsupported(f"durable_delete: expected an operation out of {known}, found {ending!r}: no policy is known")

@@ -198,12 +198,6 @@ class Delivery:
                     total += shared.tracker.memory_bytes
         return total
 
-    @property
-    def open_trackers(self) -> int:
-        """Topics with a consumer."""
-        with self._lock:
-            return len(self._trackers)
-
     def leave(self, topic: Topic, dispatcher: Dispatcher, holding: Holding) -> None:
         """For `Consumer.close`, which keeps the consumer from receiving: forget what is not used any more."""
         with self._lock:

@@ -28,6 +28,7 @@ from infra.telemetry.span_files import SpanFileExporter
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
 from tests.infra.objects.test_store import OK, found, in_turn, store_at
+from tests.observed_engines import observed_engines
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -49,10 +50,9 @@ def spans(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMem
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(s3_spans, "_tracer", provider.get_tracer("test"))
     monkeypatch.setattr(sql_spans, "_tracer", provider.get_tracer("test"))
-    sql_spans.observe_engines()
-    sql_spans.observe_engines()
-    yield exporter
-    sql_spans.forget_engines()
+    with observed_engines():
+        sql_spans.observe_engines()
+        yield exporter
 
 
 @pytest.fixture

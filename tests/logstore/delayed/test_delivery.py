@@ -162,8 +162,8 @@ def test_consumers_that_come_and_go_change_nothing_of_the_index(world: World) ->
     for _ in range(3):
         with delivery.consumer(world.topic, "billing") as one, delivery.consumer(world.topic) as two:
             assert one.receive(5) == two.receive(5) == []
-            assert (delivery.open_trackers, delivery.memory_bytes > 0) == (1, True)
-        assert (delivery.open_trackers, delivery.memory_bytes) == (0, 0)
+            assert (len(delivery._trackers), delivery.memory_bytes > 0) == (1, True)
+        assert (len(delivery._trackers), delivery.memory_bytes) == (0, 0)
     assert (world.buckets, world.snapshots.files) == before
     assert delivery.loading.loads == len(world.snapshots.reads) == 3
     world.advance(20)

@@ -27,6 +27,7 @@ from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.migrated import migrate
+from tests.observed_engines import observed_engines
 from workers.hosting import ownership_telemetry
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 
@@ -65,9 +66,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     for module in (ownership_telemetry, sql_spans, zookeeper_spans):
         monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
-    sql_spans.observe_engines()
-    yield _World(exporter)
-    sql_spans.forget_engines()
+    with observed_engines():
+        yield _World(exporter)
     provider.shutdown()
 
 
