@@ -27,7 +27,7 @@ from workers.pages.texts import fields, topic_shown
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.client.batches import Batches, Progress
+    from workers.client.deletion_batches import Batches, Progress
     from workflows.deletion.values import SweepDeletionsResult
 
 

@@ -24,9 +24,9 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound, DeletePolicy
 from workers.client import schedules
-from workers.client.batches import Batches, released
 from workers.client.connections import connect_client, of_topic
 from workers.client.delayed_jobs import DelayedJobs
+from workers.client.deletion_batches import Batches, released
 from workers.client.offload_jobs import OffloadJobs
 from workers.client.reconciliation_jobs import ReconciliationJobs
 from workers.client.records_jobs import RecordsJobs

@@ -72,7 +72,7 @@ class StatusDocument:
         *,
         answer_s: float = _ANSWER_S,
     ) -> None:
-        """Take who shows it, and whom it asks, each for so many seconds at most."""
+        """Take which worker shows it, what it asks, and how many seconds each may take to answer."""
         self._worker_id, self._client, self._sections = worker_id, client, store.names
         self._readiness, self._ui, self._answer_s = readiness, ui, answer_s
         self._catalog, self._replicas = Bounded(store.read, answer_s), Bounded(store.read_replicas, answer_s)

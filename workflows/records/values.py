@@ -184,7 +184,7 @@ class EndRecordsInput:
     actor: str = ""
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    page: int = 500  # ledgers: so many at most are asked of again after a crash
+    page: int = 500  # ledgers; of no more than one page a function is asked again after a crash
     now_us: int = 0  # when the selection began by the catalog's clock, once it has
     after: Place = field(default_factory=Place)
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)

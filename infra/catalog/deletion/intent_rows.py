@@ -215,9 +215,9 @@ _TAKE = _change("attempts", *UNCLAIMED).returning(*INTENT)
 def hold(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
-    """Keep a row claimed that is the claim's, and what its attempt left; how many in a row left so many keys, or None.
+    """Keep a row claimed that is the claim's, and what its attempt left; the attempts in a row that left as many keys.
 
-    None: the row is not the claim's, or ended.
+    None where the row is not the claim's, or ended.
     """
     changes = claimed_by(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:

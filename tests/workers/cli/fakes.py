@@ -329,7 +329,7 @@ class FakeHandle:
 
 @dataclass
 class FakeBatches:
-    """`workers.client.batches.Batches` as the command line calls it: one batch, told what to do."""
+    """`workers.client.deletion_batches.Batches` as the command line calls it: one batch, told what to do."""
 
     known: DeleteLedgersProgress = field(
         default_factory=lambda: DeleteLedgersProgress(intents=9, outcomes={"DELETED": 4}, objects=12, done=4, left=5)

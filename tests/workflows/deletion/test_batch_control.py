@@ -24,7 +24,7 @@ from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
-from workers.client.batches import Batches, released
+from workers.client.deletion_batches import Batches, released
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy, SetRate
 
@@ -396,7 +396,7 @@ async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
 @pytest.mark.external_service
 async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who waits is told what to try."""
-    monkeypatch.setattr("workers.client.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    monkeypatch.setattr("workers.client.deletion_batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
     for ask in (Batches(house.client).pause, Batches(house.client).progress):
@@ -414,7 +414,7 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     async def ask_again_and_again(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("workers.client.batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
+    monkeypatch.setattr("workers.client.deletion_batches._ANSWERED_WITHIN", timedelta(milliseconds=300))
     monkeypatch.setattr("temporalio.client.WorkflowHandle.execute_update", ask_again_and_again)
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])

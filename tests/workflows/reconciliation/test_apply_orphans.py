@@ -14,7 +14,7 @@ from logstore.reconciliation.findings import Fate, Finding, FindingKind
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
-from workers.client.batches import Batches
+from workers.client.deletion_batches import Batches
 from workers.client.waiting import result_of
 from workflows.deletion.values import DeletionPolicy, SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
