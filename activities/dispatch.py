@@ -134,7 +134,7 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
         InvalidInput: It bears another.
     """
     if not is_topic_name(name):
-        return  # none, or damaged in the catalog: nobody meant another topic
+        return  # none, or damaged in the catalog: no other topic was meant
     try:
         found = topics.by_id(TopicId(topic_id))
     except UnknownObject:

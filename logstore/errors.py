@@ -158,7 +158,7 @@ class LedgerStillNeeded(PreconditionFailed):
 
 
 class NotOwner(PreconditionFailed):
-    """Who asks does not own the bundle, or not any more; look the owner up again, and ask there."""
+    """The worker does not own the bundle, or not any more; look the owner up again, and ask there."""
 
     def __init__(self, bundle: int, *, expected: str, found: str) -> None:
         """Name the bundle, what would have been its owner's and what was found, each as a phrase."""

@@ -28,11 +28,14 @@ from temporalio.types import MethodSyncSingleParam
 with workflow.unsafe.imports_passed_through():
     from activities.dispatch import Answer, Done, Redirected, Route, TopicWork, owner_queue
 
-_TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by anybody
+_TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by any worker
 _AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
 _NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
 _SILENT: Final = "TemporalTimeout:Heartbeat"  # the server's name for it: a stopped process takes task after task
-_UNHEARD: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}  # nobody picked it up, or nobody any more
+_UNHEARD: Final = {
+    TimeoutType.SCHEDULE_TO_START,
+    TimeoutType.HEARTBEAT,
+}  # no worker picked it up, or none is heard any more
 
 NOT_OF_THE_WORK: Final = frozenset({"NotOwner", "LookupRefused"})
 """Types of failures that say nothing of the work itself: it was not begun, or is another worker's by now."""
@@ -47,7 +50,7 @@ class Dispatch:
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
         """Take the encoded name, how long an owner may let work lie, and which worker is believed to own it."""
         self.owner = owner if topic else ""
-        """Who is believed to own the topic; "": not known."""
+        """The worker that is believed to own the topic; "": not known."""
         self._topic = topic
         self._patience_s = patience_s
         self._unheard: set[str] = set()  # owners that let work lie
@@ -74,7 +77,7 @@ class Dispatch:
                 break
         last = await workflow.execute_activity_method(work, replace(asked, place=Route.ANYWHERE), **options)
         if isinstance(last, Redirected):
-            raise ApplicationError(f"work for anybody was redirected to {last.owner}", type="Unsupported")
+            raise ApplicationError(f"work for any worker was redirected to {last.owner}", type="Unsupported")
         return last.result
 
     def _at_owner(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:

@@ -156,7 +156,7 @@ class RecordEnding:
             return self._end(request, topic_id, going)
         except UnknownObject:
             return None
-        except CorruptData as error:  # of a cursor: nobody knows what it needs
+        except CorruptData as error:  # of a cursor: what it needs is not known
             return dict.fromkeys((one.ledger_id for one in going), str(error))
 
     def _end(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str]:

@@ -59,7 +59,7 @@ class RecordFlushing:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, left_s))
 
     def _look(self, *, now: bool, far: Callable[[], tuple[int]]) -> FlushedRecords:
-        """One look; with `now`, what nobody would wait for is flushed too: cursors that are not due yet."""
+        """One look; with `now`, what no job would wait for is flushed too: cursors that are not due yet."""
         state = self._records.state()
         nothing = not (state.outbox or state.staged) and raised(state.ceilings, state.next_ids) == state.ceilings
         if not now and nothing and state.manifest:

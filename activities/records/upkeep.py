@@ -42,7 +42,7 @@ class RecordDefragmentation:
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        del request  # who asked is in the workflow's input
+        del request  # actor and reason are in the workflow's input
         far = Defragmented()
 
         def told(so_far: Defragmented) -> None:
@@ -134,7 +134,7 @@ class RecordReplication:
         Heartbeat: replicas done, every two seconds.
         Raises: nothing of its own; a cancellation ends it between two blocks.
         """
-        del request  # who asked is in the workflow's input
+        del request  # actor and reason are in the workflow's input
         done: list[ShippedBlocks] = []
         with beating(lambda: (len(done),)):
             for name in self._replication.names:

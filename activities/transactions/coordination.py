@@ -122,7 +122,7 @@ class Coordination:
         count, found = 0, 1
         while True:
             between_units()
-            work = self._transactions.work_of(tc_id)  # a read: nobody is locked for a look
+            work = self._transactions.work_of(tc_id)  # a read: a look locks no row
             if not found or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
                 return count, work
             found = self._transactions.expire(tc_id, limit=_EXPIRED)

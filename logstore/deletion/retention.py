@@ -14,7 +14,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
 MOST_S = 100 * 366 * 86_400
-"""The longest retention: what nobody has asked to go stays."""
+"""The longest retention: what is not asked to go stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

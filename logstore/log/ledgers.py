@@ -24,7 +24,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class Component(StrEnum):
-    """Who owns a ledger. Stored by name."""
+    """The parts of the system that own ledgers. Stored by name."""
 
     MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
     MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state

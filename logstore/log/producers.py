@@ -1,6 +1,6 @@
 """What a topic knows of a producer's sequence ids, by which duplicates are told.
 
-Entries in an open transaction are stored for that transaction alone: whether they will ever be there, nobody can know
+Entries in an open transaction are stored for that transaction alone: whether they will ever be there is not known
 yet. So meanwhile nothing else is taken from their producer; and if the transaction aborts, they were never stored.
 
 Source: Pulsar's message deduplication (highest sequence id persisted per producer); Kafka, where a transactional

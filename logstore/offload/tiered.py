@@ -110,7 +110,7 @@ def upload_ends_us(context: Mapping[str, str]) -> int | None:
 
 
 def was_published(context: Mapping[str, str]) -> bool:
-    """Whether the copy was LIVE once; of one that was not, nobody knows whether anything of it was stored."""
+    """Whether the copy was LIVE once; of one that was not, it is not known whether anything of it was stored."""
     return _UNTIL not in context
 
 

@@ -159,7 +159,7 @@ def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
 
 
 def _full(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
-    """Who has enough, or can take none whatever it has."""
+    """Workers that have enough, or can take none whatever they have."""
     cap = view.cap  # once, because it counts the workers
     return {one for one, load in view.workers.items() if not load.room or counts.get(one, 0) >= cap}
 

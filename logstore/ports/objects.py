@@ -205,7 +205,7 @@ class CopyStorage(Protocol):
         """What storage itself says of whose the copy is, read from content, or None when it says nothing.
 
         For people: `inspect` judges. The fields are those of `LedgerStatement.to_metadata` where we wrote it, and
-        anything at all where somebody else did.
+        anything at all where another program did.
 
         Raises:
             StoreUnavailable: Storage did not answer.

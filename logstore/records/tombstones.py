@@ -212,7 +212,7 @@ class Compound:
 
         Raises:
             PreconditionFailed: The generation is another, the ledger has no such copy, or what would be left of it is
-                not asked for: a tiered copy alone, of which nobody has seen that storage holds it.
+                not asked for: a tiered copy alone, of which it was not seen that storage holds it.
         """
         whose = f"ledger {self.ledger_id}"
         if self.generation not in {None, generation}:

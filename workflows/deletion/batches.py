@@ -108,11 +108,11 @@ class Asked(Protocol):
 
     @property
     def actor(self) -> str:
-        """Who asked."""
+        """The actor that asked."""
 
     @property
     def reason(self) -> str:
-        """Why."""
+        """The reason that it gave."""
 
     @property
     def policy(self) -> DeletionPolicy:

@@ -1,6 +1,6 @@
 """`sweep-deletions`: deletions that no workflow works on go on, and what ended long ago is forgotten; of all topics.
 
-Destroys the objects of ledgers that were detached before, and of newborn ledgers that nobody attached; forgets
+Destroys the objects of ledgers that were detached before, and of newborn ledgers that were not attached; forgets
 finished rows, dead letters never. Invariant: each row is in one batch, which has one workflow. To stop it, cancel
 or terminate it: batches that it started go on, and what it took up without starting them is found by the next one.
 

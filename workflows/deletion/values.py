@@ -124,7 +124,7 @@ class SweepDeletionsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepDeletionsInput:
-    """Who asks, and how phase two of what is found works."""
+    """The actor, the reason, and how phase two of what is found works."""
 
     actor: str = "schedule"
     reason: str = ""
@@ -216,7 +216,7 @@ class TrimTopicsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimTopicsInput:
-    """Who asks, and how phase two works."""
+    """The actor, the reason, and how phase two works."""
 
     actor: str = "schedule"
     reason: str = ""

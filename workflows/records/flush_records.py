@@ -5,7 +5,7 @@ that neither a lost signal nor a restart loses one. It runs for as long as the c
 schedule `sexton-records` and terminate it: changes wait in the outbox, and so do the deletions that are durable.
 
 1. Flush: again and again for a while, in one activity; or once.
-2. Asked to flush once: end, unless somebody asked meanwhile or another job was at work on the record log.
+2. Asked to flush once: end, unless it was asked for meanwhile or another job was at work on the record log.
 3. Otherwise start `defragment-records` where many blocks have come since it was started last, unless it runs; go on
 from 1.
 

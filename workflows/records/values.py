@@ -24,7 +24,7 @@ HELD_TIMES: Final = 24
 """So often: longer than a claim outlives the job that had it."""
 
 NOW: Final = "now"
-"""Key of the flush that somebody waits for, beside the one that goes on for ever."""
+"""Key of the flush that a caller waits for, beside the one that goes on for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

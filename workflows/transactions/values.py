@@ -74,7 +74,7 @@ class SweepTransactionsInput:
 
     def details(self) -> str:
         """What the job does, and the command that shows how far it is; its *static details*."""
-        return "Wakes coordinators with work that nobody does. `sexton txn list` shows unfinished transactions."
+        return "Wakes coordinators with work that no workflow does. `sexton txn list` shows unfinished transactions."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class Consumer:
         First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
         No message comes before its delivery time. What was received is not received again, here or by another consumer
         of this process, unless it is given back: by `nack` or by closing. Where a transaction that acknowledged it was
-        aborted, give it back by `nack`: here that is only seen if somebody received while the transaction held it.
+        aborted, give it back by `nack`: here that is only seen if a consumer received while the transaction held it.
         What is acknowledged never comes again, but after a seek.
 
         Raises:
@@ -86,8 +86,8 @@ class Consumer:
     def wait(self, timeout_s: float) -> None:
         """Wait until there may be something to receive: a message came to the log, or the time of one has come.
 
-        So receive first and wait where that found nothing. The first wait ends at once, because nobody has looked at
-        the log before. What another consumer gives back meanwhile is met when the time is up.
+        So receive first and wait where that found nothing. The first wait ends at once, because no consumer has looked
+        at the log before. What another consumer gives back meanwhile is met when the time is up.
 
         Args:
             timeout_s: The longest wait.

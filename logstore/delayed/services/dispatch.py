@@ -52,7 +52,7 @@ class Holding:
 class Dispatcher:
     """One subscription of one topic. Consumers in threads of their own may share it; receiving is one after the other.
 
-    `receiving` is held while somebody receives, and before the tracker's lock, which guards all sets.
+    `receiving` is held while a consumer receives, and before the tracker's lock, which guards all sets.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ class LogReading:
         return read
 
     def _turn(self) -> bool:
-        """Turn back if somebody asked for it; what was read ahead may lack what is to be read now."""
+        """Turn back if a consumer asked for it; what was read ahead may lack what is to be read now."""
         with self._lock:
             turn_to, self._turn_to = self._turn_to, None
         if turn_to is None:

@@ -158,7 +158,7 @@ class Sealer:
             return None
         entries, ledgers = 0, set[LedgerId]()  # what is behind an open transaction waits with it
         for _, segment in self._behind(course):
-            entries += segment.delayed or 0  # where nobody has counted them, there is nothing to hurry for
+            entries += segment.delayed or 0  # where they are not counted, there is nothing to hurry for
             ledgers.add(segment.ledger_id)
         return course if course.is_time(self._limits, entries=entries, ledgers=len(ledgers)) else None
 

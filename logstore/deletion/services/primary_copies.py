@@ -70,7 +70,7 @@ class PrimaryCopies:
 
         One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by independent
         reads: an empty listing and a HEAD that finds no `meta.json` (apache/bookkeeper#870), a second listing for
-        what is known to nobody, and a HEAD of each segment that the catalog may have registered. Such segments
+        what the catalog does not know, and a HEAD of each segment that the catalog may have registered. Such segments
         that a listing lacks are asked for by name as well, and deleted where they stand.
 
         Raises:

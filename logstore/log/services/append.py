@@ -4,7 +4,7 @@ What a crash leaves before the registration is an object that no row names: invi
 reconciliation. Nothing is answered as stored before its registration is known.
 
 The first thread that finds a lane idle leads: it stores what has queued, its own append among it, and then
-wakes the thread at the head of what queued meanwhile to lead next. Nobody waits for company: like group
+wakes the thread at the head of what queued meanwhile to lead next. No append waits for company: like group
 commit, a batch is what came while the one before was being stored.
 """
 

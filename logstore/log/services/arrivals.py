@@ -2,10 +2,10 @@
 
 Whatever lets readers of a topic see more puts an entry into its log: a message, or the marker by which the end of a
 transaction is told, also of one that only acknowledged. So the end of the log is all that is looked at, of every topic
-that anybody waits for in one statement, less and less often while nothing comes. A reader that is parked asks nothing
-itself; it does not matter whether it has read all or is blocked by an open transaction. One that was woken by what it
-may not see reads nothing, and parks again. (Where an operator has counted a topic as told by hand there is no marker:
-its readers wait until their time is up.)
+that any reader waits for in one statement, less and less often while nothing comes. A reader that is parked asks
+nothing itself; it does not matter whether it has read all or is blocked by an open transaction. One that was woken by
+what it may not see reads nothing, and parks again. (Where an operator has counted a topic as told by hand there is no
+marker: its readers wait until their time is up.)
 
 Source: apache/pulsar#14286, #22944: a cursor beyond maxReadPosition read empty batches in a busy loop.
 """
@@ -35,7 +35,7 @@ class _Parked:
 
 
 class Arrivals:
-    """Looks for what readers wait for, from one thread, which runs while anybody waits. Close it."""
+    """Looks for what readers wait for, from one thread, which runs while any reader waits. Close it."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         """Look at this catalog's ledgers."""
@@ -115,7 +115,7 @@ class Watch:
         """Park until something came to the log since the watch was made, or since its last wait ended.
 
         So read first and wait then: what comes in between ends the wait at once. An entry that is to be delivered later
-        wakes nobody when its time has come.
+        wakes no reader when its time has come.
 
         Args:
             timeout_s: The longest wait.

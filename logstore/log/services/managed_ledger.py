@@ -184,7 +184,7 @@ class ManagedLedger:
             frontier: How far consumers may see, if the caller has just asked, from this position or before it.
             without: Entries to leave out, by ledger, asked anew at each segment; one of which nothing is left is
                 not fetched.
-            postponing: Decides what is due, and is told of what is not; without it nobody is.
+            postponing: Decides what is due, and is told of what is not; without it nothing is postponed.
 
         Raises:
             InvalidInput: A column that does not exist.

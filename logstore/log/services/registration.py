@@ -128,7 +128,7 @@ class Registrar:
 _NEAREST: Final = 1 << 16
 FARTHEST: Final = 2 * _NEAREST
 """So far above its segment a confirmation stands at most, and half as far at least: more segments than a ledger has, so
-that it takes nobody's number."""
+that it takes no segment's number."""
 
 
 def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, clock: Clock, deadline_s: float) -> None:

@@ -8,7 +8,7 @@ from logstore.deletion.intents import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who works on something, until when by the catalog's clock."""
+    """Which workflow works on something, and for how long by the catalog's clock."""
 
     workflow_id: str
     run_id: str

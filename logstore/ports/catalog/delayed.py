@@ -84,7 +84,7 @@ class DelayedIndex(Protocol):
         """
 
     def renew(self, claim: Claim) -> int:
-        """Hold further every list that the workflow has claimed and nobody has taken since; how many.
+        """Hold further every list that the workflow has claimed and no other workflow has taken since; how many.
 
         They are renewed page by page. What dies in between leaves claims that lapse, which costs no more than work.
         """

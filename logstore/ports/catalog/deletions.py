@@ -19,9 +19,9 @@ class Deletions(Protocol):
     """
 
     def under(self, lease: Lease | None) -> Self:
-        """The same port for the owner of a bundle; None: for anybody, whose writes look at no fence.
+        """The same port for the owner of a bundle; None: for any worker, whose writes look at no fence.
 
-        Each write requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
+        Each write requires the lease to be its bundle's last before it reads what it is about, and no worker raises the
         fence before the write is committed.
         """
 
@@ -227,7 +227,7 @@ class Upkeep(Protocol):
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """Remove up to `limit` rows that ended in state DELETED before that long, and as many batches without rows.
 
-        Dead letters stay, and so do rows of a batch that somebody is at work on, because its certificate counts them.
+        Dead letters stay, and so do rows of a batch that a workflow is at work on, because its certificate counts them.
         A later question about such a row is answered UNKNOWN. Leaves a row in the audit log where it removed any.
 
         Idempotency: what is gone is not met again; a repeated call goes on with the next rows.

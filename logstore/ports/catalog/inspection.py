@@ -110,7 +110,7 @@ class Inspection(Protocol):
 
 
 class AuditLog(Protocol):
-    """Who did what, and why. What the catalog itself destroys it writes down in the same transaction, without this."""
+    """Destructive acts, each with actor and reason. Those of the catalog itself are written with what they change."""
 
     def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
         """Write down what is about to be done elsewhere, or what came of it: so no act is without a row.

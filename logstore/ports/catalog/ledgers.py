@@ -109,12 +109,12 @@ class Ledgers(Protocol):
         """
 
     def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """Who has uploaded to the ledger, or perhaps has, gives up: it registers nothing of that.
+        """A process that has uploaded to the ledger, or perhaps has, gives up: it registers nothing of that.
 
-        If the catalog no longer has the ledger's primary copy, the intents of that copy are opened again, and nobody
-        holds them: the upload may have landed behind phase two's back. Otherwise nothing changes, because whatever
-        deletes the copy later lists all of it; nor where the epoch is another one, or the copy's intent is a dead
-        letter or gone.
+        If the catalog no longer has the ledger's primary copy, the intents of that copy are opened again, and no
+        workflow holds them: the upload may have landed behind phase two's back. Otherwise nothing changes, because
+        whatever deletes the copy later lists all of it; nor where the epoch is another one, or the copy's intent is a
+        dead letter or gone.
 
         Idempotency: phase two looks once more each time, and at an object that it has deleted it finds nothing.
         """

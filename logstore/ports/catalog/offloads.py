@@ -147,7 +147,7 @@ class Offloads(Protocol):
 
         Of whatever is proved and `removable` now, takes out the copies' rows and files their intents in one
         transaction; audited. A primary copy that is its ledger's only one stays, and so does one whose tiered copy
-        nobody proved, or another one. Stalled intents of primary copies join the batch.
+        no job proved, or another one. Stalled intents of primary copies join the batch.
 
         Args:
             topic_id: Whose.

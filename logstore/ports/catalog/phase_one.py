@@ -36,9 +36,9 @@ class PhaseOne(Protocol):
     """
 
     def under(self, lease: Lease | None) -> Self:
-        """The same port for the owner of a bundle; None: for anybody, whose writes look at no fence.
+        """The same port for the owner of a bundle; None: for any worker, whose writes look at no fence.
 
-        `detach` requires the lease to be its bundle's last before it reads what it is about, and nobody raises the
+        `detach` requires the lease to be its bundle's last before it reads what it is about, and no worker raises the
         fence before it is committed. The other writes are no owner's: they look at no fence, under a lease either.
         """
 

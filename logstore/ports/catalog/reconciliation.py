@@ -60,7 +60,7 @@ class PageOfFindings:
     unreferenced: Mapping[int, LedgerId]  # finding's number → ledger
     stalled: Mapping[int, int]  # finding's number → `row_id`
     claim: Claim  # of the workflow that does phase two
-    cause: Cause  # who applies, and why
+    cause: Cause  # the actor of the apply, and the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

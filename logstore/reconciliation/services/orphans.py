@@ -1,7 +1,7 @@
 """Whether storage still shows an orphan: what a plan and its apply both ask, and how both judge the answer.
 
 Apply asks just before it removes what a finding names: storage must still say what the plan found. Whatever is not
-exactly so keeps the objects: unknown age, an unknown file, a statement of somebody else. Nothing here changes anything.
+exactly so keeps the objects: unknown age, an unknown file, a statement of another owner. Nothing here changes anything.
 
 Source: iceberg#4346 and lakeFS#8518 (unknown is kept), amoro#2925 (unknown age is kept).
 """
@@ -232,8 +232,8 @@ class StoredOrphans:
     def upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
         """The bucket of an abandoned upload in parts, or why it must be kept; raises as `copy`.
 
-        That nobody goes on with it need not be asked of the catalog again: the row of an upload is there before its
-        first part, and no uuid is used twice.
+        Whether a process goes on with it need not be asked of the catalog again: the row of an upload is there before
+        its first part, and no uuid is used twice.
         """
         if self._is_elsewhere(finding):
             return ELSEWHERE

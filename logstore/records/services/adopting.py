@@ -1,7 +1,8 @@
 """Adoption: what storage holds beyond the last flush is taken into a catalog that was rebuilt.
 
 The rebuilt catalog is as old as its last flush. What was registered since stands in storage and says so itself; the
-catalog takes it in before anybody may write to it, so that nothing that was answered is lost, and no id is used again.
+catalog takes it in before any process may write to it, so that nothing that was answered is lost, and no id is used
+again.
 
 Storage is looked at shard by shard, in any order and by any process; looking twice is harmless. What was found is
 staged in the catalog; then each topic is settled in a transaction of its own, so a crash costs at most one of them.

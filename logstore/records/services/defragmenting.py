@@ -3,7 +3,7 @@
 Kind after kind, in two passes over ranges of ids: the first counts what is needed of each block, the second writes anew
 what stays of the chosen ones. A manifest that names the new blocks in their place is published as a flush publishes, so
 both may run at once: whichever comes second takes over what the first one did. Dying anywhere leaves blocks that
-nobody names, or all of it done; repeating it finds less to do.
+no manifest names, or all of it done; repeating it finds less to do.
 
 Source: Aerospike's defragmentation; ADR 15.
 """

@@ -40,7 +40,7 @@ _NEAR: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A manifest, and with it all its blocks, that somebody reads."""
+    """A manifest, and with it all its blocks, that a job reads."""
 
     pin_id: str  # of the workflow that reads it
     what: str  # a word, as `raid` or `rebuild`

@@ -3,8 +3,9 @@
 A block that no manifest names may be one that a writer is about to name. Such a writer has read a manifest that was the
 newest, and puts its own under the next number: it stored the block after that manifest was put, or at most an hour
 before, and it fails once there is another one. So a block that is a day older than the newest manifest, by the clock of
-the store that keeps both, is nobody's, however long a writer was paused. But those of a flush that goes on page by page
-are known to the catalog until a manifest names them: they are asked for before manifests are read, and stay.
+the store that keeps both, belongs to no manifest, however long a writer was paused. But those of a flush that goes on
+page by page are known to the catalog until a manifest names them: they are asked for before manifests are read, and
+stay.
 
 Dying anywhere, and repeating it, is harmless: manifests go first, and what they alone named goes then or the next time.
 

@@ -164,7 +164,7 @@ class Broadcasts:
             return False
 
     def _move_on(self, batch: Sequence[StoredTransaction], finished: set[TransactionId]) -> None:
-        """Let subscriptions move over what was acknowledged: nobody waits for it, and it may fail."""
+        """Let subscriptions move over what was acknowledged: no caller waits for it, and it may fail."""
         moved = {
             (one.participant.topic_id, one.participant.subscription)
             for txn in batch
