@@ -14,8 +14,7 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.buffer import Buffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
-from workflows.building.values import BuildResult, BuildTopicsInput
-from workflows.jobs import Job
+from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 BUFFER: Final = Buffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 

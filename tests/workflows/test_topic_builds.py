@@ -14,9 +14,8 @@ from logstore.reconciliation.jobs import BulkJob
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.building.values import BuildResult
 from workflows.delayed.values import BUILD_DELAYED_INDEX
-from workflows.jobs import Job
+from workflows.jobs import BuildResult, Job
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 
 

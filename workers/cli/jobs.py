@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from logstore.ports.catalog import Topic
     from workers.client import Sexton
-    from workflows.building.values import BuildResult
+    from workflows.jobs import BuildResult
 
 R = TypeVar("R")
 

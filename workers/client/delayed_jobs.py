@@ -8,7 +8,6 @@ from temporalio.client import WorkflowHandle
 from logstore.ports.catalog import Topic
 from workers.client.connections import of_topic
 from workers.client.topic_builds import TopicBuilds
-from workflows.building.values import BuildResult
 from workflows.delayed.values import (
     BUILD_DELAYED_INDEX,
     MERGE_BUCKETS,
@@ -19,6 +18,7 @@ from workflows.delayed.values import (
     SealBucketsInput,
     SealBucketsResult,
 )
+from workflows.jobs import BuildResult
 
 
 class DelayedJobs(TopicBuilds):

@@ -12,8 +12,7 @@ from logstore.errors import InvalidInput
 from logstore.ports.catalog import Topic
 from workers.client.connections import OwnJobs, of_topic
 from workflows import limits, search_attributes
-from workflows.building.values import BuildResult, BuildTopicsInput
-from workflows.jobs import Job
+from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 Q = TypeVar("Q", bound=BuildTopicsInput)
 

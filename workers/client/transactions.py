@@ -27,7 +27,7 @@ from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
 from workers.client.topic_builds import TopicBuilds
 from workflows import limits, search_attributes
-from workflows.building.values import BuildResult
+from workflows.jobs import BuildResult
 from workflows.transactions.values import (
     BROADCAST_TRANSACTION,
     BUILD_TRANSACTION_SNAPSHOTS,

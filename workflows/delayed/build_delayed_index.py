@@ -15,9 +15,9 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.building import IndexBuilding
-    from workflows.building.topic_builds import Steps, TopicBuild
-    from workflows.building.values import BuildResult
+    from workflows.building import Steps, TopicBuild
     from workflows.delayed.values import BuildDelayedIndexInput
+    from workflows.jobs import BuildResult
 
 _STEPS = Steps(
     begin=IndexBuilding.begin_build,

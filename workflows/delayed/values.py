@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.delayed.buckets import BucketFacts
-from workflows.building.values import BuildResult, BuildTopicsInput
-from workflows.jobs import Job
+from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 HELD: Final = timedelta(seconds=5)
 """Until a list on which another job works is asked for again."""

@@ -14,8 +14,8 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.building import BufferBuilding
-    from workflows.building.topic_builds import Steps, TopicBuild
-    from workflows.building.values import BuildResult
+    from workflows.building import Steps, TopicBuild
+    from workflows.jobs import BuildResult
     from workflows.transactions.values import BuildTransactionSnapshotsInput
 
 _STEPS = Steps(

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.transactions.transactions import Owed
-from workflows.building.values import BuildResult, BuildTopicsInput
-from workflows.jobs import Job
+from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

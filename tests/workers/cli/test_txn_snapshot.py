@@ -9,7 +9,7 @@ from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.building.values import BuildResult
+from workflows.jobs import BuildResult
 
 _COUNTS = {"topics": 3, "switched": 2, "superseded": 0, "empty": 1, "gone": 0, "unreadable": 0}
 

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError
 
 from activities.building import BeginBuildInput, BuildInput, Built, ConcludeBuildInput, Switched, SwitchInput
 from workflows import options, refusals, search_attributes
-from workflows.building.values import BuildProgress, BuildResult, BuildTopicsInput
+from workflows.jobs import BuildProgress, BuildResult, BuildTopicsInput
 
 _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 100,000 topics in 256 parts, each with some uploads, with room
