@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from logstore.deletion.intents import DeletionState
-from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
+from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, UnknownObject
 
 Id = TypeVar("Id", bound=int)
 
@@ -25,6 +25,26 @@ def distinct(what: str, ids: Iterable[Id]) -> list[Id]:
     if not 0 < len(found) <= MOST_IDS:
         raise InvalidInput(what, expected=f"1 to {MOST_IDS:,} ids", found=len(found))
     return found
+
+
+def require_free(
+    ledger_id: int, workflow_id: str, *, claim: tuple[str, int] | None, batch: str | None, now_us: int
+) -> None:
+    """Let a workflow take a row up unless another one is at work on it.
+
+    Args:
+        ledger_id: Of the row.
+        workflow_id: Which one takes it up.
+        claim: Which one the row was handed to, and until when; None: its batch works on it.
+        batch: Which one holds the batch now, if any; it counts where the row has no claim of its own.
+        now_us: The catalog's clock.
+
+    Raises:
+        ClaimHeld: Another one is.
+    """
+    holder = batch if claim is None else claim[0] if claim[1] > now_us else None
+    if holder not in {None, workflow_id}:
+        raise ClaimHeld(f"ledger {ledger_id}: expected no other workflow at work, found {holder}")
 
 
 def require_dead_letters(row_ids: Sequence[int], states: Mapping[int, tuple[DeletionState, str]]) -> None:

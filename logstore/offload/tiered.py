@@ -12,13 +12,14 @@ Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.entries import FORMAT, schema
-from logstore.log.ledgers import LedgerStatement
+from logstore.log.ledgers import CopyState, LedgerState, LedgerStatement
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:
@@ -93,6 +94,46 @@ def data_key(uuid: str, ledger_id: LedgerId) -> str:
 def index_key(uuid: str, ledger_id: LedgerId) -> str:
     """Key of the index: written last, deleted last."""
     return f"{data_key(uuid, ledger_id)}-index"
+
+
+class Begin(StrEnum):
+    """What an attempt to offload a ledger finds of its tiered copy."""
+
+    ALREADY = "ALREADY"  # one is LIVE
+    AGAIN = "AGAIN"  # its own, from an earlier call of the same attempt
+    ANEW = "ANEW"  # none, or that of another attempt, which it takes the place of
+
+
+def begin(
+    ledger_id: int,
+    uuid: str,
+    *,
+    tiered: tuple[str, Mapping[str, str]] | None,
+    state: str,
+    primary: Callable[[], str | None],
+) -> Begin:
+    """Decide what an attempt does that begins now.
+
+    Args:
+        ledger_id: What it offloads.
+        uuid: Its own.
+        tiered: State and context of the tiered copy that there is.
+        state: The ledger's.
+        primary: Reads the state of the primary copy, None: there is none; asked only by an attempt that begins anew.
+
+    Raises:
+        PreconditionFailed: It begins anew, and the ledger is not CLOSED, or has no LIVE primary copy.
+    """
+    if tiered and tiered[0] == CopyState.LIVE:
+        return Begin.ALREADY
+    if tiered and tiered[1].get("uuid") == uuid:
+        return Begin.AGAIN
+    if state != LedgerState.CLOSED:
+        raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
+    found = primary()
+    if found != CopyState.LIVE:
+        raise PreconditionFailed(f"ledger {ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
+    return Begin.ANEW
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:

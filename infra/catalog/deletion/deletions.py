@@ -17,6 +17,7 @@ from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
 from infra.catalog.ownership.fences import FencedWrites
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
+from logstore.deletion.rules import require_free
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
@@ -122,9 +123,9 @@ class SqlDeletions(FencedWrites):
             if intent.state is not DeletionState.PENDING:
                 return intent
             now = self._db.now_us(connection)
-            other = row.claim_workflow or holder(connection, row.batch_id, now)
-            if other not in {None, claim.workflow_id} and (not row.claim_workflow or row.claim_until_us > now):
-                raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {other}")
+            own = (row.claim_workflow, row.claim_until_us) if row.claim_workflow else None
+            batch = None if own else holder(connection, row.batch_id, now)
+            require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
             attempts = row.attempts + int(attempt)
             return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
 

@@ -28,14 +28,9 @@ from infra.catalog.transactions.deciding import begin_all, end_all
 from infra.catalog.transactions.participant_rows import join
 from infra.catalog.transactions.transaction_rows import lock_transactions
 from logstore.errors import (
-    AlreadyExists,
     LedgerFenced,
-    PreconditionFailed,
-    ProducerFenced,
     SextonError,
-    StaleCatalog,
     TransactionNotOpen,
-    UnknownObject,
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
@@ -44,6 +39,7 @@ from logstore.ports.catalog import (
     Acknowledge,
     BeginTransaction,
     EndTransaction,
+    LedgerEnd,
     Registered,
     RegisterSegment,
     TopicState,
@@ -194,10 +190,15 @@ def _buffer(connection: Connection, locked: _Locked, writes: Sequence[tuple[Regi
 def _decide(
     locked: _Locked, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
 ) -> WriteResult:
-    refused = _refusal(locked, write) or _transaction_refusal(write, transactions)
-    if refused:
-        return refused
-    ledger = locked.ledgers[write.ledger_id]
+    ledger, keys = locked.ledgers.get(write.ledger_id), {(write.topic_id, one.producer) for one in write.producers}
+    refused = write.refusal(
+        epoch=locked.epoch,
+        topic=locked.topics.get(write.topic_id),
+        ledger=ledger and LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment),
+        sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
+    ) or _transaction_refusal(write, transactions)
+    if refused or ledger is None:  # what no list has is refused
+        return refused or LedgerFenced(f"ledger {write.ledger_id}: expected one in a list")
     first = ledger.entries
     ledger.entries += write.entries
     ledger.size_bytes += write.size_bytes
@@ -214,47 +215,6 @@ def _decide(
         known = locked.sequences.get(key, ProducerSequence())
         locked.sequences[key] = locked.advanced[key] = known.advanced(part.last, part.txn)
     return Registered(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
-
-
-def _refusal(locked: _Locked, write: RegisterSegment) -> SextonError | None:
-    """The first condition of an append that does not hold. Source: the rule of an append, in this order."""
-    topic = locked.topics.get(write.topic_id)
-    if write.epoch != locked.epoch:
-        return StaleCatalog(f"append: expected catalog epoch {locked.epoch}, found {write.epoch}")
-    if topic is None:
-        return UnknownObject("topic_id", expected="an existing topic", found=write.topic_id)
-    if topic != TopicState.ACTIVE.value:
-        return PreconditionFailed(f"topic {write.topic_id}: expected state ACTIVE, found {topic}")
-    return _ledger_refusal(locked, write) or _producer_refusal(locked, write)
-
-
-def _ledger_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | None:
-    ledger = locked.ledgers.get(write.ledger_id)
-    if ledger is None or ledger.state != LedgerState.OPEN.value:
-        found = ledger.state if ledger else "not listed"
-        return LedgerFenced(f"ledger {write.ledger_id}: expected state OPEN, found {found}")
-    if ledger.topic_id != write.topic_id:
-        return LedgerFenced(
-            f"ledger {write.ledger_id}: expected a ledger of topic {write.topic_id}, found one of {ledger.topic_id}"
-        )
-    if write.number <= ledger.last_segment:
-        return AlreadyExists(
-            f"ledger {write.ledger_id}: expected a segment above {ledger.last_segment}, found {write.number}"
-        )
-    return None
-
-
-def _producer_refusal(locked: _Locked, write: RegisterSegment) -> SextonError | None:
-    ahead: dict[str, ProducerSequence] = {}
-    for part in write.producers:
-        known = ahead.get(part.producer) or locked.sequences.get((write.topic_id, part.producer), ProducerSequence())
-        if known.refuses(part.txn) or part.first <= known.last:
-            inside = f" in transaction {known.txn}" if known.txn else ""
-            return ProducerFenced(
-                f"producer {part.producer!r}: expected a sequence id above {known.last}{inside}, found {part.first}"
-            )
-        ahead[part.producer] = known.advanced(part.last, part.txn)
-    return None
 
 
 def _transaction_refusal(

@@ -20,7 +20,7 @@ from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tier
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import upload_ended
+from logstore.offload.tiered import Begin, begin, upload_ended
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -70,18 +70,18 @@ class SqlOffloads(OnDatabase):
     def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
         statement, now = statement_of(topic, row), self._db.now_us(connection)
         copy = tiered_copy(connection, row.ledger_id)
-        if copy and copy.state == _LIVE:
-            answer = OffloadAnswer.ALREADY
-            return Offload(answer=answer, statement=statement, entries=row.entries, context=context_in(copy.context))
-        if copy and context_in(copy.context).get("uuid") == attempt.uuid:
-            context = context_in(copy.context)
-        else:
-            _check_source(connection, row)
+        tiered = (copy.state, context_in(copy.context)) if copy else None
+        how = begin(
+            row.ledger_id, attempt.uuid, tiered=tiered, state=row.state, primary=lambda: _primary_of(connection, row)
+        )
+        context = tiered[1] if tiered else {}
+        if how is Begin.ANEW:
             context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
             this = t.ledger.c.ledger_id == row.ledger_id
             file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
             begin_copy(connection, list_id, row.ledger_id, TIERED, context)
-        return Offload(answer=OffloadAnswer.BEGUN, statement=statement, entries=row.entries, context=context)
+        answer = OffloadAnswer.ALREADY if how is Begin.ALREADY else OffloadAnswer.BEGUN
+        return Offload(answer=answer, statement=statement, entries=row.entries, context=context)
 
     def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
         """See `Offloads.publish`."""
@@ -257,15 +257,11 @@ def _locked(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, To
     return list_id, topic.state
 
 
-def _check_source(connection: Connection, row: Row[Any]) -> None:
-    """Require what can be offloaded: closed, with a primary copy."""
+def _primary_of(connection: Connection, row: Row[Any]) -> str | None:
+    """The state of the ledger's primary copy; None: it has none."""
     c = t.ledger_copy.c
-    if row.state != LedgerState.CLOSED.value:
-        raise PreconditionFailed(f"ledger {row.ledger_id}: expected state CLOSED, found {row.state}")
     primary = select(c.state).where(c.ledger_id == row.ledger_id, c.kind == CopyKind.LEDGER.value)
-    found = connection.execute(primary).scalar_one_or_none()
-    if found != _LIVE:
-        raise PreconditionFailed(f"ledger {row.ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
+    return connection.execute(primary).scalar_one_or_none()
 
 
 def _removable(dialect: str, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:

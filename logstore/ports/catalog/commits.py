@@ -1,11 +1,22 @@
 """Small writes, committed in groups, and their port."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from logstore.cursors.state import Snapshot
-from logstore.errors import SextonError
+from logstore.errors import (
+    AlreadyExists,
+    LedgerFenced,
+    PreconditionFailed,
+    ProducerFenced,
+    SextonError,
+    StaleCatalog,
+    UnknownObject,
+)
+from logstore.log.ledgers import LedgerState
+from logstore.log.producers import ProducerSequence
+from logstore.ports.catalog.topics import TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
 
@@ -32,6 +43,14 @@ class TransactionEntries:
     entries: int
 
 
+class LedgerEnd(NamedTuple):
+    """A ledger in a topic's list, as the next segment meets it."""
+
+    topic_id: int
+    state: str  # a `LedgerState`
+    last_segment: int  # -1: none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegment:
     """Make an uploaded segment part of its ledger: the moment at which its data exists."""
@@ -47,6 +66,48 @@ class RegisterSegment:
     transactions: tuple[TransactionEntries, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
     delayed: int = 0  # entries with a delivery time
+
+    def refusal(
+        self, *, epoch: int, topic: str | None, ledger: LedgerEnd | None, sequences: Mapping[str, ProducerSequence]
+    ) -> SextonError | None:
+        """The first condition of an append that does not hold, by rows that are locked; None: all of them hold.
+
+        Source: the rule of an append, in this order. What it asks of transactions comes after it.
+
+        Args:
+            epoch: The catalog's.
+            topic: The topic's state; None: there is no such topic.
+            ledger: None: no list has it.
+            sequences: Of producers that are known in the topic, by name.
+        """
+        if self.epoch != epoch:
+            return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")
+        if topic is None:
+            return UnknownObject("topic_id", expected="an existing topic", found=self.topic_id)
+        if topic != TopicState.ACTIVE:
+            return PreconditionFailed(f"topic {self.topic_id}: expected state ACTIVE, found {topic}")
+        return self._refused_by_ledger(ledger) or self._refused_by_producers(sequences)
+
+    def _refused_by_ledger(self, ledger: LedgerEnd | None) -> SextonError | None:
+        at = f"ledger {self.ledger_id}"
+        if ledger is None or ledger.state != LedgerState.OPEN:
+            return LedgerFenced(f"{at}: expected state OPEN, found {ledger.state if ledger else 'not listed'}")
+        if ledger.topic_id != self.topic_id:
+            return LedgerFenced(f"{at}: expected a ledger of topic {self.topic_id}, found one of {ledger.topic_id}")
+        if self.number <= ledger.last_segment:
+            return AlreadyExists(f"{at}: expected a segment above {ledger.last_segment}, found {self.number}")
+        return None
+
+    def _refused_by_producers(self, sequences: Mapping[str, ProducerSequence]) -> SextonError | None:
+        ahead = dict(sequences)
+        for part in self.producers:
+            known = ahead.get(part.producer, ProducerSequence())
+            if known.refuses(part.txn) or part.first <= known.last:
+                inside = f" in transaction {known.txn}" if known.txn else ""
+                expected = f"a sequence id above {known.last}{inside}"
+                return ProducerFenced(f"producer {part.producer!r}: expected {expected}, found {part.first}")
+            ahead[part.producer] = known.advanced(part.last, part.txn)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

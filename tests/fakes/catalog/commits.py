@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from logstore.cursors import state as cursors
 from logstore.cursors.state import since, whole
 from logstore.errors import (
-    AlreadyExists,
     InvalidInput,
-    LedgerFenced,
     OutcomeUnknown,
-    ProducerFenced,
     SextonError,
-    StaleCatalog,
     Unsupported,
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
+from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
+    LedgerEnd,
     Registered,
     RegisterSegment,
     Segment,
@@ -86,17 +84,23 @@ class FakeCommits:
             return refused
 
     def _register(self, write: RegisterSegment) -> Registered:
-        if write.epoch != self._catalog.current_epoch:
-            raise StaleCatalog(f"append: expected catalog epoch {self._catalog.current_epoch}, found {write.epoch}")
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
-        if ledger is None or ledger.state is not LedgerState.OPEN:
+        current = write.epoch == self._catalog.current_epoch
+        if current and (ledger is None or ledger.state is not LedgerState.OPEN):
             self._catalog.reopen_intent(write.ledger_id, late=True)
-        self._catalog.topic(write.topic_id, active=True)
-        if ledger is None or ledger.topic_id != write.topic_id or ledger.state is not LedgerState.OPEN:
-            raise LedgerFenced(f"ledger {write.ledger_id}: expected state OPEN")
-        if write.number <= ledger.last_segment:
-            raise AlreadyExists(f"ledger {write.ledger_id}: expected a segment above {ledger.last_segment}")
-        self._advance_producers(write)
+        if write.entries < 1:
+            raise InvalidInput("entries", expected="1 or more", found=write.entries)
+        topic, known = self._catalog.topic_rows.get(write.topic_id), self._catalog.sequences
+        keys = {(write.topic_id, one.producer) for one in write.producers}
+        refused = write.refusal(
+            epoch=self._catalog.current_epoch,
+            topic=topic and topic.state,
+            ledger=ledger and LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment),
+            sequences={key[1]: ProducerSequence.up_to(known[key]) for key in keys & known.keys()},
+        )
+        if refused or ledger is None:
+            raise refused or AssertionError("a ledger that no list has is refused")
+        known.update({(write.topic_id, part.producer): part.last for part in write.producers})
         row = Segment(
             ledger_id=write.ledger_id,
             number=write.number,
@@ -115,16 +119,6 @@ class FakeCommits:
         )
         self._catalog.ledger_rows[write.ledger_id] = grown
         return Registered(first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes)
-
-    def _advance_producers(self, write: RegisterSegment) -> None:
-        if write.entries < 1:
-            raise InvalidInput("entries", expected="1 or more", found=write.entries)
-        known = self._catalog.sequences
-        for part in write.producers:
-            last = known.get((write.topic_id, part.producer), -1)
-            if part.first <= last:
-                raise ProducerFenced(f"producer {part.producer!r}: expected an id above {last}, found {part.first}")
-        known.update({(write.topic_id, part.producer): part.last for part in write.producers})
 
     def _acknowledge(self, write: Acknowledge) -> Acknowledged:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.deletion.rules import ranges
+from logstore.deletion.rules import ranges, require_free
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
@@ -107,7 +107,15 @@ class FakeDeletions(Batches):
             require_topic(row, topic)
             if row.state is not DeletionState.PENDING:
                 return row
-            self._require_free(row, claim)
+            own, run = row.handed_to, self._catalog.runs.get(row.batch_id)
+            now_us = self._catalog.now_us
+            require_free(
+                row.ledger_id,
+                claim.workflow_id,
+                claim=(own, self._catalog.claims_us[row.row_id]) if own else None,
+                batch=run.holder if run and run.is_held(now_us) else None,
+                now_us=now_us,
+            )
             return self._with_reference(self._store(row, claim, attempts=row.attempts + attempt))
 
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
@@ -169,11 +177,6 @@ class FakeDeletions(Batches):
         copy = self._catalog.copies.get(row.ledger_id, {}).get(row.copy)
         named = copy is not None and copy.context.get("uuid") == row.context.get("uuid")
         return replace(row, referenced=named)
-
-    def _require_free(self, row: DeletionIntent, claim: Claim) -> None:
-        holder = self.holder(row)
-        if holder not in {None, claim.workflow_id}:
-            raise ClaimHeld(f"ledger {row.ledger_id}: expected no other workflow at work, found {holder}")
 
     def _store(self, row: DeletionIntent, claim: Claim | None = None, **changes: object) -> DeletionIntent:
         """Change the row; it is held by `claim` from now on, or by nobody."""

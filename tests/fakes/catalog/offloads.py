@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.errors import CorruptData, PreconditionFailed, Unsupported
+from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import upload_ended, upload_ends_us
+from logstore.offload.tiered import Begin, begin, upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
@@ -44,23 +44,21 @@ class FakeOffloads(Absent):
                 return Offload(answer=OffloadAnswer.GONE)
             row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
             require_topic_of(ledger_id, self._catalog.topic(row.topic_id, active=True).name, topic)
-            tiered = self._catalog.copies[ledger_id].get(_TIERED)
-            answer = OffloadAnswer.BEGUN
-            if tiered and tiered.state is CopyState.LIVE:
-                answer = OffloadAnswer.ALREADY
-            elif not tiered or tiered.context.get("uuid") != uuid:
+            tiered, primary = (self._catalog.copies[ledger_id].get(kind) for kind in (_TIERED, CopyKind.LEDGER))
+            found_tiered = (tiered.state.value, tiered.context) if tiered else None
+            found_primary = primary.state.value if primary else None
+            how = begin(ledger_id, uuid, tiered=found_tiered, state=row.state, primary=lambda: found_primary)
+            if how is Begin.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
+            answer = OffloadAnswer.ALREADY if how is Begin.ALREADY else OffloadAnswer.BEGUN
             return Offload(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
 
     def _write(self, ledger_id: LedgerId, driver_metadata: dict[str, str], timeout_s: float) -> "Copy":
         row, copies = self._catalog.ledger_rows[ledger_id], self._catalog.copies[ledger_id]
-        primary = copies.get(CopyKind.LEDGER)
-        if row.state is not LedgerState.CLOSED or primary is None or primary.state is not CopyState.LIVE:
-            raise PreconditionFailed(f"ledger {ledger_id}: expected CLOSED with a LIVE primary copy, found {row.state}")
         if _TIERED in copies:
             self._catalog.file_copy_intent(ledger_id, _TIERED, "")
         made = replace(
-            primary,
+            copies[CopyKind.LEDGER],
             state=CopyState.WRITING,
             context=driver_metadata | {"until_us": str(self._catalog.until_us(timeout_s))},
         )
