@@ -39,7 +39,6 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows import options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.batches import added
     from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
     from workflows.offload.offload_ledger import OffloadLedger
     from workflows.offload.values import (
@@ -58,6 +57,7 @@ _MOST_WAITING = 100_000  # bytes of asks: with samples they are carried on in on
 # which servers warn (temporalio/sdk-python#1285)
 _ID_BYTES = 20  # of one id in JSON, with its comma
 _ASK_BYTES = 100  # of one ask without its texts and ids
+_SAMPLE = 20  # of what went wrong, of each kind: told by name, and small however much did
 _ASKS_FAIL_ALONE = "asks-fail-alone"
 _REMOVAL: workflow.ActivityConfig = {
     **options.CATALOG,
@@ -89,7 +89,7 @@ class OffloadTopic:
             except (ActivityError, ChildWorkflowError) as error:
                 if workflow.cancellation_reason() is not None or not workflow.patched(_ASKS_FAIL_ALONE):
                     raise
-                self._result = with_refusal(self._result, sentence(error))
+                self._refuse(_sentence(error))
             self._asks.pop(0)
             self._after = self._removed_after = -1
         return self._result
@@ -100,7 +100,7 @@ class OffloadTopic:
         waiting = sum(map(_weight, self._asks))
         if waiting + _weight(ask) > _MOST_WAITING:
             reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MOST_WAITING:,} with this one"
-            self._result = with_refusal(self._result, f"asked by {ask.actor[:100]}: {reason}; ask again later")
+            self._refuse(f"asked by {ask.actor[:100]}: {reason}; ask again later")
         else:
             self._asks.append(ask)
 
@@ -108,6 +108,11 @@ class OffloadTopic:
     def progress(self) -> OffloadTopicResult:
         """What was done so far."""
         return self._result
+
+    def _refuse(self, reason: str) -> None:
+        """Tell of an ask that was not done, or not to its end."""
+        before = self._result
+        self._result = replace(before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_SAMPLE])
 
     async def _serve(self, ask: OffloadAsk) -> None:
         while (ids := _page(ask.ledger_ids, self._after, _PAGE)) != []:
@@ -148,14 +153,27 @@ class OffloadTopic:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)
         async with self._window:
             try:
-                done = await self._child(ledger_id, request)
-                self._result = with_ledger(self._result, done)
+                self._add(await self._child(ledger_id, request))
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
                 if workflow.cancellation_reason() is not None:  # ours, not that of the child alone
                     raise
-                self._result = with_failure(self._result, ledger_id, error)
+                before = self._result
+                told = (
+                    before.errors if len(before.errors) >= _SAMPLE else {**before.errors, ledger_id: _sentence(error)}
+                )
+                self._result = replace(before, failed=before.failed + 1, errors=told)
+
+    def _add(self, done: OffloadLedgerResult) -> None:
+        before, uploaded = self._result, done.outcome is OffloadOutcome.OFFLOADED
+        self._result = replace(
+            before,
+            offloaded=before.offloaded + uploaded,
+            already=before.already + (done.outcome is OffloadOutcome.ALREADY),
+            gone=before.gone + (done.outcome is OffloadOutcome.GONE),
+            size_bytes=before.size_bytes + done.size_bytes * uploaded,
+        )
 
     async def _child(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
@@ -204,7 +222,13 @@ class OffloadTopic:
         if found.intents:
             progress = DeleteLedgersProgress(intents=found.intents, detached=found.ledgers)
             await self._phase_two(ask, batch_id, found.catalog_epoch, progress)
-        self._result = with_removal(self._result, found)
+        before = self._result
+        self._result = replace(
+            before,
+            removed=before.removed + found.ledgers,
+            unproved=before.unproved + found.unproved,
+            doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
+        )
         self._show()
         return found
 
@@ -221,10 +245,14 @@ class OffloadTopic:
         )
         summary = f"{progress.intents} primary copies of {self._request.topic}"
         done = await (await batches.start_batch(batch, summary=summary))
-        self._result = replace(self._result, outcomes=added(self._result.outcomes, done.outcomes))
+        self._result = replace(self._result, outcomes=batches.added(self._result.outcomes, done.outcomes))
 
     def _show(self) -> None:
-        workflow.set_current_details(details(self._result))
+        done = self._result
+        workflow.set_current_details(
+            f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
+            f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
+        )
 
 
 def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
@@ -238,51 +266,7 @@ def _weight(ask: OffloadAsk) -> int:
     return _ASK_BYTES + texts + _ID_BYTES * len(ask.ledger_ids or ())
 
 
-_SAMPLE = 20  # of each kind, told by name
-
-
-def with_ledger(before: OffloadTopicResult, done: OffloadLedgerResult) -> OffloadTopicResult:
-    """One more ledger whose offload ended."""
-    uploaded = done.outcome is OffloadOutcome.OFFLOADED
-    return replace(
-        before,
-        offloaded=before.offloaded + uploaded,
-        already=before.already + (done.outcome is OffloadOutcome.ALREADY),
-        gone=before.gone + (done.outcome is OffloadOutcome.GONE),
-        size_bytes=before.size_bytes + done.size_bytes * uploaded,
-    )
-
-
-def with_failure(before: OffloadTopicResult, ledger_id: int, error: BaseException) -> OffloadTopicResult:
-    """One more ledger whose offload failed."""
-    told = before.errors if len(before.errors) >= _SAMPLE else {**before.errors, ledger_id: sentence(error)}
-    return replace(before, failed=before.failed + 1, errors=told)
-
-
-def with_refusal(before: OffloadTopicResult, reason: str) -> OffloadTopicResult:
-    """One more ask that was not done, or not to its end."""
-    return replace(before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_SAMPLE])
-
-
-def with_removal(before: OffloadTopicResult, found: RemovePrimariesResult) -> OffloadTopicResult:
-    """One more page of primary copies."""
-    return replace(
-        before,
-        removed=before.removed + found.ledgers,
-        unproved=before.unproved + found.unproved,
-        doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
-    )
-
-
-def details(done: OffloadTopicResult) -> str:
-    """In a line, for operators."""
-    return (
-        f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
-        f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
-    )
-
-
-def sentence(error: BaseException) -> str:
+def _sentence(error: BaseException) -> str:
     """The innermost cause that says something."""
     cause = error
     while cause.__cause__ is not None:

@@ -81,14 +81,22 @@ class ApplyOrphans:
         begun = await self._begin()
         if isinstance(begun, Refusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
-            return self._refused(begun)
+            workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
+            workflow.set_current_details(refusals.shown(begun))
+            return ApplyOrphansResult(run_id=request.run_id, refused=begun)
         if begun.done is None:
             self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
             while self._progress.pages_done < begun.pages:
-                await self._while_paused()
+                if self._progress.paused:
+                    self._at("waiting for `resume`")
+                    await workflow.wait_condition(lambda: not self._progress.paused)
                 await self._apply(begun)
                 await self._go_on()
-        done = begun.done or await self._conclude()
+        done = begun.done
+        if done is None:
+            self._at("concluding")
+            plan = PlanInput(run_id=request.run_id)
+            done = await workflow.execute_activity_method(Applying.conclude_apply, plan, **_PAGE)
         await workflow.wait_condition(workflow.all_handlers_finished)
         return self._ended(done)
 
@@ -148,11 +156,6 @@ class ApplyOrphans:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(replace(self._request, carried=self._progress))
 
-    async def _while_paused(self) -> None:
-        if self._progress.paused:
-            self._at("waiting for `resume`")
-            await workflow.wait_condition(lambda: not self._progress.paused)
-
     async def _apply(self, begun: ApplyBegun) -> None:
         request, number = self._request, self._progress.pages_done
         batch = batch_id(request.run_id, number)
@@ -198,16 +201,6 @@ class ApplyOrphans:
             await asyncio.sleep(_AGAIN.total_seconds())
             await self._go_on()  # an operator may have paused that batch; a page that is filed again is the same
         await batches.certificate_within(started, None)
-
-    async def _conclude(self) -> ApplyCounts:
-        self._at("concluding")
-        conclude = PlanInput(run_id=self._request.run_id)
-        return await workflow.execute_activity_method(Applying.conclude_apply, conclude, **_PAGE)
-
-    def _refused(self, why: Refusal) -> ApplyOrphansResult:
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-        workflow.set_current_details(refusals.shown(why))
-        return ApplyOrphansResult(run_id=self._request.run_id, refused=why)
 
     def _ended(self, done: ApplyCounts) -> ApplyOrphansResult:
         outcome = "FAILED_IN_PART" if done.failed else "APPLIED"
