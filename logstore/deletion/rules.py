@@ -28,21 +28,22 @@ def distinct(what: str, ids: Iterable[Id]) -> list[Id]:
 
 
 def require_free(
-    ledger_id: int, workflow_id: str, *, claim: tuple[str, int] | None, batch: str | None, now_us: int
+    ledger_id: int, workflow_id: str, *, claim: tuple[str | None, int | None], batch: str | None, now_us: int
 ) -> None:
     """Let a workflow take a row up unless another one is at work on it.
 
     Args:
         ledger_id: Of the row.
         workflow_id: Which one takes it up.
-        claim: Which one the row was handed to, and until when; None: its batch works on it.
+        claim: Which one the row was handed to, and until when; None: to none, its batch works on it.
         batch: Which one holds the batch now, if any; it counts where the row has no claim of its own.
         now_us: The catalog's clock.
 
     Raises:
         ClaimHeld: Another one is.
     """
-    holder = batch if claim is None else claim[0] if claim[1] > now_us else None
+    handed_to, until_us = claim
+    holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
     if holder not in {None, workflow_id}:
         raise ClaimHeld(f"ledger {ledger_id}: expected no other workflow at work, found {holder}")
 

@@ -123,8 +123,7 @@ class SqlDeletions(FencedWrites):
             if intent.state is not DeletionState.PENDING:
                 return intent
             now = self._db.now_us(connection)
-            own = (row.claim_workflow, row.claim_until_us) if row.claim_workflow else None
-            batch = None if own else holder(connection, row.batch_id, now)
+            own, batch = (row.claim_workflow, row.claim_until_us), holder(connection, row.batch_id, now)
             require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
             attempts = row.attempts + int(attempt)
             return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]

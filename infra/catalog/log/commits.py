@@ -194,7 +194,7 @@ def _decide(
     refused = write.refusal(
         epoch=locked.epoch,
         topic=locked.topics.get(write.topic_id),
-        ledger=ledger and LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment),
+        ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
         sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
     ) or _transaction_refusal(write, transactions)
     if refused or ledger is None:  # what no list has is refused

@@ -94,8 +94,8 @@ class FakeCommits:
         keys = {(write.topic_id, one.producer) for one in write.producers}
         refused = write.refusal(
             epoch=self._catalog.current_epoch,
-            topic=topic and topic.state,
-            ledger=ledger and LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment),
+            topic=topic.state if topic else None,
+            ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
             sequences={key[1]: ProducerSequence.up_to(known[key]) for key in keys & known.keys()},
         )
         if refused or ledger is None:

@@ -107,12 +107,12 @@ class FakeDeletions(Batches):
             require_topic(row, topic)
             if row.state is not DeletionState.PENDING:
                 return row
-            own, run = row.handed_to, self._catalog.runs.get(row.batch_id)
+            run = self._catalog.runs.get(row.batch_id)
             now_us = self._catalog.now_us
             require_free(
                 row.ledger_id,
                 claim.workflow_id,
-                claim=(own, self._catalog.claims_us[row.row_id]) if own else None,
+                claim=(row.handed_to, self._catalog.claims_us.get(row.row_id)),
                 batch=run.holder if run and run.is_held(now_us) else None,
                 now_us=now_us,
             )
