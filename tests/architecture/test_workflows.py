@@ -79,7 +79,8 @@ def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
 
 _WAITS = {f"workflow.{name}" for name in ("wait_condition", "wait", "sleep", "signal", "update")} | {
     "asyncio.sleep",
-    "child_batches.start_batch",
+    "batches.start_batch",
+    "batches.phase_two",
 }
 
 

@@ -28,7 +28,7 @@ _PARAGRAPH: Final = re.compile(r"\n\n|\Z")
 _METHODS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _REFUSING: Final = frozenset({"refused", "refusal_of"})  # make a result of what a guard refused, and of nothing else
-_TELLING: Final = frozenset({"with_refusal"})  # make a sentence in the result of whatever failed
+_TELLING: Final = frozenset({"_refuse"})  # make a sentence in the result of whatever failed
 
 Reached = tuple[tuple[ModuleType, ast.AST], ...]
 """Pieces of code, each with its module."""
