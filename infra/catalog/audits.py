@@ -7,9 +7,8 @@ from typing import Any, Final, Self
 from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.telemetry import current_trace_id
-from logstore.failpoints import effect
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
 
@@ -53,14 +52,10 @@ _AUDIT = insert(t.audit)
 class SqlAuditLog(OnDatabase):
     """The `AuditLog` port."""
 
-    def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+    @writes("catalog.record_act")
+    def record(self, connection: Connection, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
         """See `AuditLog.record`."""
-
-        def work(connection: Connection) -> None:
-            audit(connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail)
-
-        with effect("catalog.record_act"):
-            self._db.write(work)
+        audit(connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail)
 
 
 def audit(

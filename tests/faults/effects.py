@@ -11,6 +11,7 @@ from logstore import failpoints
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDERS = ("logstore", "activities", "workflows", "infra", "spark", "workers")
+_NAMING = {"effect", "writes"}
 _FAR: Final = 1_000_000  # a hit that never comes
 
 INTERRUPTIONS: Final = (
@@ -24,15 +25,17 @@ INTERRUPTIONS: Final = (
 
 @cache
 def named_in_source() -> dict[str, str]:
-    """Every name given to `effect(…)`, and where."""
+    """Every name given to `effect(…)`, or to the catalog's `writes(…)`, and where."""
     found: dict[str, str] = {}
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             source = path.read_text(encoding="utf-8")
-            if "effect(" not in source:  # to parse them all takes every process of a run two seconds
+            if not any(
+                f"{name}(" in source for name in _NAMING
+            ):  # to parse all takes every process of a run two seconds
                 continue
             for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "effect":
+                if isinstance(node, ast.Call) and getattr(node.func, "id", None) in _NAMING and node.args:
                     (name,) = node.args
                     assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: an effect's name is a literal"
                     found[str(name.value)] = f"{path.relative_to(ROOT)}:{node.lineno}"

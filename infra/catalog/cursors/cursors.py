@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
@@ -27,7 +27,6 @@ from logstore.cursors.state import (
     whole,
 )
 from logstore.errors import UnknownObject
-from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SnapshotChange, StoredCursor, Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
@@ -36,12 +35,9 @@ from logstore.positions import LedgerId, Position, TopicId
 class SqlCursors(OnDatabase):
     """The `Cursors` port."""
 
-    def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
+    @writes("catalog.subscribe")
+    def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         """See `Cursors.subscribe`."""
-        with effect("catalog.subscribe"):
-            return self._db.write(lambda connection: self._subscribe(connection, topic_id, name, latest))
-
-    def _subscribe(self, connection: Connection, topic_id: TopicId, name: str, latest: bool) -> StoredCursor:
         active_topic(connection, topic_id)
         list_id = data_list(connection, topic_id, lock=True)
         existing = connection.execute(one_cursor(topic_id, name)).first()
@@ -72,26 +68,22 @@ class SqlCursors(OnDatabase):
             found.setdefault(TopicId(row.topic_id), []).append(row.name)
         return found
 
-    def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
+    @writes("catalog.seek")
+    def seek(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """See `Cursors.seek`."""
-        with effect("catalog.seek"):
-            return self._db.write(lambda c: _seek(c, topic_id, name, position, self._db.now_us(c)))
+        return _seek(connection, topic_id, name, position, self._db.now_us(connection))
 
+    @writes("catalog.publish_snapshot")
     def publish_snapshot(
-        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
-    ) -> bool:
-        """See `Cursors.publish_snapshot`."""
-        with effect("catalog.publish_snapshot"):
-            return self._db.write(lambda connection: self._publish(connection, change, snapshot, size_bytes, sha256))
-
-    def _publish(
         self,
         connection: Connection,
         change: SnapshotChange,
         snapshot: Snapshot,
+        *,
         size_bytes: int,
-        sha256: str | None,
+        sha256: str | None = None,
     ) -> bool:
+        """See `Cursors.publish_snapshot`."""
         topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
@@ -110,12 +102,11 @@ class SqlCursors(OnDatabase):
         _move_state(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
         return True
 
-    def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
+    @writes("catalog.fold_snapshot")
+    def fold_snapshot(
+        self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int
+    ) -> bool:
         """See `Cursors.fold_snapshot`."""
-        with effect("catalog.fold_snapshot"):
-            return self._db.write(lambda connection: self._fold(connection, change, snapshot, limit_bytes))
-
-    def _fold(self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, limit_bytes: int) -> bool:
         topic = topic_row(connection, change.topic_id, share=True)
         _cursor_list(connection, change.topic_id, change.subscription)
         cursor = _unchanged(connection, change, topic)

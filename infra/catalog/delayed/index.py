@@ -8,14 +8,13 @@ from infra.catalog import tables as t
 from infra.catalog.delayed.bucket_rows import change_list, hold_page, holder_of, let_go, lock_list, stored_list, take
 from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.components import born, retire
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.delayed.buckets import NOWHERE, BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.failpoints import effect
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, Unsealed
 from logstore.positions import LedgerId, TopicId
@@ -50,18 +49,14 @@ class SqlDelayedIndex(OnDatabase):
         """See `DelayedIndex.passed`."""
         return self._db.read(lambda c: passed_buckets(c, topic_id, now_us=self._db.now_us(c)))
 
-    def claim(self, topic_id: TopicId, claim: Claim) -> bool:
+    @writes("catalog.claim_buckets")
+    def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
         """See `DelayedIndex.claim`."""
-
-        def work(connection: Connection) -> bool:
-            try:
-                active_topic(connection, topic_id)
-            except (UnknownObject, PreconditionFailed):
-                return False
-            return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
-
-        with effect("catalog.claim_buckets"):
-            return self._db.write(work)
+        try:
+            active_topic(connection, topic_id)
+        except (UnknownObject, PreconditionFailed):
+            return False
+        return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
 
     def renew(self, claim: Claim) -> int:
         """See `DelayedIndex.renew`."""
@@ -72,35 +67,14 @@ class SqlDelayedIndex(OnDatabase):
             renewed += len(page)
         return renewed
 
-    def release(self, topic_id: TopicId, workflow_id: str) -> None:
+    @writes("catalog.release_buckets")
+    def release(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
         """See `DelayedIndex.release`."""
-        with effect("catalog.release_buckets"):
-            self._db.write(lambda connection: let_go(connection, topic_id, workflow_id))
+        let_go(connection, topic_id, workflow_id)
 
-    def switch(self, switch: BucketSwitch) -> bool:
+    @writes("catalog.switch_buckets")
+    def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         """See `DelayedIndex.switch`."""
-        with effect("catalog.switch_buckets"):
-            return self._db.write(lambda connection: self._switch(connection, switch))
-
-    def clear(self, topic_id: TopicId, *, reason: str) -> int:
-        """See `DelayedIndex.clear`."""
-
-        def work(connection: Connection) -> int:
-            topic = active_topic(connection, topic_id)
-            component_list(connection, topic_id, Component.DELAYED_INDEX, {})
-            gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
-            change_list(connection, topic_id, gone=gone, born=(), sealed_to=NOWHERE)
-            _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
-            return len(gone)
-
-        with effect("catalog.clear_buckets"):
-            return self._db.write(work)
-
-    def now_ms(self) -> int:
-        """See `DelayedIndex.now_ms`."""
-        return self._db.read(self._db.now_us) // 1000
-
-    def _switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         wanted = [one.bucket.bucket_id for one in switch.born]
         try:
             topic = topic_row(connection, switch.topic_id, share=True)
@@ -128,6 +102,20 @@ class SqlDelayedIndex(OnDatabase):
             publish(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
         _retire_all(connection, switch.gone, topic, switch.reason, now)
         return True
+
+    @writes("catalog.clear_buckets")
+    def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
+        """See `DelayedIndex.clear`."""
+        topic = active_topic(connection, topic_id)
+        component_list(connection, topic_id, Component.DELAYED_INDEX, {})
+        gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
+        change_list(connection, topic_id, gone=gone, born=(), sealed_to=NOWHERE)
+        _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
+        return len(gone)
+
+    def now_ms(self) -> int:
+        """See `DelayedIndex.now_ms`."""
+        return self._db.read(self._db.now_us) // 1000
 
 
 def _retire_all(connection: Connection, gone: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:

@@ -1,9 +1,9 @@
 """The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
 
@@ -12,10 +12,11 @@ from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
+from infra.catalog.engine.database import reads, writes
 from infra.catalog.engine.many import BIG, Statement, any_of, rows_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
-from infra.catalog.ownership.fences import FencedWrites
+from infra.catalog.ownership.fences import LeasedPort, hold_lease
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.deletion.rules import require_free
 from logstore.errors import ClaimHeld, UnknownObject
@@ -23,6 +24,8 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
+
+T = TypeVar("T")
 
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
@@ -32,8 +35,15 @@ _KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.ge
 _BY_KEY = select(*INTENT).where(*_KEY).with_for_update()
 
 
-class SqlDeletions(FencedWrites):
+class SqlDeletions(LeasedPort):
     """The `Deletions` port."""
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        def fenced(connection: Connection) -> T:
+            hold_lease(connection, self._lease)
+            return work(connection)
+
+        return super()._write(fenced)
 
     def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """See `Deletions.ranges`."""
@@ -45,25 +55,25 @@ class SqlDeletions(FencedWrites):
         query = select(*INTENT).where(*rows).order_by(_P.row_id)
         return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    @writes("catalog.renew")
+    def renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         """See `Deletions.renew`."""
-        with effect("catalog.renew"):
-            self._write(lambda connection: renew_run(connection, batch_id, claim, self._db.now_us(connection)))
+        renew_run(connection, batch_id, claim, self._db.now_us(connection))
 
-    def pause(self, batch_id: str) -> None:
+    @writes("catalog.pause")
+    def pause(self, connection: Connection, batch_id: str) -> None:
         """See `Deletions.pause`."""
-        with effect("catalog.pause"):
-            self._write(lambda connection: pause_run(connection, batch_id, self._db.now_us(connection)))
+        pause_run(connection, batch_id, self._db.now_us(connection))
 
-    def resume(self, batch_id: str) -> None:
+    @writes("catalog.resume")
+    def resume(self, connection: Connection, batch_id: str) -> None:
         """See `Deletions.resume`."""
-        with effect("catalog.resume"):
-            self._write(lambda connection: resume_run(connection, batch_id))
+        resume_run(connection, batch_id)
 
-    def release(self, batch_id: str) -> bool:
+    @writes("catalog.release")
+    def release(self, connection: Connection, batch_id: str) -> bool:
         """See `Deletions.release`."""
-        with effect("catalog.release"):
-            return self._write(lambda connection: release_run(connection, batch_id, self._db.now_us(connection)))
+        return release_run(connection, batch_id, self._db.now_us(connection))
 
     def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
         """See `Deletions.finish`.
@@ -98,8 +108,10 @@ class SqlDeletions(FencedWrites):
         with effect("catalog.hand_over"):
             return self._write(work)
 
+    @writes("catalog.take")
     def take(
         self,
+        connection: Connection,
         ledger_id: LedgerId,
         copy: CopyKind,
         generation: int,
@@ -110,60 +122,55 @@ class SqlDeletions(FencedWrites):
         topic: str | None = None,
     ) -> DeletionIntent:
         """See `Deletions.take`."""
+        require_epoch(connection, epoch)
+        key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
+        row = connection.execute(_BY_KEY, key).first()
+        if row is None:
+            expected = "an intent that was filed and not yet removed"
+            raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)
+        intent = to_intent(row)
+        require_topic(intent, topic)
+        if intent.state is not DeletionState.PENDING:
+            return intent
+        now = self._db.now_us(connection)
+        own, batch = (row.claim_workflow, row.claim_until_us), holder(connection, row.batch_id, now)
+        require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
+        attempts = row.attempts + int(attempt)
+        return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
 
-        def work(connection: Connection) -> DeletionIntent:
-            require_epoch(connection, epoch)
-            key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
-            row = connection.execute(_BY_KEY, key).first()
-            if row is None:
-                expected = "an intent that was filed and not yet removed"
-                raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)
-            intent = to_intent(row)
-            require_topic(intent, topic)
-            if intent.state is not DeletionState.PENDING:
-                return intent
-            now = self._db.now_us(connection)
-            own, batch = (row.claim_workflow, row.claim_until_us), holder(connection, row.batch_id, now)
-            require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
-            attempts = row.attempts + int(attempt)
-            return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
-
-        with effect("catalog.take"):
-            return self._write(work)
-
-    def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
+    @writes("catalog.hold")
+    def hold(
+        self,
+        connection: Connection,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+    ) -> int:
         """See `Deletions.hold`."""
-
-        def work(connection: Connection) -> int:
-            now = self._db.now_us(connection)
-            attempts = hold(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
-            if attempts is None:  # one that ended needs no claim; one that is another's must be left to it
-                query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
-                if other := connection.execute(query).first():
-                    found = other[0] or f"batch {other[1]!r}"
-                    raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
-            return 0 if attempts is None or keys_left is None else attempts
-
-        with effect("catalog.hold"):
-            return self._write(work)
+        now = self._db.now_us(connection)
+        attempts = hold(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
+        if attempts is None:  # one that ended needs no claim; one that is another's must be left to it
+            query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
+            if other := connection.execute(query).first():
+                found = other[0] or f"batch {other[1]!r}"
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
+        return 0 if attempts is None or keys_left is None else attempts
 
     def tally(self, batch_id: str) -> Tally:
         """See `Deletions.tally`."""
         return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
 
-    def close(self, batch_id: str, cause: Cause) -> Tally:
+    @writes("catalog.close")
+    def close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         """See `Deletions.close`; the run's `finished_us` decides which of two calls writes the audit row."""
-
-        def work(connection: Connection) -> Tally:
-            now = self._db.now_us(connection)
-            topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
-            if topic_id is None:
-                return outcome
-            _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
-            return replace(outcome, closed=True)
-
-        with effect("catalog.close"):
-            return self._write(work)
+        now = self._db.now_us(connection)
+        topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
+        if topic_id is None:
+            return outcome
+        _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
+        return replace(outcome, closed=True)
 
     def inflight(self) -> Inflight:
         """See `Deletions.inflight`."""
@@ -195,8 +202,10 @@ class SqlDeletions(FencedWrites):
             query = query.where(is_dead_letter() if dead else _P.state == state.value)
         return self._db.read(lambda c: with_pauses(c, [to_intent(row) for row in c.execute(query)]))
 
+    @reads
     def failures(
         self,
+        connection: Connection,
         *,
         topic_id: TopicId | None = None,
         batch_id: str | None = None,
@@ -210,13 +219,9 @@ class SqlDeletions(FencedWrites):
             query = query.where(_P.topic_id == topic_id)
         if batch_id is not None:
             query = query.where(_P.batch_id == batch_id)
-
-        def work(connection: Connection) -> Sequence[DeletionIntent]:
-            of_ledgers = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids or ()))
-            wanted = query if ledger_ids is None else query.where(of_ledgers)
-            return [to_intent(row) for row in connection.execute(wanted)]
-
-        return self._db.read(work)
+        of_ledgers = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids or ()))
+        wanted = query if ledger_ids is None else query.where(of_ledgers)
+        return [to_intent(row) for row in connection.execute(wanted)]
 
 
 def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:

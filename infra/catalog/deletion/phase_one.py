@@ -18,11 +18,11 @@ from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.detachable import ListView, detachable, detachable_of
 from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
 from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
-from infra.catalog.engine.database import Database
+from infra.catalog.engine.database import Database, reads, writes
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import data_list, last_id
 from infra.catalog.log.topic_rows import topic_row
-from infra.catalog.ownership.fences import FencedWrites, hold_lease
+from infra.catalog.ownership.fences import LeasedPort, hold_lease
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
@@ -36,7 +36,7 @@ _MANY_TOPICS: Final = "trim-topics"
 _CHOSEN: Final = "chosen one by one"
 
 
-class SqlPhaseOne(FencedWrites):
+class SqlPhaseOne(LeasedPort):
     """The `PhaseOne` port."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
@@ -84,8 +84,10 @@ class SqlPhaseOne(FencedWrites):
         """See `PhaseOne.must_stay`."""
         return self._db.read(lambda c: detachable_of(c, self._view(c, topic_id, lock=False), chosen)[1])
 
+    @writes("catalog.detach_chosen")
     def detach_chosen(
         self,
+        connection: Connection,
         topic_id: TopicId,
         chosen: Sequence[Ledger],
         *,
@@ -95,26 +97,21 @@ class SqlPhaseOne(FencedWrites):
         durable: bool | None = None,
     ) -> Chosen:
         """See `PhaseOne.detach_chosen`."""
-
-        def work(connection: Connection) -> Chosen:
-            view = self._view(connection, topic_id, lock=True)
-            gone, kept = detachable_of(connection, view, chosen)
-            if not gone.ids:
-                return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
-            order = Order(
-                ledger_ids=gone.ids,
-                batch_id=batch_id,
-                claim=claim,
-                cause=cause,
-                request=_CHOSEN,
-                ending=Ending.FUNCTION,
-                durable=durable,
-                shared=True,
-            )
-            return Chosen(kept=kept, detached=replace_by_intents(connection, view, gone, order))
-
-        with effect("catalog.detach_chosen"):
-            return self._db.write(work)
+        view = self._view(connection, topic_id, lock=True)
+        gone, kept = detachable_of(connection, view, chosen)
+        if not gone.ids:
+            return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
+        order = Order(
+            ledger_ids=gone.ids,
+            batch_id=batch_id,
+            claim=claim,
+            cause=cause,
+            request=_CHOSEN,
+            ending=Ending.FUNCTION,
+            durable=durable,
+            shared=True,
+        )
+        return Chosen(kept=kept, detached=replace_by_intents(connection, view, gone, order))
 
     def operate(
         self,
@@ -153,18 +150,18 @@ class SqlPhaseOne(FencedWrites):
         """See `PhaseOne.would_end`."""
         return self._db.read(lambda c: ending_of(c, self._view(c, topic_id, lock=False), operation)[1] is not None)
 
-    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    @reads
+    def promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""
+        now = self._db.now_us(connection)
+        asked = t.topic.c.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+        query = select(t.topic.c.topic_id).where(asked, _may_have_something(now, now - self._newborn_us))
+        return frozenset(TopicId(one) for one in connection.execute(query).scalars())
 
-        def work(connection: Connection) -> frozenset[TopicId]:
-            now = self._db.now_us(connection)
-            asked = t.topic.c.topic_id.in_(any_of(connection.dialect.name, topic_ids))
-            query = select(t.topic.c.topic_id).where(asked, _may_have_something(now, now - self._newborn_us))
-            return frozenset(TopicId(one) for one in connection.execute(query).scalars())
-
-        return self._db.read(work)
-
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    @writes("catalog.detach_into")
+    def detach_into(
+        self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
+    ) -> Detached:
         """See `PhaseOne.detach_into`."""
         order = Order(
             ledger_ids=None,
@@ -175,21 +172,16 @@ class SqlPhaseOne(FencedWrites):
             ending=Ending.RETENTION,
             shared=True,
         )
-
-        def work(connection: Connection) -> Detached:
-            try:
-                view = self._view(connection, topic_id, lock=True)
-            except UnknownObject:  # it may be gone since an earlier call, whose answer was lost
-                if (done := _of_topic(connection, topic_id, batch_id)).intents:
-                    return done
-                raise
+        try:
+            view = self._view(connection, topic_id, lock=True)
+        except UnknownObject:  # it may be gone since an earlier call, whose answer was lost
             if (done := _of_topic(connection, topic_id, batch_id)).intents:
                 return done
-            filed = replace_by_intents(connection, view, detachable(connection, view, None, force=False), order).filed
-            return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
-
-        with effect("catalog.detach_into"):
-            return self._db.write(work)
+            raise
+        if (done := _of_topic(connection, topic_id, batch_id)).intents:
+            return done
+        filed = replace_by_intents(connection, view, detachable(connection, view, None, force=False), order).filed
+        return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
 
     def detached_into(self, batch_id: str) -> Detached:
         """See `PhaseOne.detached_into`."""
@@ -199,23 +191,32 @@ class SqlPhaseOne(FencedWrites):
         """See `PhaseOne.contents`."""
         return self._db.read(lambda connection: whole_topics.contents(connection, topic_id))
 
-    def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
+    @writes("catalog.begin_topic_deletion")
+    def begin_topic(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
         """See `PhaseOne.begin_topic`."""
-        with effect("catalog.begin_topic_deletion"):
-            return self._db.write(lambda connection: whole_topics.begin(connection, self._db, topic_id, name, cause))
+        return whole_topics.begin(connection, self._db, topic_id, name, cause)
 
+    @writes("catalog.detach_topic")
     def detach_all(
-        self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
+        self,
+        connection: Connection,
+        topic_id: TopicId,
+        *,
+        batch_id: str,
+        claim: Claim,
+        cause: Cause,
+        durable: bool | None = None,
     ) -> Detached:
         """See `PhaseOne.detach_all`."""
         work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id, durable=durable)
-        with effect("catalog.detach_topic"):
-            return self._db.write(partial(work, batch_id=batch_id, claim=claim, cause=cause))
+        return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
-    def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
+    @writes("catalog.remove_topic")
+    def remove_topic(
+        self, connection: Connection, topic_id: TopicId, cause: Cause, *, durable: bool | None = None
+    ) -> bool:
         """See `PhaseOne.remove_topic`."""
-        with effect("catalog.remove_topic"):
-            return self._db.write(lambda c: whole_topics.remove(c, self._db, topic_id, cause, durable=durable))
+        return whole_topics.remove(connection, self._db, topic_id, cause, durable=durable)
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         """See `PhaseOne.topic_tally`."""

@@ -23,7 +23,7 @@ from infra.catalog.deletion.runs import (
     open_run,
     stalled,
 )
-from infra.catalog.engine.database import Database, OnDatabase
+from infra.catalog.engine.database import Database, OnDatabase, reads, writes
 from infra.catalog.engine.many import among, any_of
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
@@ -96,21 +96,18 @@ class SqlUpkeep(OnDatabase):
             copies += file_copy_intents(connection, list_id, TIERED, over, batch_id=batch_id, now_us=now_us)
         return newborn, copies
 
-    def due(self, *, older_than_s: float) -> Due:
+    @reads
+    def due(self, connection: Connection, *, older_than_s: float) -> Due:
         """See `Upkeep.due`."""
-
-        def count(connection: Connection) -> Due:
-            now = self._db.now_us(connection)
-            before = now - int(older_than_s * 1_000_000)
-            return Due(
-                stalled=_count(connection, _stalled(now)),
-                newborn=_count(connection, _newborn(now - self._newborn_us)),
-                uploads=_count(connection, _abandoned(now)),
-                rows=_count(connection, _ended(now, before)),
-                runs=_count(connection, _empty_runs(before)),
-            )
-
-        return self._db.read(count)
+        now = self._db.now_us(connection)
+        before = now - int(older_than_s * 1_000_000)
+        return Due(
+            stalled=_count(connection, _stalled(now)),
+            newborn=_count(connection, _newborn(now - self._newborn_us)),
+            uploads=_count(connection, _abandoned(now)),
+            rows=_count(connection, _ended(now, before)),
+            runs=_count(connection, _empty_runs(before)),
+        )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         """See `Upkeep.forget`."""
@@ -135,25 +132,20 @@ class SqlUpkeep(OnDatabase):
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
         return Forgotten(rows=rows, runs=runs)
 
-    def redrivable(self, row_ids: Sequence[int] | None) -> int:
+    @reads
+    def redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
         """See `Upkeep.redrivable`."""
+        count = select(func.count()).where(_wanted(connection, row_ids, lock=False))
+        return int(connection.execute(count).scalar_one())
 
-        def work(connection: Connection) -> int:
-            count = select(func.count()).where(_wanted(connection, row_ids, lock=False))
-            return int(connection.execute(count).scalar_one())
-
-        return self._db.read(work)
-
-    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    @writes("catalog.redrive")
+    def redrive(
+        self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
+    ) -> Detached:
         """See `Upkeep.redrive`."""
-
-        def work(connection: Connection) -> Detached:
-            request = fingerprint("redrive", row_ids)
-            done = done_before(connection, batch_id, request)
-            return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
-
-        with effect("catalog.redrive"):
-            return self._db.write(work)
+        request = fingerprint("redrive", row_ids)
+        done = done_before(connection, batch_id, request)
+        return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
 
     def _redrive(
         self,

@@ -4,10 +4,11 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
@@ -17,12 +18,14 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from infra.catalog.engine import files
 from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
 from infra.catalog.engine.urls import parsed_url
+from logstore import failpoints
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
 if TYPE_CHECKING:
     import psycopg
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PATIENCE_S = 30.0
 _PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
@@ -185,6 +188,38 @@ class OnDatabase:
     def __init__(self, database: Database) -> None:
         """Work on `database`."""
         self._db = database
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        return self._db.write(work)
+
+
+A = TypeVar("A", bound=OnDatabase)
+
+
+def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
+    """Make a method of a function that wants a connection: one transaction that only reads; see `Database.read`."""
+
+    @wraps(work)
+    def method(port: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return port._db.read(lambda connection: work(port, connection, *args, **kwargs))  # noqa: SLF001 - its decorator
+
+    return method
+
+
+def writes(
+    name: str = "",
+) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
+    """As `reads`, one transaction that writes and may run more than once, as the effect of that name, if it has one."""
+
+    def decorated(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
+        @wraps(work)
+        def method(port: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with failpoints.effect(name) if name else nullcontext():
+                return port._write(lambda connection: work(port, connection, *args, **kwargs))  # noqa: SLF001
+
+        return method
+
+    return decorated
 
 
 _NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.engine.database import Database, OnDatabase
+from infra.catalog.engine.database import Database, OnDatabase, writes
 from infra.catalog.engine.many import ignoring_conflict
 from infra.catalog.log.inspection import live_copies, live_row
 from infra.catalog.offload.contexts import Readable
@@ -48,14 +48,11 @@ class SqlIdentities(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return frozenset((Role(row.role), row.bucket) for row in rows)
 
-    def record(self, role: Role, bucket: str) -> None:
+    @writes()
+    def record(self, connection: Connection, role: Role, bucket: str) -> None:
         """See `Identities.record`."""
-
-        def work(connection: Connection) -> None:
-            row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
-            connection.execute(ignoring_conflict(connection, t.bucket_marker).values(row))
-
-        self._db.write(work)
+        row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
+        connection.execute(ignoring_conflict(connection, t.bucket_marker).values(row))
 
     def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
         """See `Identities.evidence`."""

@@ -17,7 +17,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.many import BIG, Statement, rows_of, value_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
@@ -32,7 +32,6 @@ from logstore.errors import (
     SextonError,
     TransactionNotOpen,
 )
-from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
@@ -55,13 +54,9 @@ W = TypeVar("W", bound=Write)
 class SqlCommits(OnDatabase):
     """The `Commits` port."""
 
-    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+    @writes("catalog.group_commit")
+    def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
         """See `Commits.commit`."""
-        with effect("catalog.group_commit"):
-            return self._db.write(lambda connection: self._commit(connection, writes))
-
-    def _commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
-        """By kind, and in order within a kind: an append precedes the end of its transaction."""
         registrations, ends = _of(writes, RegisterSegment), _of(writes, EndTransaction)
         locked = _lock(connection, registrations) if registrations else None
         transactions = lock_transactions(connection, _named(writes))

@@ -9,11 +9,10 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.log.ledger_rows import canonical, ledger_of, make_list, newborn
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.errors import UnknownObject
-from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
@@ -31,21 +30,23 @@ BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
 class SqlComponents(OnDatabase):
     """The `Components` port."""
 
+    @writes("catalog.create_component_ledger")
     def create(
-        self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
+        self,
+        connection: Connection,
+        topic_id: TopicId,
+        component: Component,
+        keys: Mapping[str, str],
+        *,
+        application: str,
     ) -> LedgerStatement:
         """See `Components.create`."""
-
-        def work(connection: Connection) -> LedgerStatement:
-            topic = active_topic(connection, topic_id)
-            owner = LedgerOwner(
-                application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
-            )
-            list_id = make_list(connection, topic_id, component, keys)
-            return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
-
-        with effect("catalog.create_component_ledger"):
-            return self._db.write(work)
+        topic = active_topic(connection, topic_id)
+        owner = LedgerOwner(
+            application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+        )
+        list_id = make_list(connection, topic_id, component, keys)
+        return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def listed(self, topic_id: TopicId) -> list[Ledger]:
         """See `Components.listed`."""

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, stalled
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads
 from infra.catalog.engine.many import value_of
 from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none
@@ -34,11 +34,9 @@ _A = t.audit.c
 class SqlInspection(OnDatabase):
     """The `Inspection` port."""
 
-    def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
+    @reads
+    def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
         """See `Inspection.ledger`."""
-        return self._db.read(lambda connection: self._ledger(connection, ledger_id, decisions))
-
-    def _ledger(self, connection: Connection, ledger_id: LedgerId, decisions: int) -> LedgerHistory:
         ceiling = connection.execute(select(t.catalog.c.next_ledger_id)).scalar_one()
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
@@ -60,18 +58,17 @@ class SqlInspection(OnDatabase):
             tombstone=tombstone_of(connection, ledger_id),
         )
 
-    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:
+    @reads
+    def decisions(
+        self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
+    ) -> list[Decision]:
         """See `Inspection.decisions`."""
-
-        def work(connection: Connection) -> list[Decision]:
-            of_topic = true() if topic is None else _A.topic == topic
-            if ledger_id is None:
-                return list(islice(_drawn(connection, of_topic), limit))
-            filed, live = _filed(connection, ledger_id, now_us=0), live_row(connection, ledger_id) is not None
-            named = and_(of_topic, _names(ledger_id, of_topic, filed, live=live))
-            return list(islice(_concerning(connection, ledger_id, filed, named), limit))
-
-        return self._db.read(work)
+        of_topic = true() if topic is None else _A.topic == topic
+        if ledger_id is None:
+            return list(islice(_drawn(connection, of_topic), limit))
+        filed, live = _filed(connection, ledger_id, now_us=0), live_row(connection, ledger_id) is not None
+        named = and_(of_topic, _names(ledger_id, of_topic, filed, live=live))
+        return list(islice(_concerning(connection, ledger_id, filed, named), limit))
 
 
 def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:

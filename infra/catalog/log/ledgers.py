@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, and_, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.many import BIG, Statement, among, any_of, rows_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
@@ -18,7 +18,6 @@ from infra.catalog.log.topic_rows import active_topic
 from infra.catalog.transactions.buffer_rows import views
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
-from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import Ledger, Segment, Totals
@@ -70,23 +69,17 @@ class SqlLedgers(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [ledger_of(row, TopicId(row.topic_id)) for row in rows]
 
-    def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
+    @writes("catalog.create_ledger")
+    def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
         """See `Ledgers.create`."""
-        with effect("catalog.create_ledger"):
-            return self._db.write(lambda connection: self._create(connection, topic_id, application))
-
-    def _create(self, connection: Connection, topic_id: TopicId, application: str) -> LedgerStatement:
         topic = active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
         return newborn(connection, owner, data_list(connection, topic_id), now_us=self._db.now_us(connection))
 
-    def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
+    @writes("catalog.attach")
+    def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """See `Ledgers.attach`."""
-        with effect("catalog.attach"):
-            return self._db.write(lambda connection: self._attach(connection, ledger_id, after))
-
-    def _attach(self, connection: Connection, ledger_id: LedgerId, after: LedgerId | None) -> bool:
         of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(of_list)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -111,10 +104,10 @@ class SqlLedgers(OnDatabase):
         attach(connection, newborn.list_id, ledger_id, after=after, now_us=now)
         return True
 
-    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    @writes("catalog.give_up")
+    def gave_up(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
         """See `Ledgers.gave_up`."""
-        with effect("catalog.give_up"):
-            self._db.write(lambda connection: reopen_late(connection, [ledger_id], epoch=epoch))
+        reopen_late(connection, [ledger_id], epoch=epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """See `Ledgers.segments`."""
@@ -127,18 +120,17 @@ class SqlLedgers(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [value_of(Segment, row) for row in rows]
 
-    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+    @reads
+    def holding(
+        self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
+    ) -> list[tuple[Ledger, list[Segment]]]:
         """See `Ledgers.holding`."""
-
-        def work(connection: Connection) -> list[tuple[Ledger, list[Segment]]]:
-            ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
-            found: dict[LedgerId, list[Segment]] = defaultdict(list)
-            listed = listed_among(connection, topic_id, wanted)
-            for row in _within(connection.dialect.name).execute(connection, ranges):
-                found[row.ledger_id].append(value_of(Segment, row))
-            return [(ledger, found[ledger.ledger_id]) for ledger in listed]
-
-        return self._db.read(work)
+        ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
+        found: dict[LedgerId, list[Segment]] = defaultdict(list)
+        listed = listed_among(connection, topic_id, wanted)
+        for row in _within(connection.dialect.name).execute(connection, ranges):
+            found[row.ledger_id].append(value_of(Segment, row))
+        return [(ledger, found[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         """See `Ledgers.producer_sequences`."""

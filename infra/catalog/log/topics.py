@@ -7,14 +7,13 @@ from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import stored
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
 from infra.catalog.transactions.buffer_rows import views
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
-from logstore.failpoints import effect
 from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicPage, TopicState, TopicSummary
 from logstore.positions import TopicId
 
@@ -22,12 +21,12 @@ from logstore.positions import TopicId
 class SqlTopics(OnDatabase):
     """The `Topics` port."""
 
-    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
+    @writes("catalog.create_topic")
+    def create(
+        self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
+    ) -> Topic:
         """See `Topics.create`; the name's unique key decides between racing creators."""
-        with effect("catalog.create_topic"):
-            return self._db.write(
-                lambda c: create_topic(c, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(c))
-            )
+        return create_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get(self, name: str) -> Topic:
         """See `Topics.get`."""

@@ -11,14 +11,13 @@ from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
 from infra.catalog.deletion.intents import filed_by
 from infra.catalog.deletion.runs import fingerprint, open_run, unless_done
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.many import any_of
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
-from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import Begin, begin, upload_ended
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
@@ -38,8 +37,10 @@ class _Attempt(NamedTuple):
 class SqlOffloads(OnDatabase):
     """The `Offloads` port."""
 
+    @writes("catalog.begin_offload")
     def begin(
         self,
+        connection: Connection,
         ledger_id: LedgerId,
         *,
         uuid: str,
@@ -48,24 +49,19 @@ class SqlOffloads(OnDatabase):
         topic: str | None = None,
     ) -> Offload:
         """See `Offloads.begin`."""
-
-        def work(connection: Connection) -> Offload:
-            row = _listed(connection, ledger_id)
-            if row is None:
-                return _GONE
-            found = active_topic(connection, row.topic_id)
-            require_topic_of(ledger_id, found.name, topic)
-            if row.component != Component.MANAGED_LEDGER.value:
-                raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
-            list_id = data_list(connection, row.topic_id, lock=True)
-            row = _listed(connection, ledger_id)
-            if row is None:
-                return _GONE
-            attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
-            return self._begin(connection, found, row, list_id, attempt)
-
-        with effect("catalog.begin_offload"):
-            return self._db.write(work)
+        row = _listed(connection, ledger_id)
+        if row is None:
+            return _GONE
+        found = active_topic(connection, row.topic_id)
+        require_topic_of(ledger_id, found.name, topic)
+        if row.component != Component.MANAGED_LEDGER.value:
+            raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
+        list_id = data_list(connection, row.topic_id, lock=True)
+        row = _listed(connection, ledger_id)
+        if row is None:
+            return _GONE
+        attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
+        return self._begin(connection, found, row, list_id, attempt)
 
     def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
         statement, now = statement_of(topic, row), self._db.now_us(connection)
@@ -83,12 +79,9 @@ class SqlOffloads(OnDatabase):
         answer = OffloadAnswer.ALREADY if how is Begin.ALREADY else OffloadAnswer.BEGUN
         return Offload(answer=answer, statement=statement, entries=row.entries, context=context)
 
-    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+    @writes("catalog.publish_offload")
+    def publish(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> bool:
         """See `Offloads.publish`."""
-        with effect("catalog.publish_offload"):
-            return self._db.write(lambda connection: self._publish(connection, ledger_id, uuid))
-
-    def _publish(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> bool:
         list_id, state = _locked(connection, ledger_id)
         copy = tiered_copy(connection, ledger_id)
         mine = copy is not None and context_in(copy.context).get("uuid") == uuid
@@ -100,29 +93,22 @@ class SqlOffloads(OnDatabase):
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
         return False
 
-    def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+    @writes("catalog.abandon_offload")
+    def abandon(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
         """See `Offloads.abandon`."""
+        list_id, _ = _locked(connection, ledger_id)
+        now = self._db.now_us(connection)
+        end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
-        def work(connection: Connection) -> None:
-            list_id, _ = _locked(connection, ledger_id)
-            now = self._db.now_us(connection)
-            end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
-
-        with effect("catalog.abandon_offload"):
-            self._db.write(work)
-
-    def copies(self, ledger_id: LedgerId) -> Copies | None:
+    @reads
+    def copies(self, connection: Connection, ledger_id: LedgerId) -> Copies | None:
         """See `Offloads.copies`."""
         c = t.ledger_copy.c
         query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
-
-        def work(connection: Connection) -> Copies | None:
-            if _listed(connection, ledger_id) is None:
-                return None
-            live = {row.kind: context_in(row.context) for row in connection.execute(query)}
-            return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
-
-        return self._db.read(work)
+        if _listed(connection, ledger_id) is None:
+            return None
+        live = {row.kind: context_in(row.context) for row in connection.execute(query)}
+        return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         """See `Offloads.check`."""
@@ -146,43 +132,44 @@ class SqlOffloads(OnDatabase):
         wanted = [ledger.state == LedgerState.CLOSED.value, ledger.entries > 0, ledger.ledger_id > after, ~tiered]
         return [LedgerId(row.ledger_id) for row in self._rows(topic_id, ledger_ids, wanted, limit=limit)]
 
+    @reads
     def _rows(
         self,
+        connection: Connection,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         wanted: Sequence[ColumnElement[bool]],
         limit: int | None = None,
     ) -> Sequence[Any]:
         ledger = t.ledger.c
-        asked = [] if ledger_ids is None else [ledger.ledger_id.in_(any_of(self._db.engine.dialect.name, ledger_ids))]
+        asked = [] if ledger_ids is None else [ledger.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))]
+        listed = (ledger.list_id == data_list(connection, topic_id), ledger.place.is_not(None))
+        query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
+        return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
-        def work(connection: Connection) -> Sequence[Any]:
-            listed = (ledger.list_id == data_list(connection, topic_id), ledger.place.is_not(None))
-            query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
-            return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
-
-        return self._db.read(work)
-
+    @reads
     def removable(
-        self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
+        self,
+        connection: Connection,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        after: LedgerId,
+        limit: int,
     ) -> list[Published]:
         """See `Offloads.removable`."""
+        topic = topic_row(connection, topic_id)
+        wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
+        rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+        return [
+            Published(statement=statement_of(topic, row), entries=row.entries, context=context_in(row.tiered_context))
+            for row in rows
+        ]
 
-        def work(connection: Connection) -> list[Published]:
-            topic = topic_row(connection, topic_id)
-            wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
-            rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
-            return [
-                Published(
-                    statement=statement_of(topic, row), entries=row.entries, context=context_in(row.tiered_context)
-                )
-                for row in rows
-            ]
-
-        return self._db.read(work)
-
+    @writes("catalog.remove_primaries")
     def remove_primaries(
         self,
+        connection: Connection,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
         *,
@@ -194,42 +181,36 @@ class SqlOffloads(OnDatabase):
         """See `Offloads.remove_primaries`."""
         request = fingerprint(f"primaries/{topic_id}", ledger_ids)
 
-        def work(connection: Connection) -> Detached:
-            def lock() -> tuple[Topic, int]:
-                return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
+        def lock() -> tuple[Topic, int]:
+            return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
 
-            found = unless_done(connection, batch_id, request, lock)
-            if isinstance(found, Detached):
-                return found
-            topic, list_id = found
-            now = self._db.now_us(connection)
-            stalled = adopt_stalled(
-                connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER
+        found = unless_done(connection, batch_id, request, lock)
+        if isinstance(found, Detached):
+            return found
+        topic, list_id = found
+        now = self._db.now_us(connection)
+        stalled = adopt_stalled(connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER)
+        ids = _proved_ids(connection, list_id, ledger_ids, proved)
+        to_delete = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
+        filed = file_copy_intents(
+            connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
+        )
+        result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
+        if result.intents:
+            open_run(connection, result, topic_id, claim, now, request=request)
+        if ids:
+            audit(
+                connection,
+                "remove-primaries",
+                cause,
+                at_us=now,
+                topic_id=topic_id,
+                topic=topic.name,
+                run_id=batch_id,
+                detail={},
+                span=Span.of(ids),
             )
-            ids = _proved_ids(connection, list_id, ledger_ids, proved)
-            to_delete = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
-            filed = file_copy_intents(
-                connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
-            )
-            result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
-            if result.intents:
-                open_run(connection, result, topic_id, claim, now, request=request)
-            if ids:
-                audit(
-                    connection,
-                    "remove-primaries",
-                    cause,
-                    at_us=now,
-                    topic_id=topic_id,
-                    topic=topic.name,
-                    run_id=batch_id,
-                    detail={},
-                    span=Span.of(ids),
-                )
-            return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
-
-        with effect("catalog.remove_primaries"):
-            return self._db.write(work)
+        return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
 
     def now_us(self) -> int:
         """See `Offloads.now_us`."""

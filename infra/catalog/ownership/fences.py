@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -97,8 +97,8 @@ class SqlFences(OnDatabase):
         _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
 
-class FencedWrites(OnDatabase):
-    """What a port has of transactions that write, each under the lease that the port is bound to, if it is."""
+class LeasedPort(OnDatabase):
+    """A port that may be bound to a lease, under which it then writes; it holds the lease itself: see `hold_lease`."""
 
     _lease: Lease | None = None
 
@@ -107,15 +107,6 @@ class FencedWrites(OnDatabase):
         bound = copy(self)
         bound._lease = lease  # noqa: SLF001 - of the same class
         return bound
-
-    def _write(self, work: Callable[[Connection], T]) -> T:
-        """One transaction behind the fence; where locks come before that, a port holds the lease itself."""
-
-        def fenced(connection: Connection) -> T:
-            hold_lease(connection, self._lease)
-            return work(connection)
-
-        return self._db.write(fenced)
 
 
 def hold_lease(connection: Connection, lease: Lease | None) -> None:

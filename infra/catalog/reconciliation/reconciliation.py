@@ -9,11 +9,10 @@ from sqlalchemy import Connection, Row, and_, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.runs import begin_run, finish_run, forget_runs, held, renew_run, set_summary
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.reconciliation.filing import file_page
 from infra.catalog.reconciliation.segments import pass_segments_over
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Claim
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
@@ -33,47 +32,38 @@ _OURS = _R.kind.in_([kind.value for kind in RunKind])
 class SqlReconciliation(OnDatabase):
     """The `Reconciliation` port."""
 
-    def standing(self) -> Standing:
+    @reads
+    def standing(self, connection: Connection) -> Standing:
         """See `Reconciliation.standing`."""
-
-        def work(connection: Connection) -> Standing:
-            row = connection.execute(select(t.catalog.c.epoch, t.catalog.c.next_ledger_id)).one()
-            now = self._db.now_us(connection)
-            return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
-
-        return self._db.read(work)
+        row = connection.execute(select(t.catalog.c.epoch, t.catalog.c.next_ledger_id)).one()
+        now = self._db.now_us(connection)
+        return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 
     def count_ledgers(self, *, below: int) -> int:
         """See `Reconciliation.count_ledgers`."""
         query = select(func.count()).where(_L.ledger_id < below)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
-    def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
+    @writes("catalog.open_run")
+    def open_run(
+        self, connection: Connection, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]
+    ) -> ReconciliationRun:
         """See `Reconciliation.open_run`."""
+        now = self._db.now_us(connection)
+        begun = begin_run(connection, run_id, kind.value, summary, claim=claim, now_us=now)
+        row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
+        if row.kind != kind.value:
+            raise PreconditionFailed(f"run {run_id}: expected one of {kind.value}, found one of {row.kind}")
+        if not begun and row.finished_us is None:
+            renew_run(connection, run_id, claim, now)
+        return _run(row)
 
-        def work(connection: Connection) -> ReconciliationRun:
-            now = self._db.now_us(connection)
-            begun = begin_run(connection, run_id, kind.value, summary, claim=claim, now_us=now)
-            row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
-            if row.kind != kind.value:
-                raise PreconditionFailed(f"run {run_id}: expected one of {kind.value}, found one of {row.kind}")
-            if not begun and row.finished_us is None:
-                renew_run(connection, run_id, claim, now)
-            return _run(row)
-
-        with effect("catalog.open_run"):
-            return self._db.write(work)
-
-    def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+    @writes("catalog.close_run")
+    def close_run(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
         """See `Reconciliation.close_run`."""
-
-        def work(connection: Connection) -> None:
-            _known(connection, run_id)
-            if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
-                set_summary(connection, run_id, summary)
-
-        with effect("catalog.close_run"):
-            self._db.write(work)
+        _known(connection, run_id)
+        if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
+            set_summary(connection, run_id, summary)
 
     def run(self, run_id: str) -> ReconciliationRun:
         """See `Reconciliation.run`."""
@@ -84,34 +74,32 @@ class SqlReconciliation(OnDatabase):
         query = select(t.run).where(_R.kind == kind.value).order_by(_R.created_us.desc(), _R.run_id.desc()).limit(limit)
         return self._db.read(lambda connection: [_run(row) for row in connection.execute(query)])
 
-    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+    @writes("catalog.forget_runs")
+    def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         """See `Reconciliation.forget`."""
+        now = self._db.now_us(connection)
+        finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
+        newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
+        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~held(now))
+        at_work = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
+        needed = {newest or "", *map(plan_run_id, connection.execute(at_work).scalars())}
+        page = select(_R.run_id).where(_OURS, old, _R.run_id.not_in(needed)).order_by(_R.created_us, _R.run_id)
+        gone = list(connection.execute(page.limit(limit).with_for_update()).scalars())
+        forget_runs(connection, select(_R.run_id).where(_R.run_id.in_(gone)))
+        return gone
 
-        def work(connection: Connection) -> list[str]:
-            now = self._db.now_us(connection)
-            finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
-            newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
-            old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~held(now))
-            at_work = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
-            needed = {newest or "", *map(plan_run_id, connection.execute(at_work).scalars())}
-            page = select(_R.run_id).where(_OURS, old, _R.run_id.not_in(needed)).order_by(_R.created_us, _R.run_id)
-            gone = list(connection.execute(page.limit(limit).with_for_update()).scalars())
-            forget_runs(connection, select(_R.run_id).where(_R.run_id.in_(gone)))
-            return gone
-
-        with effect("catalog.forget_runs"):
-            return self._db.write(work)
-
-    def file(self, page: PageOfFindings) -> Filing:
+    @writes("catalog.file_findings")
+    def file(self, connection: Connection, page: PageOfFindings) -> Filing:
         """See `Reconciliation.file`."""
-        with effect("catalog.file_findings"):
-            return self._db.write(lambda connection: file_page(connection, page, self._db.now_us(connection)))
+        return file_page(connection, page, self._db.now_us(connection))
 
-    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+    @writes("catalog.pass_over")
+    def pass_over(
+        self, connection: Connection, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause
+    ) -> Mapping[int, str]:
         """See `Reconciliation.pass_over`."""
         work = partial(pass_segments_over, segments=segments, cause=cause)
-        with effect("catalog.pass_over"):
-            return self._db.write(lambda connection: work(connection, now_us=self._db.now_us(connection)))
+        return work(connection, now_us=self._db.now_us(connection))
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
         """See `Reconciliation.filed`."""

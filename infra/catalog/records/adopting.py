@@ -11,7 +11,7 @@ from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
 from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
 from infra.catalog.deletion.intent_rows import file_intents, move
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.many import among, value_of
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
@@ -33,89 +33,77 @@ _OF_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.lis
 class SqlAdoption(OnDatabase):
     """The `Adoption` port."""
 
-    def epoch(self) -> int:
+    @reads
+    def epoch(self, connection: Connection) -> int:
         """See `Adoption.epoch`."""
-
-        def work(connection: Connection) -> int:
-            _require_adopting(connection)
-            return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
-
-        return self._db.read(work)
+        _require_adopting(connection)
+        return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
 
     def known(self, shard: int, *, after: LedgerId, limit: int) -> list[KnownLedger]:
         """See `Adoption.known`; a ledger whose topic or list is gone is not known."""
         return self._db.read(lambda connection: _known(connection, shard, after, limit))
 
-    def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
+    @reads
+    def fates(self, connection: Connection, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
         """See `Adoption.fates`."""
+        filed = connection.execute(select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids)))
+        buried = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
+        fates = dict.fromkeys(ledger_ids, Fate.UNKNOWN)
+        fates |= {LedgerId(one): Fate.TOMBSTONED for one in connection.execute(buried).scalars()}
+        return fates | {LedgerId(one): Fate.DETACHED for one in filed.scalars()}
 
-        def work(connection: Connection) -> dict[LedgerId, Fate]:
-            filed = connection.execute(select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids)))
-            buried = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
-            fates = dict.fromkeys(ledger_ids, Fate.UNKNOWN)
-            fates |= {LedgerId(one): Fate.TOMBSTONED for one in connection.execute(buried).scalars()}
-            return fates | {LedgerId(one): Fate.DETACHED for one in filed.scalars()}
-
-        return self._db.read(work)
-
+    @writes()
     def stage(
-        self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+        self,
+        connection: Connection,
+        shard: int,
+        found: Sequence[StagedLedger],
+        *,
+        above: LedgerId,
+        up_to: LedgerId | None = None,
     ) -> None:
         """See `Adoption.stage`."""
-
-        def work(connection: Connection) -> None:
-            _require_adopting(connection)
-            put_staged(connection, shard, found, above=above, up_to=up_to)
-
-        self._db.write(work)
+        _require_adopting(connection)
+        put_staged(connection, shard, found, above=above, up_to=up_to)
 
     def unsettled(self, *, after: TopicId, limit: int) -> list[TopicId]:
         """See `Adoption.unsettled`."""
         return self._db.read(lambda connection: unsettled(connection, after=after, limit=limit))
 
-    def settle(self, topic_id: TopicId) -> None:
+    @writes()
+    def settle(self, connection: Connection, topic_id: TopicId) -> None:
         """See `Adoption.settle`."""
+        _require_adopting(connection)
+        settle(connection, topic_id, now_us=self._db.now_us(connection))
 
-        def work(connection: Connection) -> None:
-            _require_adopting(connection)
-            settle(connection, topic_id, now_us=self._db.now_us(connection))
-
-        self._db.write(work)
-
-    def conclude(self) -> None:
+    @writes()
+    def conclude(self, connection: Connection) -> None:
         """See `Adoption.conclude`; all in one transaction, because what one step leaves the next one looks at."""
-
-        def work(connection: Connection) -> None:
-            if not is_adopting(connection):
-                return
-            now = self._db.now_us(connection)
-            _detach_revived(connection, now)
-            _forget_absent_snapshots(connection)
-            _detach_unnamed(connection, now)
-            close_followed(connection, now_us=now)
-            recount_all(connection)
-            # workflows that had them speak of another epoch, and one may still run under the next one's id
-            move(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
-
-        self._db.write(work)
+        if not is_adopting(connection):
+            return
+        now = self._db.now_us(connection)
+        _detach_revived(connection, now)
+        _forget_absent_snapshots(connection)
+        _detach_unnamed(connection, now)
+        close_followed(connection, now_us=now)
+        recount_all(connection)
+        # workflows that had them speak of another epoch, and one may still run under the next one's id
+        move(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
 
     def report(self) -> AdoptionReport:
         """See `Adoption.report`."""
         return self._db.read(_report)
 
-    def finish(self) -> None:
+    @writes()
+    def finish(self, connection: Connection) -> None:
         """See `Adoption.finish`.
 
         Raises:
             PreconditionFailed: A topic is not settled.
         """
-
-        def work(connection: Connection) -> None:
-            if is_left(connection):
-                raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
-            end_adoption(connection)
-
-        self._db.write(work)
+        if is_left(connection):
+            raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
+        end_adoption(connection)
 
 
 def _require_adopting(connection: Connection) -> None:

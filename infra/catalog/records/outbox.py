@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads
 from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
 from infra.catalog.records.log_rows import (
     begin_stamp,
@@ -112,26 +112,20 @@ class SqlRecords(OnDatabase):
                 time.sleep(_REST_S)
             self._db.write(partial(forget_changes, taken=part))
 
-    def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+    @reads
+    def unflushed(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
         """See `Records.unflushed`."""
+        asking = _unflushed(connection.dialect.name)
+        return frozenset(asking.execute(connection, ((one,) for one in ledger_ids)).scalars())
 
-        def work(connection: Connection) -> frozenset[int]:
-            asking = _unflushed(connection.dialect.name)
-            return frozenset(asking.execute(connection, ((one,) for one in ledger_ids)).scalars())
-
-        return self._db.read(work)
-
-    def waiting_deletions(self) -> int:
+    @reads
+    def waiting_deletions(self, connection: Connection) -> int:
         """See `Records.waiting_deletions`."""
         unfinished = select(func.count()).select_from(t.pending_deletion).where(_P.state != DeletionState.DELETED.value)
         filed = waiting_ids(RecordKind.DELETION.value)
-
-        def work(connection: Connection) -> int:
-            staged = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
-            wanted = unfinished if staged else unfinished.where(_P.row_id.in_(filed))
-            return int(connection.execute(wanted).scalar_one())
-
-        return self._db.read(work)
+        staged = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
+        wanted = unfinished if staged else unfinished.where(_P.row_id.in_(filed))
+        return int(connection.execute(wanted).scalar_one())
 
     def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
         """See `Records.standing`."""

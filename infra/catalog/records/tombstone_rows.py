@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.many import BIG, Statement, among, inserting, rows_of, value_of
 from infra.catalog.records.outbox_rows import waits
 from logstore.deletion.intents import DeletionState
@@ -126,16 +126,13 @@ class SqlTombstones(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [RecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
-    def keep(self, run_id: str, kept: Collection[RecordId]) -> None:
+    @writes()
+    def keep(self, connection: Connection, run_id: str, kept: Collection[RecordId]) -> None:
         """See `Tombstones.keep`."""
-
-        def work(connection: Connection) -> None:
-            for kind in {one.kind for one in kept}:
-                these = among(connection, _T.id, [one.id for one in kept if one.kind is kind])
-                mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, these)
-                connection.execute(mine.values(raid=None))
-
-        self._db.write(work)
+        for kind in {one.kind for one in kept}:
+            these = among(connection, _T.id, [one.id for one in kept if one.kind is kind])
+            mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, these)
+            connection.execute(mine.values(raid=None))
 
     def remove(self, run_id: str, *, before_us: int, limit: int) -> int:
         """See `Tombstones.remove`; two raids at once would wait for each other, and remove each row once."""

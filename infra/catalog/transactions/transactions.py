@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, t
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.log.producer_rows import conclude_sequences
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.transactions import participant_rows as participants
@@ -20,7 +20,6 @@ from infra.catalog.transactions.deciding import put_decisions
 from infra.catalog.transactions.frontier import frontier_of
 from infra.catalog.transactions.snapshot_rows import count_changes
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
-from logstore.failpoints import effect
 from logstore.ports.catalog import (
     Cause,
     Claim,
@@ -66,21 +65,18 @@ class SqlTransactions(OnDatabase):
         """See `Transactions.states`."""
         return self._db.read(lambda connection: rows.states_of(connection, txns))
 
-    def counts(self) -> TransactionCounts:
+    @reads
+    def counts(self, connection: Connection) -> TransactionCounts:
         """See `Transactions.counts`."""
-
-        def work(connection: Connection) -> TransactionCounts:
-            found = {TransactionState(row.state): row for row in rows.count_states(connection)}
-            since = [found[state].since for state in map(TransactionState, DECIDED) if state in found]
-            size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
-            return TransactionCounts(
-                states={state: row.rows for state, row in found.items()},
-                oldest_open_us=found[TransactionState.OPEN].since if TransactionState.OPEN in found else None,
-                oldest_decided_us=min(since, default=None),
-                hidden_bytes=int(connection.execute(select(size)).scalar_one()),
-            )
-
-        return self._db.read(work)
+        found = {TransactionState(row.state): row for row in rows.count_states(connection)}
+        since = [found[state].since for state in map(TransactionState, DECIDED) if state in found]
+        size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
+        return TransactionCounts(
+            states={state: row.rows for state, row in found.items()},
+            oldest_open_us=found[TransactionState.OPEN].since if TransactionState.OPEN in found else None,
+            oldest_decided_us=min(since, default=None),
+            hidden_bytes=int(connection.execute(select(size)).scalar_one()),
+        )
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         """See `Transactions.frontier`."""
@@ -91,97 +87,75 @@ class SqlTransactions(OnDatabase):
         key = (topic_id, subscription)
         return self._db.read(lambda connection: participants.held(connection, [key])[key])
 
-    def expire(self, tc_id: int, *, limit: int) -> int:
+    @writes("catalog.expire_transactions")
+    def expire(self, connection: Connection, tc_id: int, *, limit: int) -> int:
         """See `Transactions.expire`."""
+        now = self._db.now_us(connection)
+        late = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
+        query = select(_T.tc_id, _T.sequence).where(*late).order_by(_T.sequence).limit(limit)
+        found = connection.execute(query.with_for_update(skip_locked=True)).all()
+        states = {TransactionId(*row): TransactionState.ABORTING for row in found}
+        return len(put_decisions(connection, states, now_us=now, timed_out=True))
 
-        def work(connection: Connection) -> int:
-            now = self._db.now_us(connection)
-            late = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
-            query = select(_T.tc_id, _T.sequence).where(*late).order_by(_T.sequence).limit(limit)
-            found = connection.execute(query.with_for_update(skip_locked=True)).all()
-            states = {TransactionId(*row): TransactionState.ABORTING for row in found}
-            return len(put_decisions(connection, states, now_us=now, timed_out=True))
-
-        with effect("catalog.expire_transactions"):
-            return self._db.write(work)
-
-    def work_of(self, tc_id: int) -> CoordinatorWork:
+    @reads
+    def work_of(self, connection: Connection, tc_id: int) -> CoordinatorWork:
         """See `Transactions.work_of`."""
+        now = self._db.now_us(connection)
+        row = connection.execute(_WORK, {"now": now, "tc": tc_id}).one()
+        return CoordinatorWork(undone=bool(row.undone), next_deadline_us=row.deadline, now_us=now)
 
-        def work(connection: Connection) -> CoordinatorWork:
-            now = self._db.now_us(connection)
-            row = connection.execute(_WORK, {"now": now, "tc": tc_id}).one()
-            return CoordinatorWork(undone=bool(row.undone), next_deadline_us=row.deadline, now_us=now)
-
-        return self._db.read(work)
-
-    def busy_coordinators(self) -> list[int]:
+    @reads
+    def busy_coordinators(self, connection: Connection) -> list[int]:
         """See `Transactions.busy_coordinators`."""
+        now = self._db.now_us(connection)
+        free = _T.state.in_(DECIDED) & rows.unclaimed(now)
+        late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
+        query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
+        return list(connection.execute(query).scalars())
 
-        def work(connection: Connection) -> list[int]:
-            now = self._db.now_us(connection)
-            free = _T.state.in_(DECIDED) & rows.unclaimed(now)
-            late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
-            query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
-            return list(connection.execute(query).scalars())
-
-        return self._db.read(work)
-
-    def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
+    @writes("catalog.claim_transactions")
+    def claim(self, connection: Connection, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         """See `Transactions.claim`."""
+        now = self._db.now_us(connection)
+        own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
+        free = or_(rows.unclaimed(now), own)
+        mine = (_UNFINISHED, _T.state.in_(DECIDED), free)
+        query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
+        found = connection.execute(query.with_for_update(skip_locked=True)).all()
+        rows.put_claim(connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now))
+        return rows.with_participants(connection, found)
 
-        def work(connection: Connection) -> list[StoredTransaction]:
-            now = self._db.now_us(connection)
-            own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
-            free = or_(rows.unclaimed(now), own)
-            mine = (_UNFINISHED, _T.state.in_(DECIDED), free)
-            query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
-            found = connection.execute(query.with_for_update(skip_locked=True)).all()
-            rows.put_claim(
-                connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now)
-            )
-            return rows.with_participants(connection, found)
-
-        with effect("catalog.claim_transactions"):
-            return self._db.write(work)
-
-    def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
+    @writes("catalog.claim_transaction")
+    def claim_one(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
         """See `Transactions.claim_one`."""
-
-        def work(connection: Connection) -> StoredTransaction:
-            found = _existing(connection, txn, lock=True)
-            if found.state is TransactionState.OPEN:
-                raise TransactionNotDecided(str(txn))
-            if found.finished_us is not None:
-                return found
-            now = self._db.now_us(connection)
-            if not rows.take(connection, txn, claimed_by(claim, now), workflow_id=claim.workflow_id, now_us=now):
-                raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {found.claim_workflow}")
+        found = _existing(connection, txn, lock=True)
+        if found.state is TransactionState.OPEN:
+            raise TransactionNotDecided(str(txn))
+        if found.finished_us is not None:
             return found
+        now = self._db.now_us(connection)
+        if not rows.take(connection, txn, claimed_by(claim, now), workflow_id=claim.workflow_id, now_us=now):
+            raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {found.claim_workflow}")
+        return found
 
-        with effect("catalog.claim_transaction"):
-            return self._db.write(work)
-
-    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[Finished]:
+    @writes("catalog.settle_transactions")
+    def settle(
+        self, connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]]
+    ) -> list[Finished]:
         """See `Transactions.settle`."""
+        return _settle(connection, done, now_us=self._db.now_us(connection))
 
-        def work(connection: Connection) -> list[Finished]:
-            return _settle(connection, done, now_us=self._db.now_us(connection))
-
-        with effect("catalog.settle_transactions"):
-            return self._db.write(work)
-
+    @writes("catalog.hand_over_transactions")
     def hand_over(
-        self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
+        self,
+        connection: Connection,
+        failures: Mapping[TransactionId, Mapping[Participant, str]],
+        *,
+        to: Mapping[TransactionId, Claim],
     ) -> None:
         """See `Transactions.hand_over`."""
-
-        def work(connection: Connection) -> None:
-            now = self._db.now_us(connection)
-            _tell_failures(connection, failures, {txn: claimed_by(claim, now) for txn, claim in to.items()})
-
-        with effect("catalog.hand_over_transactions"):
-            self._db.write(work)
+        now = self._db.now_us(connection)
+        _tell_failures(connection, failures, {txn: claimed_by(claim, now) for txn, claim in to.items()})
 
     def handed_over(self, *, limit: int) -> list[TransactionId]:
         """See `Transactions.handed_over`."""
@@ -189,43 +163,37 @@ class SqlTransactions(OnDatabase):
         query = select(_T.tc_id, _T.sequence).where(*given).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
-    def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+    @writes("catalog.transaction_failed")
+    def failed(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
         """See `Transactions.failed`."""
-        with effect("catalog.transaction_failed"):
-            self._db.write(lambda connection: _tell_failures(connection, {txn: failures}, {}))
+        _tell_failures(connection, {txn: failures}, {})
 
-    def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
+    @writes("catalog.resolve_participant")
+    def resolve(
+        self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
+    ) -> StoredTransaction:
         """See `Transactions.resolve`."""
+        found = _existing(connection, txn)  # decided is decided: its row is locked behind the ledgers, by `finish`
+        known = next((one for one in found.participants if one.participant == participant), None)
+        if known is None:
+            told = ", ".join(str(one.participant) for one in found.participants) or "no participants"
+            raise UnknownObject("participant", expected=f"one of {told}", found=str(participant))
+        if found.state is TransactionState.OPEN:
+            raise TransactionNotDecided(str(txn))
+        if known.settled_us is None:
+            now = self._db.now_us(connection)
+            _settle(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
+            _audit(connection, found, known, cause, now)
+        return _existing(connection, txn)
 
-        def work(connection: Connection) -> StoredTransaction:
-            found = _existing(connection, txn)  # decided is decided: its row is locked behind the ledgers, by `finish`
-            known = next((one for one in found.participants if one.participant == participant), None)
-            if known is None:
-                told = ", ".join(str(one.participant) for one in found.participants) or "no participants"
-                raise UnknownObject("participant", expected=f"one of {told}", found=str(participant))
-            if found.state is TransactionState.OPEN:
-                raise TransactionNotDecided(str(txn))
-            if known.settled_us is None:
-                now = self._db.now_us(connection)
-                _settle(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
-                _audit(connection, found, known, cause, now)
-            return _existing(connection, txn)
-
-        with effect("catalog.resolve_participant"):
-            return self._db.write(work)
-
-    def forget(self, *, older_than_s: float, limit: int) -> int:
+    @writes("catalog.forget_transactions")
+    def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
         """See `Transactions.forget`."""
-
-        def work(connection: Connection) -> int:
-            before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
-            ended = rows.finished_before(connection, before, limit)
-            conclude_sequences(connection, ended)
-            rows.remove(connection, ended)
-            return len(ended)
-
-        with effect("catalog.forget_transactions"):
-            return self._db.write(work)
+        before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
+        ended = rows.finished_before(connection, before, limit)
+        conclude_sequences(connection, ended)
+        rows.remove(connection, ended)
+        return len(ended)
 
 
 def _settle(
