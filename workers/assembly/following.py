@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from activities.records.following import RecordFollowing
-from infra.catalog.engine.urls import shown_url
+from infra.catalog.engine.connections import shown_url
 from infra.catalog.records.following import open_replica
 from logstore.identity.markers import Role
 from logstore.records.services.following import Follow, Follower

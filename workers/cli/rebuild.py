@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def known_database(url: str) -> str:
     """The URL of a database that can hold a catalog."""
-    from infra.catalog.engine.urls import parsed_url, shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import parsed_url, shown_url  # noqa: PLC0415 - start-up time
 
     try:
         parsed_url(url)

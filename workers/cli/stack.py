@@ -96,7 +96,7 @@ config = group("config", "Settings and where they come from.")
 @command(config, "show", examples=["sexton config show", "SEXTON_DELETION_CHUNK=50 sexton config show --json"])
 def show(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
-    from infra.catalog.engine.urls import shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import shown_url  # noqa: PLC0415 - start-up time
 
     loaded = context.loaded
     values = loaded.settings.model_dump(mode="json")

@@ -8,7 +8,7 @@ from typing import Final
 
 from temporalio.common import MetricMeter
 
-from infra.catalog.engine.urls import parsed_url
+from infra.catalog.engine.connections import parsed_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
 from workers.settings.tls_files import read_chain

@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog.engine.urls import shown_url
+from infra.catalog.engine.connections import shown_url
 from logstore import failpoints
 from logstore.errors import PreconditionFailed
 from logstore.records.rebuilding import RebuildId

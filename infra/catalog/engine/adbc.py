@@ -13,16 +13,15 @@ from urllib.parse import quote
 import pyarrow as pa
 from sqlalchemy import URL, BigInteger, Column, Integer, LargeBinary, Select
 
-from infra.catalog.engine import faults, files
-from infra.catalog.engine.urls import parsed_url
+from infra.catalog.engine import faults
+from infra.catalog.engine.connections import ARROWS, CONNECT_S, held, parsed_url
 from logstore.errors import CatalogBusy, CorruptData, ServiceFailed, SextonError, StoreUnavailable
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
-_CONNECT_S: Final = 10
-_BUSY_MS: Final = 5_000
 _BATCH_ROWS: Final = 65_536
+_PATIENT: Final = ("busy_timeout=5000",)
 _UNSAFE: Final = ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF", "cache_size=-131072")
 _CONTENDED: Final = re.compile(r"database (table )?is locked|SQLSTATE: (40001|40P01|55P03)")
 _DAMAGED: Final = re.compile(r"malformed|Type mismatch|Invalid UTF8|Failed to parse|SQLSTATE: XX00[12]")
@@ -96,10 +95,9 @@ def adbc_connect(database_url: str) -> Iterator[ArrowReader]:
         ServiceFailed: What stands there is no database.
     """
     url = parsed_url(database_url)
-    connect = _sqlite if url.get_backend_name() == "sqlite" else _postgresql
     with ExitStack() as stack:
         with _told(url):
-            connection = stack.enter_context(connect(url))
+            connection = stack.enter_context(_connected(url))
         yield ArrowReader(connection, url)
 
 
@@ -116,10 +114,7 @@ def adbc_writing(database_url: str) -> Iterator["ArrowWriter"]:
     url = parsed_url(database_url)
     with ExitStack() as stack:
         with _told(url):
-            if url.get_backend_name() == "sqlite":
-                connection = stack.enter_context(_unsafe_sqlite(url))
-            else:
-                connection = stack.enter_context(_postgresql(url, writes=True))
+            connection = stack.enter_context(_connected(url, writes=True))
         writer = ArrowWriter(connection, url)
         yield writer
         with _told(url):
@@ -146,43 +141,34 @@ class ArrowWriter:
             cursor.adbc_ingest(table, rows, mode="append")
 
 
+def _connected(url: URL, *, writes: bool = False) -> AbstractContextManager["Connection"]:
+    return (_sqlite if url.get_backend_name() == "sqlite" else _postgresql)(url, writes=writes)
+
+
 @contextmanager
-def _unsafe_sqlite(url: URL) -> Iterator["Connection"]:
+def _sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
     from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - bulk jobs alone need it
 
-    path = str(url.database)
-    with files.held(path, files.ARROWS), dbapi.connect(f"file:{quote(path)}?mode=rw") as connection:
-        connection.adbc_connection.set_autocommit(True)  # these take no effect in a transaction
+    path, mode = str(url.database), "rw" if writes else "ro"
+    with held(path, ARROWS), dbapi.connect(f"file:{quote(path)}?mode={mode}", autocommit=not writes) as connection:
+        if writes:
+            connection.adbc_connection.set_autocommit(True)  # pragmas take no effect in a transaction
         with connection.cursor() as cursor:
-            for pragma in _UNSAFE:
+            for pragma in _UNSAFE if writes else _PATIENT:
                 cursor.execute(f"PRAGMA {pragma}")
                 cursor.fetchall()
-        connection.adbc_connection.set_autocommit(False)
+        if writes:
+            connection.adbc_connection.set_autocommit(False)
         yield connection
 
 
-@contextmanager
-def _sqlite(url: URL) -> Iterator["Connection"]:
-    from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - bulk jobs alone need it
-
-    path = str(url.database)
-    with (
-        files.held(path, files.ARROWS),
-        dbapi.connect(f"file:{quote(path)}?mode=ro", autocommit=True) as connection,
-    ):
-        with connection.cursor() as cursor:
-            cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-            cursor.fetchall()
-        yield connection
-
-
-def _postgresql(url: URL, *, writes: bool = False) -> AbstractContextManager["Connection"]:
+def _postgresql(url: URL, *, writes: bool) -> AbstractContextManager["Connection"]:
     """The words of the URL that psycopg gives to libpq are given to it here as well."""
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415
 
     _, words = url.get_dialect()().create_connect_args(url)
-    words.setdefault("connect_timeout", _CONNECT_S)
+    words.setdefault("connect_timeout", CONNECT_S)
     if not writes:
         words["options"] = f"{words.get('options', '')} -c default_transaction_read_only=on".strip()
     connection: Connection = dbapi.connect(make_conninfo(**words), autocommit=not writes)

@@ -1,36 +1,28 @@
 """Transactions on SQLite and PostgreSQL: how they begin, are retried as a whole, and how errors are translated."""
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from infra.catalog.engine import files
+from infra.catalog.engine.connections import looking_engine, parsed_url, postgresql_engine, sqlite_engine
 from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
-from infra.catalog.engine.urls import parsed_url
 from logstore import failpoints
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
-
-if TYPE_CHECKING:
-    import psycopg
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _PATIENCE_S = 30.0
 _PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
-_OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
-_CONNECT_S = 10
 
 
 class Database:
@@ -52,7 +44,7 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._patience_s = patience_s
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
-        self.engine = _sqlite(parsed, pool) if self.is_sqlite else _postgresql(parsed, pool, patience_s)
+        self.engine = sqlite_engine(parsed, pool) if self.is_sqlite else postgresql_engine(parsed, pool, patience_s)
         self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
         self._guard: Callable[[Connection], None] | None = None
 
@@ -72,7 +64,7 @@ class Database:
             yield self
             return
         twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
-        twin.engine = _looking(self.engine.url)
+        twin.engine = looking_engine(self.engine.url)
         twin._reader = twin.engine.execution_options(**_reading(True))
         try:
             yield twin
@@ -240,70 +232,3 @@ def _once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T
 
 def _reading(is_sqlite: bool) -> dict[str, Any]:
     return {"sexton_reads": True} if is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-
-
-def _postgresql(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
-    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_S}
-    engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
-
-    def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
-        """No wait for a lock is endless, and a process that was paused in a transaction loses it."""
-        connection.autocommit = True
-        limit = int(patience_s * 1000)
-        for name, value in (("lock_timeout", limit), ("idle_in_transaction_session_timeout", 4 * limit)):
-            connection.execute(f"SET {name} = {value}".encode())
-        connection.autocommit = False
-
-    event.listen(engine, "connect", prepare)
-    return engine
-
-
-def _sqlite(url: URL, pool: dict[str, Any]) -> Engine:
-    path = str(url.database)
-    engine = _of_file(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _looking(url: URL) -> Engine:
-    """An engine on a SQLite file that is opened read-only."""
-    uri = f"file:{quote(str(url.database))}?mode=ro"
-    engine = _of_file(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
-    event.listen(engine, "connect", _take_no_transaction)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _of_file(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
-    """An engine that lets no bulk read of this process open the file meanwhile; see `files`."""
-    path = str(url.database)
-
-    def creator() -> sqlite3.Connection:
-        files.hold(path, files.PYTHONS)
-        try:
-            return connect()
-        except BaseException:
-            files.free(path, files.PYTHONS)
-            raise
-
-    engine = create_engine(url, hide_parameters=True, creator=creator, **pool)
-    event.listen(engine, "close", lambda *_: files.free(path, files.PYTHONS))
-    return engine
-
-
-def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None  # the driver is not to begin anything by itself
-    # the driver would fail a whole result for one text that a disk has damaged
-    connection.text_factory = lambda stored: stored.decode("utf-8", "replace")
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    _take_no_transaction(connection, None)
-    for pragma in _OPENING:
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    reads = connection.get_execution_options().get("sexton_reads", False)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

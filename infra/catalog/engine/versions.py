@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, inspect, text
 
+from infra.catalog.engine.connections import shown_url
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.urls import shown_url
 from logstore.errors import CatalogVersionMismatch, ServiceFailed
 from logstore.ownership import check_bundles
 

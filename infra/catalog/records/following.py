@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, select
 
 from infra.catalog import tables as t
+from infra.catalog.engine.connections import shown_url
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.urls import shown_url
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records import replica_rows as on
 from infra.catalog.records.loading import own_rows, rows_in

@@ -17,8 +17,8 @@ from sqlalchemy import URL, Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
+from infra.catalog.engine.connections import parsed_url, shown_url
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.urls import parsed_url, shown_url
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records.log_rows import ADOPTING, end_rebuild
 from infra.catalog.records.readiness import REPLICA

@@ -95,7 +95,7 @@ def test_sqlite_file_that_is_none_or_damaged_is_said_so(tmp_path: Path) -> None:
 
 def test_sqlite_file_that_somebody_locks_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contention is told from a fault: it is worth asking again."""
-    monkeypatch.setattr(adbc, "_BUSY_MS", 1)
+    monkeypatch.setattr(adbc, "_PATIENT", ("busy_timeout=1",))
     url = migrated(tmp_path / "catalog.db")
     with subprocess.Popen(
         [sys.executable, "-c", _LOCKS, tmp_path / "catalog.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
