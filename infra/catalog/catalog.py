@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version
-from infra.catalog.records.readiness import require_ready
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from infra.catalog.audits import SqlAuditLog
     from infra.catalog.cursors.cursors import SqlCursors
     from infra.catalog.delayed.index import SqlDelayedIndex
@@ -90,8 +91,14 @@ class SqlCatalog:
             registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
         """
         self.database = database
-        self.complete = database.guarded(require_ready)  # which is refused while the catalog is not complete
+        self.complete = database.guarded(_require_ready)  # which is refused while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
+
+
+def _require_ready(connection: "Connection") -> None:
+    from infra.catalog.records.log_rows import require_ready  # noqa: PLC0415 - start-up time
+
+    require_ready(connection)
 
 
 @contextmanager

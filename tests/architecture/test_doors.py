@@ -39,7 +39,7 @@ _DOORS: Final = {
     "buffer_range": "transactions.buffer_rows",
     "transaction": "transactions.transaction_rows",
     "transaction_coordinator": "transactions.transaction_rows",
-    "transaction_snapshot": "transactions.snapshot_rows",
+    "transaction_snapshot": "transactions.snapshots",
     "transaction_participant": "transactions.participant_rows",
 }
 """Table → its module of writes in `infra.catalog`."""

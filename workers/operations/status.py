@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from infra.catalog import Database, check_version, open_catalog
-from infra.catalog.engine.health import check_takes_writes, lost_write_ahead
+from infra.catalog.engine.versions import check_takes_writes, lost_write_ahead
 from infra.coordination.directory import Directory
 from infra.coordination.identity import compare_path
 from infra.objects import clock_s

@@ -12,8 +12,17 @@ from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, lite
 from infra.catalog import tables as t
 from infra.catalog.delayed.due import delayed_sizes, entries_behind
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from infra.catalog.engine.clock import Clock
-from infra.catalog.engine.many import BIG, Statement, among, any_of, ignoring_conflict, inserting, rows_of, value_of
+from infra.catalog.engine.many import (
+    BIG,
+    Clock,
+    Statement,
+    among,
+    any_of,
+    ignoring_conflict,
+    inserting,
+    rows_of,
+    value_of,
+)
 from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId, Position, TopicId

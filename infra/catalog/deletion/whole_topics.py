@@ -25,7 +25,7 @@ from infra.catalog.log.schemas import remove_versions
 from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_of, topic_row
 from infra.catalog.records.tombstone_rows import bury_topic
 from infra.catalog.transactions.buffer_rows import remove_buffer
-from infra.catalog.transactions.snapshot_rows import remove_snapshot
+from infra.catalog.transactions.snapshots import remove_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState

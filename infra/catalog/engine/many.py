@@ -1,6 +1,7 @@
-"""Many values as one parameter: a statement's text does not grow with its input, nor reach a limit of parameters.
+"""What of a statement depends on the database: many values as one parameter, a key that is taken, and the clock.
 
-So it is compiled once, and prepared once on a connection. SQLite reads the values from JSON, PostgreSQL from arrays.
+A statement's text does not grow with its input, nor reach a limit of parameters. So it is compiled once, and prepared
+once on a connection. SQLite reads the values from JSON, PostgreSQL from arrays.
 """
 
 import json
@@ -25,7 +26,9 @@ from sqlalchemy import (
     literal,
     select,
 )
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import Executable
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 V = TypeVar("V")
@@ -118,3 +121,20 @@ def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 def _names(source: FromClause, columns: tuple[str, ...]) -> list[str]:
     return [f"{source.description}_{key}" for key in columns]
+
+
+class Clock(FunctionElement[int]):
+    """Microseconds since 1970 by the database's clock; SQLite's tells milliseconds. See `Database.now_us`."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(Clock)
+def _of_a_server(*_: object, **__: object) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+@compiles(Clock, "sqlite")
+def _of_this_machine(*_: object, **__: object) -> str:
+    return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"

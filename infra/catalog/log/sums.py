@@ -1,4 +1,7 @@
-"""Sums over the data ledgers of topics, made by the database: no row of a ledger is read for them."""
+"""What readers of topics find: sums over data ledgers, made by the database, and how far readers may see.
+
+No row of a ledger is read for a sum. Readers see up to the first message of the oldest open transaction.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +12,11 @@ from sqlalchemy import Connection, Select, case, func, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import spans_of
 from infra.catalog.engine.many import any_of
+from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, views
-from infra.catalog.transactions.frontier import frontier_of
 from logstore.cursors.state import CursorState, backlog
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Totals
+from logstore.ports.catalog import Frontier, Totals
 from logstore.positions import LedgerId, Position, TopicId
 
 _L = t.ledger.c
@@ -135,3 +138,32 @@ def _still_listed(connection: Connection, ledger_ids: Collection[LedgerId]) -> s
 
 def _without(open_ones: int, state: CursorState, listed: set[int]) -> int:
     return max(0, open_ones - sum(len(entries) for one, entries in state.acknowledged.items() if one in listed))
+
+
+def frontier_of(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
+    """What readers of a topic may see at one moment; the last entry is read first, see `views`."""
+    end = last_entry(connection, topic_id)
+    view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]
+    if end is None:
+        return Frontier(last=None)
+    first = view.first_open
+    if first is None:
+        return Frontier(last=end, hidden=view.hidden)
+    if first.entry_id > 0:
+        return Frontier(last=Position(first.ledger_id, first.entry_id - 1), hidden=view.hidden)
+    return Frontier(last=last_entry(connection, topic_id, before=first.ledger_id), hidden=view.hidden)
+
+
+def last_entry(
+    connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, empty_too: bool = False
+) -> Position | None:
+    """The topic's last entry, or the last in ledgers before that one; None where there is none.
+
+    With `empty_too` an empty last ledger counts, by the position before its first entry, which never goes back.
+    """
+    c, own = t.ledger.c, list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
+    listed = [c.list_id == own, c.place.is_not(None)]
+    listed += [] if empty_too else [c.entries > 0]
+    listed += [] if before is None else [c.ledger_id < before]
+    row = connection.execute(select(c.ledger_id, c.entries).where(*listed).order_by(c.place.desc()).limit(1)).first()
+    return None if row is None else Position(LedgerId(row.ledger_id), row.entries - 1)

@@ -18,7 +18,7 @@ from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_ge
 from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, unsettled
 from infra.catalog.records.log_rows import end_adoption, is_adopting
 from infra.catalog.records.settling import CAUSE, settle
-from infra.catalog.transactions.snapshot_rows import drop_snapshots
+from infra.catalog.transactions.snapshots import drop_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerState

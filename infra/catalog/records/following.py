@@ -23,7 +23,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records import replica_rows as on
 from infra.catalog.records.loading import own_rows, rows_in
-from infra.catalog.records.readiness import REPLICA
+from infra.catalog.records.log_rows import REPLICA
 from infra.catalog.records.version_rows import (
     UNIQUE,
     among,

@@ -20,8 +20,7 @@ from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
 from infra.catalog.engine.connections import parsed_url, shown_url
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
-from infra.catalog.records.log_rows import ADOPTING, end_rebuild
-from infra.catalog.records.readiness import REPLICA
+from infra.catalog.records.log_rows import ADOPTING, REPLICA, end_rebuild
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import Load, Target

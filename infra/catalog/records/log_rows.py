@@ -3,6 +3,10 @@
 Its stamps tell this catalog from an older copy of itself. Those that were begun stay pending until a manifest is
 settled that the catalog did not know. A writer begins a stamp for one number, and only once the catalog knows the
 manifest before that: so all that are pending then are for this number or an earlier one, and can win neither any more.
+
+A catalog that was rebuilt takes in what storage holds before anything is written. Until then an append would get the
+place of one that was answered before the loss, and a ledger could be taken for one that no row needs. A replica's
+database is written by the record log that it follows, and by nothing else.
 """
 
 import json
@@ -14,17 +18,49 @@ from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from infra.catalog.records.readiness import READY, REPLICA, require_no_replica
+from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
 
 _L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
 
+READY: Final = "READY"
+REPLICA: Final = "REPLICA"
 ADOPTING: Final = "ADOPTING"
+_REPLICA: Final = (
+    "catalog: expected one that may be written to, found a REPLICA, which follows a record log: write to its source;"
+    " where that is lost, rebuild a catalog with `sexton records rebuild`"
+)
 _KNOWN: Final = select(_L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch).join(
     t.catalog, literal(True)
 )
+
+
+def require_ready(connection: Connection) -> None:
+    """Refuse a write to a catalog that is not complete, or that is a replica.
+
+    Raises:
+        CatalogAdopting: It was rebuilt, and adoption has not ended; or it is a replica.
+    """
+    state = connection.execute(select(t.record_log.c.state)).scalar()
+    if state == REPLICA:
+        raise CatalogAdopting(_REPLICA)
+    if state != READY:
+        raise CatalogAdopting(
+            f"catalog: expected one that is complete, found one that is {state}: it was rebuilt, and takes in what "
+            "storage holds; wait until `sexton records rebuild` has ended, or run it again"
+        )
+
+
+def require_no_replica(connection: Connection) -> None:
+    """Refuse what no replica may do: an ordinary write, or a manifest of its own.
+
+    Raises:
+        CatalogAdopting: The database is a replica's.
+    """
+    if connection.execute(select(t.record_log.c.state)).scalar() == REPLICA:
+        raise CatalogAdopting(_REPLICA)
 
 
 def known_of(connection: Connection) -> KnownManifest:

@@ -12,13 +12,13 @@ from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claimed_by
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.log.producer_rows import conclude_sequences
+from infra.catalog.log.sums import frontier_of
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
 from infra.catalog.transactions.buffer_rows import settle_ranges
 from infra.catalog.transactions.deciding import put_decisions
-from infra.catalog.transactions.frontier import frontier_of
-from infra.catalog.transactions.snapshot_rows import count_changes
+from infra.catalog.transactions.snapshots import count_changes
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.ports.catalog import (
     Cause,

@@ -233,7 +233,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
 def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another process holds is told too, and not waited for without end."""
     settings = _upgraded(tmp_path)
-    monkeypatch.setattr("infra.catalog.engine.health._PATIENCE_S", 0.01)
+    monkeypatch.setattr("infra.catalog.engine.versions._PATIENCE_S", 0.01)
     with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         row = _named(settings, "database")
