@@ -16,13 +16,15 @@ Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
-from infra.coordination.events import Listener, OwnershipEvents, Unloaded
-from infra.coordination.nodes import Nodes, worker_id_taken
-from infra.coordination.takeover import Takeover, TakeoverTimes
-from logstore.errors import OutcomeUnknown, RetryableError
+from infra.coordination.directory import Nodes, worker_id_taken
+from infra.coordination.session import SessionEvent
+from infra.coordination.takeover import LostFences, Takeover, TakeoverTimes
+from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
     Acquisition,
     BundleId,
@@ -36,30 +38,64 @@ from logstore.ownership import (
 )
 from logstore.ports.catalog import Fences
 
+
+class Listener(Protocol):
+    """Who does the work that ownership gives; called on the owner's thread, and returns soon."""
+
+    def acquired(self, lease: Lease) -> None:
+        """The bundle is this worker's: drop what is remembered of its topics, and load again what was loaded.
+
+        The lease is given out once this returned, and not before. It may be told again, with a later lease.
+
+        Raises:
+            RetryableError: Not now; it is told again at a later look, or another worker is.
+        """
+
+    def unloaded(self, bundle: BundleId) -> None:
+        """It is no longer, or never became so: its work stops, and what is remembered of its topics goes."""
+
+
+class Unloaded(StrEnum):
+    """Why a worker lost or released a bundle."""
+
+    SHED = "SHED"  # given to a worker that has fewer
+    STOPPED = "STOPPED"  # this worker ends
+    REMOVED = "REMOVED"  # its node went while the session lives: somebody took it away
+    OVERTAKEN = "OVERTAKEN"  # its fence was raised by another, though the node is ours: it is acquired again
+    FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
+
+
+class OwnershipEvents:
+    """Told where it happens, on kazoo's own thread too: an override returns at once and raises nothing."""
+
+    def opened(self, session: int) -> None:
+        """A session was opened, and this worker is registered in it."""
+
+    def linked(self, link: SessionEvent) -> None:
+        """The session has changed its state."""
+
+    def holds(self, bundles: int) -> None:
+        """This number of leases is held from now on; none is given out while the connection is away."""
+
+    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        """Surrounds the attempt to acquire these bundles."""
+        del bundles
+        return nullcontext()
+
+    def acquired(self, leases: Collection[Lease]) -> None:
+        """These bundles were acquired together."""
+
+    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+        """These bundles were lost or released together."""
+
+    def looked(self, unsettled: int) -> None:
+        """A look at all bundles succeeded; `unsettled` bundles wait for an answer, or for an old node to vanish."""
+
+    def ended(self, failure: SextonError | None) -> None:
+        """This worker owns nothing from now on; None: it was asked to stop."""
+
+
 _log = logging.getLogger(__name__)
-
-
-class LostFences:
-    """Looks at the fences now and then; used by one thread."""
-
-    def __init__(self, fences: Fences, *, every_s: float) -> None:
-        """Look every `every_s` seconds, for the first time after as long."""
-        self._fences, self._every_s = fences, every_s
-        self._looked_at = time.monotonic()
-
-    def of(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Bundles of the leases that are not the last of theirs; none between two looks, or where nobody answers."""
-        now = time.monotonic()
-        if not leases or now - self._looked_at < self._every_s:
-            return []
-        self._looked_at = now
-        try:
-            found = self._fences.fences()
-        except RetryableError as error:
-            _log.info("fences are looked at again later: %s", error)
-            return []
-        last = {Lease(bundle=one.bundle, fence=one.counter, worker_id=one.worker_id) for one in found}
-        return [lease.bundle for lease in leases if lease not in last]
 
 
 _CREATES: Final = 5  # of one bundle, in one session and minute: more is a loop (apache/pulsar#14736)

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.events import Listener, OwnershipEvents
-from infra.coordination.holdings import Holdings
-from infra.coordination.nodes import Nodes, worker_id_taken
+from infra.coordination.directory import Nodes, worker_id_taken
+from infra.coordination.holdings import Holdings, Listener, OwnershipEvents
 from infra.coordination.session import SessionEvent, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.clock import Backoff

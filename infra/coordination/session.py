@@ -26,8 +26,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-from infra.coordination.faults import ZOOKEEPER, translated
-from infra.coordination.trust import Tls, unreached
+from infra.coordination.faults import ZOOKEEPER, Tls, translated, unreached
 from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
 

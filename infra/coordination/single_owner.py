@@ -7,7 +7,7 @@ writes under its leases are refused from then on, and it goes on with work that 
 import threading
 from typing import Final
 
-from infra.coordination.events import OwnershipEvents
+from infra.coordination.holdings import OwnershipEvents
 from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of

@@ -1,9 +1,15 @@
-"""When a worker takes a free bundle, and when it leaves it to other workers."""
+"""When a worker takes a free bundle, when it leaves one to other workers, and when it has lost one to them."""
 
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from logstore.ownership import BundleId, OwnershipView, ranking, to_take
+from logstore.errors import RetryableError
+from logstore.ownership import BundleId, Lease, OwnershipView, ranking, to_take
+from logstore.ports.catalog import Fences
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +66,26 @@ class Takeover:
         takers = {worker_id: view.workers[worker_id] for worker_id in view.takers}
         left = [bundle for bundle in bundles if ranking(bundle, takers)[:1] != [self._worker_id]]
         self._minded |= dict.fromkeys(left, now + self._times.rest_s)
+
+
+class LostFences:
+    """Looks at the fences now and then; used by one thread."""
+
+    def __init__(self, fences: Fences, *, every_s: float) -> None:
+        """Look every `every_s` seconds, for the first time after as long."""
+        self._fences, self._every_s = fences, every_s
+        self._looked_at = time.monotonic()
+
+    def of(self, leases: Collection[Lease]) -> list[BundleId]:
+        """Bundles of the leases that are not the last of theirs; none between two looks, or where nobody answers."""
+        now = time.monotonic()
+        if not leases or now - self._looked_at < self._every_s:
+            return []
+        self._looked_at = now
+        try:
+            found = self._fences.fences()
+        except RetryableError as error:
+            _log.info("fences are looked at again later: %s", error)
+            return []
+        last = {Lease(bundle=one.bundle, fence=one.counter, worker_id=one.worker_id) for one in found}
+        return [lease.bundle for lease in leases if lease not in last]

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.coordination.trust import Tls
+from infra.coordination.faults import Tls
 from logstore.identity.markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority

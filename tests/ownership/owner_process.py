@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.events import OwnershipEvents, Unloaded
+from infra.coordination.holdings import OwnershipEvents, Unloaded
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes

@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
-from infra.coordination.events import OwnershipEvents, Unloaded
+from infra.coordination.holdings import OwnershipEvents, Unloaded
 from infra.coordination.session import SessionEvent
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from infra.coordination.events import OwnershipEvents
+from infra.coordination.faults import Tls
+from infra.coordination.holdings import OwnershipEvents
 from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
-from infra.coordination.trust import Tls
 from logstore.errors import InvalidInput, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of

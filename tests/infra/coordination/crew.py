@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.events import OwnershipEvents
+from infra.coordination.holdings import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes

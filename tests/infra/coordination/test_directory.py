@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.directory import SESSIONS, Directory
-from infra.coordination.nodes import Nodes
+from infra.coordination.directory import SESSIONS, Directory, Nodes
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 

@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.nodes import OWNERS, WORKERS, Nodes
+from infra.coordination.directory import OWNERS, WORKERS, Nodes
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew

@@ -8,8 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.directory import Directory
-from infra.coordination.nodes import OWNERS, Nodes
+from infra.coordination.directory import OWNERS, Directory, Nodes
 from infra.coordination.owner import BundleOwner
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.nodes import OWNERS, WORKERS, Nodes
+from infra.coordination.directory import OWNERS, WORKERS, Nodes
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name

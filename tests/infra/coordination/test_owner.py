@@ -9,8 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
-from infra.coordination.directory import SESSIONS, session_path
-from infra.coordination.nodes import OWNERS, WORKERS
+from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, session_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken

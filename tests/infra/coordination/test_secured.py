@@ -12,10 +12,10 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Nodes
+from infra.coordination.faults import Tls
 from infra.coordination.identity import claim_path
-from infra.coordination.nodes import OWNERS, SESSIONS, WORKERS, Nodes
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
-from infra.coordination.trust import Tls
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually

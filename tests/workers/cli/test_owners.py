@@ -13,8 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS
-from infra.coordination.nodes import Nodes
+from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Nodes
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes

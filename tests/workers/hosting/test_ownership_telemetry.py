@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import Directory
-from infra.coordination.events import Unloaded
+from infra.coordination.holdings import Unloaded
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
