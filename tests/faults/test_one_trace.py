@@ -11,9 +11,9 @@ from opentelemetry import trace
 from temporalio.client import WorkflowHandle
 
 from infra.stack import stack
-from infra.telemetry.provider import make_provider
 from infra.telemetry.span_reader import SpanReader
 from infra.telemetry.span_tree import Node, remark, span_trees
+from infra.telemetry.tracing import make_provider
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on

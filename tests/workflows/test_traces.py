@@ -16,7 +16,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from infra.telemetry.provider import ExpectedIsNoError
+from infra.telemetry.tracing import ExpectedIsNoError
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -84,7 +84,7 @@ class Services:
         """One span over the command, under which the client's, the catalog's and the bucket's come."""
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.pruning import prune_rarely  # noqa: PLC0415
+        from infra.telemetry.span_files import prune_rarely  # noqa: PLC0415
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.traces_dir)

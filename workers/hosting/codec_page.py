@@ -15,7 +15,7 @@ from aiohttp import web
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payloads
 
-from infra.telemetry.addresses import resolved
+from infra.telemetry.endpoints import resolved
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import EncryptingCodec
 from workers.hosting.http import Page, Pages

@@ -20,8 +20,8 @@ from activities.records.metrics import BUCKETS as OF_RECORDS
 from activities.transactions.coordination import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import recorded
+from infra.telemetry.endpoints import Metrics, start_metrics
 from infra.telemetry.logs import start_logs
-from infra.telemetry.metrics import Metrics, start_metrics
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError

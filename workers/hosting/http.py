@@ -22,7 +22,7 @@ from typing import Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from infra.telemetry.addresses import joined, resolved
+from infra.telemetry.endpoints import joined, resolved
 from logstore.errors import InvalidInput
 from workers.hosting.readiness import Readiness
 from workers.settings import OFF

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from infra.telemetry.pruning import prune
+from infra.telemetry.span_files import prune
 from workers.settings import Settings
 
 _EVERY_S: Final = 300.0

@@ -12,7 +12,7 @@ import structlog
 from opentelemetry import trace
 
 from infra.telemetry.logs import bind, start_logs
-from infra.telemetry.provider import make_provider
+from infra.telemetry.tracing import make_provider
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from activities.transactions.coordination import BROADCAST, BUCKETS
-from infra.telemetry.metrics import start_metrics
+from infra.telemetry.endpoints import start_metrics
 from logstore.errors import InvalidInput
 
 

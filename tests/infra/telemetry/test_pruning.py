@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.telemetry import pruning, span_files
-from infra.telemetry.provider import make_provider
-from infra.telemetry.pruning import prune, prune_rarely
+from infra.telemetry import span_files
+from infra.telemetry.span_files import prune, prune_rarely
 from infra.telemetry.span_reader import SpanReader
+from infra.telemetry.tracing import make_provider
 
 _DAY = 86_400
 
@@ -77,7 +77,7 @@ def test_prune_removes_the_oldest_until_the_rest_is_small_enough(tmp_path: Path,
 
 def test_prune_bounds_the_number_of_files(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command leaves one, however small."""
-    monkeypatch.setattr(pruning, "_MOST_FILES", 3)
+    monkeypatch.setattr(span_files, "_MOST_FILES", 3)
     for number in range(6):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number)
     prune(tmp_path, older_than_s=7 * _DAY, most_bytes=10**9)
@@ -90,10 +90,10 @@ def test_two_that_prune_at_once_remove_no_more_than_one(
     """Each has listed everything before the first file goes; each removes what the other would."""
     for number in range(40):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number / 10, size=10)
-    listed, real = threading.Barrier(2), pruning._files
+    listed, real = threading.Barrier(2), span_files._files
     removed: list[int] = []
 
-    def both(folder: Path) -> list[pruning._File]:
+    def both(folder: Path) -> list[span_files._File]:
         found = list(real(folder))
         listed.wait(30)
         return found
@@ -101,7 +101,7 @@ def test_two_that_prune_at_once_remove_no_more_than_one(
     def work() -> None:
         removed.append(prune(tmp_path, older_than_s=7 * _DAY, most_bytes=200))
 
-    monkeypatch.setattr(pruning, "_files", both)
+    monkeypatch.setattr(span_files, "_files", both)
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -23,8 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from infra.telemetry import s3_spans, sql_spans
-from infra.telemetry.provider import Provider, make_provider
 from infra.telemetry.span_files import SpanFileExporter
+from infra.telemetry.tracing import Provider, make_provider
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
 from tests.infra.objects.test_store import OK, found, in_turn, store_at

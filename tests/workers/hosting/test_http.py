@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import ClientSession, web
 
-from infra.telemetry.metrics import start_metrics
+from infra.telemetry.endpoints import start_metrics
 from logstore.errors import InvalidInput
 from tests.faults.real import eventually
 from workers.hosting.http import Pages, new_pages, serving

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of one process: Temporal's SDK metrics and ours, at one address.
+"""Where a process lets others look at it: its addresses, and the Prometheus endpoint of Temporal's metrics and ours.
 
 Units and names of Temporal's metrics are left at its defaults (milliseconds, counters without `_total`), which is
 what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
@@ -12,15 +12,53 @@ Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 
 import errno
 import logging
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from infra.telemetry.addresses import TRIES, free_port, joined, resolved
 from logstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from temporalio.runtime import Runtime
+
+_TRIES: Final = 10  # a free port may be taken between being found and being used
+
+
+def resolved(setting: str, address: str) -> tuple[str, int]:
+    """The address of the host and the port that `host:port` means; 0 is any free port.
+
+    Raises:
+        InvalidInput: The host is not known; names the setting.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidInput(setting, expected=f"a host that is known ({error})", found=address) from error
+    first = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1, as for the stack
+    return str(first[4][0]), int(port)
+
+
+def free_port(setting: str, host: str) -> int:
+    """A port of the host that nothing listened at just now.
+
+    Raises:
+        InvalidInput: The host is none of this machine; names the setting.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise InvalidInput(setting, expected=f"a host of this machine ({error})", found=host) from error
+        return int(probe.getsockname()[1])
+
+
+def joined(host: str, port: int) -> str:
+    """`host:port` as it stands in an URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 _TAKEN = f"os error {errno.EADDRINUSE}"  # how the SDK's core words it
 _SETTING = "metrics_address"
@@ -50,7 +88,7 @@ def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None
     """
     host, port = resolved(_SETTING, address)
     wanted = port or free_port(_SETTING, host)
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         runtime = _runtime(address, host, wanted, buckets)
         if runtime is not None:
             if port not in {0, wanted}:
