@@ -13,10 +13,9 @@ from opentelemetry import trace
 
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
 from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
-from spark.executors import spare_the_collector
 from spark.job_spans import JobSpans
 from spark.publication import Publication
-from spark.session import WarmSession
+from spark.session import WarmSession, spare_the_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,11 +1,13 @@
 """One Spark session a process: started with the first bulk job, warm for as long as the process lives."""
 
+import gc
 import logging
 import os
 import sys
 import threading
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -182,3 +184,17 @@ def _end_java() -> None:
         process.stdin and process.stdin.close()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
     SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
+
+
+def spare_the_collector() -> None:
+    """Leave what is loaded by now to no later collection of garbage: it lives as long as the process.
+
+    Spark's processes collect after every task. To look through all that our modules consist of takes some 60 ms of CPU
+    each time, more than most tasks. Source: `gc.collect` in pyspark's `daemon.py`, and `gc.freeze` in Python's manual.
+    """
+    _freeze(len(sys.modules))
+
+
+@cache
+def _freeze(modules: int) -> None:  # noqa: ARG001 - again when a task has loaded more
+    gc.freeze()

@@ -70,33 +70,6 @@ transaction_snapshot = Table(
     Column("changes", Big, nullable=False, default=0),
     Column("due_us", Big),
 )
-delayed_index = Table(
-    "delayed_index",
-    metadata,
-    Column("topic_id", Big, primary_key=True, autoincrement=False),
-    Column("version", Big, nullable=False, default=0),
-    Column("sealed_ledger", Big, nullable=False, default=-1),
-    Column("sealed_entry", Big, nullable=False, default=-1),
-    Column("unsealed", Big, nullable=False, default=0),
-    Column("changed_us", Big),
-    Column("claim_workflow", String),
-    Column("claim_run", String),
-    Column("claim_until_us", Big),
-)
-delayed_bucket = Table(
-    "delayed_bucket",
-    metadata,
-    Column("ledger_id", Big, primary_key=True, autoincrement=False),
-    Column("topic_id", Big, nullable=False),
-    Column("first_ledger", Big, nullable=False),
-    Column("first_entry", Big, nullable=False),
-    Column("last_ledger", Big, nullable=False),
-    Column("last_entry", Big, nullable=False),
-    Column("messages", Big, nullable=False),
-    Column("segments", Big, nullable=False),
-    Column("first_ms", Big, nullable=False),
-    Column("last_ms", Big, nullable=False),
-)
 record_outbox = Table(
     "record_outbox",
     metadata,
@@ -335,4 +308,31 @@ audit = Table(
     Column("first_ledger", Big),
     Column("last_ledger", Big),
     Column("detail", JSON, nullable=False, default=dict),
+)
+delayed_index = Table(
+    "delayed_index",
+    metadata,
+    Column("topic_id", Big, primary_key=True, autoincrement=False),
+    Column("version", Big, nullable=False, default=0),
+    Column("sealed_ledger", Big, nullable=False, default=-1),
+    Column("sealed_entry", Big, nullable=False, default=-1),
+    Column("unsealed", Big, nullable=False, default=0),
+    Column("changed_us", Big),
+    Column("claim_workflow", String),
+    Column("claim_run", String),
+    Column("claim_until_us", Big),
+)
+delayed_bucket = Table(
+    "delayed_bucket",
+    metadata,
+    Column("ledger_id", Big, primary_key=True, autoincrement=False),
+    Column("topic_id", Big, nullable=False),
+    Column("first_ledger", Big, nullable=False),
+    Column("first_entry", Big, nullable=False),
+    Column("last_ledger", Big, nullable=False),
+    Column("last_entry", Big, nullable=False),
+    Column("messages", Big, nullable=False),
+    Column("segments", Big, nullable=False),
+    Column("first_ms", Big, nullable=False),
+    Column("last_ms", Big, nullable=False),
 )

@@ -2,7 +2,7 @@
 
 import sys
 
-from infra.declared.core import source
+from infra.declared import source
 from infra.declared.models import metadata
 
 sys.stdout.write(source(metadata))

@@ -37,7 +37,7 @@ from logstore.log.ledgers import SHARDS
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
-from spark.executors import spare_the_collector
+from spark.session import spare_the_collector
 from spark.sources.objects import (
     LISTED,
     TIERED_RANGES,

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from infra.catalog import tables
-from infra.declared.core import source
+from infra.declared import source
 from infra.declared.models import metadata
 
 
