@@ -1,4 +1,4 @@
-"""One Spark session a process: started with the first bulk job, warm for as long as the process lives."""
+"""One Spark session a process, warm for as long as the process lives, and what its executors do before a task."""
 
 import gc
 import logging
