@@ -5,7 +5,7 @@ as much CPU as the rest of it.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -111,9 +111,6 @@ def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[S
         ServiceFailed: There is no such file, or what stands there is no catalog.
         StoreUnavailable: The database does not answer.
     """
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         check_version(database)
         yield SqlCatalog(database, registration_timeout_s=registration_timeout_s)
-    finally:
-        database.close()

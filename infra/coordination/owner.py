@@ -238,13 +238,10 @@ class BundleOwner:
             return
         try:
             self._nodes.stand()
-            self._nodes.watch(self._changed)
+            self._nodes.watch(lambda _: self._messages.put(_Message()))
             self._holdings.look(self._nodes, self._load())
         except RetryableError as error:
             _log.info("looking at the bundles again soon: %s", error)
-
-    def _changed(self, _: object) -> None:
-        self._messages.put(_Message())
 
     def _leave(self) -> None:
         session, self._session, self._nodes = self._session, None, None

@@ -49,28 +49,17 @@ class StackHome:
         """The home at `path`, which may be relative or start with `~`."""
         return cls(Path(path).expanduser().absolute())
 
-    catalog = _Inside("catalog.db")
-    """The SQLite catalog."""
-    objects = _Inside("objects")
-    """SeaweedFS data: volumes, filer index, master state."""
-    zookeeper = _Inside("zookeeper")
-    """ZooKeeper's configuration and data."""
-    temporal_db = _Inside("temporal.db")
-    """Temporal's SQLite database, absent when it runs in memory."""
-    logs = _Inside("logs")
-    """One log file a service."""
-    traces = _Inside("traces")
-    """Span files."""
-    pids = _Inside("pids")
-    """One pid file a running process."""
-    workers = _Inside("workers")
-    """One file a running worker: its name and where it shows its metrics."""
-    scratch = _Inside("tmp")
-    """Temporary files and unix sockets of the servers."""
-    ports_file = _Inside("ports.json")
-    """The ports chosen at the last start."""
-    credentials_file = _Inside("credentials.json")
-    """The object store's key pair, mode 0600."""
+    catalog = _Inside("catalog.db")  # the SQLite catalog
+    objects = _Inside("objects")  # SeaweedFS data: volumes, filer index, master state
+    zookeeper = _Inside("zookeeper")  # ZooKeeper's configuration and data
+    temporal_db = _Inside("temporal.db")  # Temporal's SQLite database, absent when it runs in memory
+    logs = _Inside("logs")  # one log file a service
+    traces = _Inside("traces")  # span files
+    pids = _Inside("pids")  # one pid file a running process
+    workers = _Inside("workers")  # one file a running worker: its name and where it shows its metrics
+    scratch = _Inside("tmp")  # temporary files and unix sockets of the servers
+    ports_file = _Inside("ports.json")  # the ports chosen at the last start
+    credentials_file = _Inside("credentials.json")  # the object store's key pair, mode 0600
 
     def prepare(self) -> None:
         """Create the directories, mode 0700, and see that there is room to work.

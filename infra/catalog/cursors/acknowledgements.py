@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.transactions.participant_rows import held, hold, join
 from logstore.cursors.state import CursorState, LedgerSpan, acknowledged_by, carried, since, whole
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
@@ -72,9 +72,7 @@ class Holding:
         if not self._changed:
             return
         ids = {participant.topic_id for _, participant in self._changed}
-        query = select(t.topic.c.topic_id, t.topic.c.name).where(
-            t.topic.c.topic_id.in_(any_of(self._connection.dialect.name, ids))
-        )
+        query = select(t.topic.c.topic_id, t.topic.c.name).where(among(self._connection, t.topic.c.topic_id, ids))
         names = {TopicId(row.topic_id): row.name for row in self._connection.execute(query)}
         join(self._connection, [(txn, one, names.get(one.topic_id, "")) for txn, one in self._changed])
         for (txn, one), positions in self._changed.items():

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import any_of, value_of
+from infra.catalog.engine.many import among, value_of
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
 from logstore.log.ledgers import Component
@@ -32,7 +32,7 @@ def spans_of(connection: Connection, wanted: Mapping[TopicId, int]) -> dict[Topi
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
         .select_from(t.ledger_list.join(t.ledger, ledger.list_id == lists.list_id))
         .where(
-            lists.topic_id.in_(any_of(connection.dialect.name, wanted)),
+            among(connection, lists.topic_id, wanted),
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.is_not(None),
             ledger.ledger_id >= min(wanted.values(), default=0),

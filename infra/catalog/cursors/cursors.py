@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Row, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.many import among
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
 from infra.catalog.log.topic_rows import active_topic, topic_row
@@ -59,12 +59,12 @@ class SqlCursors(OnDatabase):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(map(stored, rows), key=attrgetter("name"))  # here, because a database sorts by its own locale
 
-    def outgrown(self, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
+    @reads
+    def outgrown(self, connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
         """See `Cursors.outgrown`."""
-        c, asked = t.cursor.c, any_of(self._db.engine.dialect.name, topic_ids)
-        query = select(c.topic_id, c.name).where(c.topic_id.in_(asked), c.snapshot_ledger.is_not(None))
-        found: dict[TopicId, list[str]] = {}
-        for row in sorted(self._db.read(lambda connection: connection.execute(query).all())):
+        c, found = t.cursor.c, dict[TopicId, list[str]]()
+        outgrown = (among(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
+        for row in sorted(connection.execute(select(c.topic_id, c.name).where(*outgrown)).all()):
             found.setdefault(TopicId(row.topic_id), []).append(row.name)
         return found
 

@@ -17,7 +17,6 @@ from infra.catalog.engine.many import (
     Clock,
     Statement,
     among,
-    any_of,
     ignoring_conflict,
     inserting,
     rows_of,
@@ -96,7 +95,7 @@ def change_list(
 
     An append whose entries are not visible here waits for the row, and counts them after us.
     """
-    connection.execute(delete(t.delayed_bucket).where(_B.ledger_id.in_(any_of(connection.dialect.name, gone))))
+    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.ledger_id, gone)))
     rows = [_row_of(topic_id, one) for one in born]
     if rows:
         connection.execute(insert(t.delayed_bucket), rows)
@@ -134,9 +133,9 @@ def recount_all(connection: Connection) -> None:
 
 def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
     """Let lists name no bucket and begin anew, because the snapshot of a bucket is gone: the log has it all."""
-    connection.execute(delete(t.delayed_bucket).where(_B.topic_id.in_(any_of(connection.dialect.name, topic_ids))))
+    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.topic_id, topic_ids)))
     begun = {name: value for name, value in _NEW.items() if name != "version"} | {"version": _I.version + 1}
-    mine = _I.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+    mine = among(connection, _I.topic_id, topic_ids)
     connection.execute(update(t.delayed_index).where(mine).values(begun))
 
 

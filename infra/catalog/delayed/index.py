@@ -9,7 +9,7 @@ from infra.catalog.delayed.bucket_rows import change_list, hold_page, holder_of,
 from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.components import born, retire
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.topic_rows import active_topic, topic_row
@@ -91,7 +91,7 @@ class SqlDelayedIndex(OnDatabase):
         unlisted = [one for one, row in newborn.items() if row.place is None]
         follows = found.version == switch.expected and set(switch.gone) <= {one.bucket_id for one in found.buckets}
         if not follows or len(unlisted) < len(wanted) or topic.state is not TopicState.ACTIVE:
-            these = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, unlisted))
+            these = among(connection, t.ledger.c.ledger_id, unlisted)
             file_intents(connection, these, batch_id="", now_us=now)
             return False
         buckets = [one.bucket for one in switch.born]

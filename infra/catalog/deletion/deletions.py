@@ -13,7 +13,7 @@ from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
 from infra.catalog.engine.database import reads, writes
-from infra.catalog.engine.many import BIG, Statement, any_of, rows_of
+from infra.catalog.engine.many import BIG, Statement, among, rows_of
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.offload.contexts import as_text, context_or_none
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
@@ -219,7 +219,7 @@ class SqlDeletions(LeasedPort):
             query = query.where(_P.topic_id == topic_id)
         if batch_id is not None:
             query = query.where(_P.batch_id == batch_id)
-        of_ledgers = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids or ()))
+        of_ledgers = among(connection, _P.ledger_id, ledger_ids or ())
         wanted = query if ledger_ids is None else query.where(of_ledgers)
         return [to_intent(row) for row in connection.execute(wanted)]
 

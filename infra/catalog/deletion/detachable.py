@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
-from infra.catalog.engine.many import among, any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import abandoned
 from infra.catalog.transactions.buffer_rows import unsettled_in
@@ -62,9 +62,10 @@ def detachable(connection: Connection, view: ListView, asked: Sequence[LedgerId]
 
 
 def _by_retention(connection: Connection, view: ListView) -> Detachable:
-    total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(*_listed(view.list_id))).scalar_one()
+    mine, listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
+    total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(mine, listed)).scalar_one()
     prefix = detachable_prefix(
-        _facts(connection, t.ledger.c.list_id == view.list_id, view.now_us),
+        _facts(connection, mine, view.now_us),
         marks=view.marks,
         policy=view.policy,
         total_bytes=int(total or 0),
@@ -73,13 +74,12 @@ def _by_retention(connection: Connection, view: ListView) -> Detachable:
     )
     ids = [ledger.ledger_id for ledger in prefix]
     end = ids[-1] if ids else -1
-    rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None) & (t.ledger.c.ledger_id <= end)
-    return Detachable(ids=ids, rows=rows, finished={})
+    return Detachable(ids=ids, rows=mine & listed & (t.ledger.c.ledger_id <= end), finished={})
 
 
 def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Detachable:
     wanted = distinct("ledger ids", asked)
-    rows = (t.ledger.c.list_id == view.list_id) & t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, wanted))
+    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, wanted)
     found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
     finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
     marks = {} if force else view.marks
@@ -121,7 +121,7 @@ def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[
         UnknownObject: One of them never was in this topic's list, or its row has been removed.
     """
     p = t.pending_deletion.c
-    asked = p.ledger_id.in_(any_of(connection.dialect.name, ids))
+    asked = among(connection, p.ledger_id, ids)
     idle = stalled(view.now_us).label("idle")
     query = select(p.ledger_id, p.outcome, idle).where(p.topic_id == view.topic_id, asked)
     rows = connection.execute(query).all() if ids else []
@@ -156,7 +156,3 @@ def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> It
                 offloading=bool(row.offloading),
                 transacting=bool(row.transacting),
             )
-
-
-def _listed(list_id: int) -> tuple[ColumnElement[bool], ...]:
-    return (t.ledger.c.list_id == list_id, t.ledger.c.place.is_not(None))

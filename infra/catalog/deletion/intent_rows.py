@@ -27,7 +27,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by, stalled
-from infra.catalog.engine.many import any_of, ignoring_conflict
+from infra.catalog.engine.many import among, ignoring_conflict
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
@@ -150,7 +150,7 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
         ledger_ids: What was uploaded to.
         epoch: Of the catalog that the uploader spoke of.
     """
-    asked = _P.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
+    asked = among(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
     gone = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
     ours = select(t.catalog.c.epoch).scalar_subquery() == epoch
@@ -179,7 +179,7 @@ def adopt_stalled(
 ) -> int:
     """Move the topic's stalled intents (of the ledgers and the copy asked for, if any) into the batch."""
     where = [_P.topic_id == topic_id, stalled(now_us)]
-    where += [] if asked is None else [_P.ledger_id.in_(any_of(connection.dialect.name, asked))]
+    where += [] if asked is None else [among(connection, _P.ledger_id, asked)]
     where += [] if copy is None else [_P.copy == copy.value]
     locked = select(_P.row_id).where(*where).with_for_update().subquery()
     if not connection.execute(select(func.count()).select_from(locked)).scalar_one():

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, bindparam, func, literal, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, Statement, rows_of
+from infra.catalog.engine.many import BIG, Statement, rows_of, value_of
 from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.rules import ranges
 from logstore.log.ledgers import SHARDS, CopyKind
 from logstore.ports.catalog import Cause, Filed, RowRange, Tally
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import TopicId
 
 _P = t.pending_deletion.c
 _NUMBERS = (
@@ -42,35 +42,20 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     texts = {  # SQLite keeps any bytes in a column of texts
         name: one.decode(errors="replace") if isinstance(one := found[name], bytes) else str(one) for name in _TEXTS
     }
-    return DeletionIntent(
-        row_id=found["row_id"],
-        batch_id=texts["batch_id"],
-        ledger_id=LedgerId(numbers["ledger_id"]),
+    return value_of(
+        DeletionIntent,
+        row,
+        **(numbers | {"durable": bool(numbers["durable"])}),
+        **texts,
         copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
-        generation=numbers["generation"],
-        openings=numbers["openings"],
-        durable=bool(numbers["durable"]),
-        application=texts["application"],
-        component=texts["component"],
-        topic_id=TopicId(numbers["topic_id"]),
-        topic=texts["topic"],
         keys=keys_of(found["keys"]),
         context=context_in(found["context"]),
-        segments=numbers["segments"],
-        last_segment=numbers["last_segment"],
-        ledger_created_us=numbers["ledger_created_us"],
-        size_bytes=numbers["size_bytes"],
-        epoch=numbers["epoch"],
         state=state_of(found["state"]),
         outcome=outcome_of(found["state"], found["outcome"]),
-        attempts=numbers["attempts"],
         last_error=found["last_error"] or (damage and f"damaged {damage}"),
         keys_left_attempts=number_in(found["keys_left_attempts"]),
         handed_to=found["claim_workflow"],
-        actor=found["actor"],
-        reason=found["reason"],
         damage=damage,
-        trace_id=found["trace_id"],
     )
 
 

@@ -19,7 +19,7 @@ from infra.catalog.deletion.detachable import ListView, detachable, detachable_o
 from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
 from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
 from infra.catalog.engine.database import Database, reads, writes
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledger_rows import data_list, last_id
 from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
@@ -154,7 +154,7 @@ class SqlPhaseOne(LeasedPort):
     def promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """See `PhaseOne.promising`."""
         now = self._db.now_us(connection)
-        asked = t.topic.c.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+        asked = among(connection, t.topic.c.topic_id, topic_ids)
         query = select(t.topic.c.topic_id).where(asked, _may_have_something(now, now - self._newborn_us))
         return frozenset(TopicId(one) for one in connection.execute(query).scalars())
 

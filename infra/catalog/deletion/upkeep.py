@@ -24,7 +24,7 @@ from infra.catalog.deletion.runs import (
     stalled,
 )
 from infra.catalog.engine.database import Database, OnDatabase, reads, writes
-from infra.catalog.engine.many import among, any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.uploads import TIERED, abandoned
@@ -217,7 +217,7 @@ def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool
     if row_ids is None:
         return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
     ids = distinct("deletion ids", row_ids)
-    rows = _P.row_id.in_(any_of(connection.dialect.name, ids))
+    rows = among(connection, _P.row_id, ids)
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
     found = connection.execute(query.with_for_update() if lock else query).all()
     require_dead_letters(ids, {row.row_id: (state_of(row.state), row.state) for row in found})

@@ -18,7 +18,7 @@ from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
 from infra.catalog.deletion.intents import filed_by, tally_of
 from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions
@@ -128,7 +128,7 @@ def remove(
         return True
     _require_deleting(topic)
     lists = lock_lists(connection, t.ledger_list.c.topic_id == topic_id)
-    inside = t.ledger.c.list_id.in_(any_of(connection.dialect.name, lists))
+    inside = among(connection, t.ledger.c.list_id, lists)
     if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
         return False
     removed = _removed(connection, topic_id, _ATTACHED)

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from functools import wraps
 from pathlib import Path
@@ -66,10 +66,8 @@ class Database:
         twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
         twin.engine = looking_engine(self.engine.url)
         twin._reader = twin.engine.execution_options(**_reading(True))
-        try:
+        with closing(twin):
             yield twin
-        finally:
-            twin.close()
 
     def close(self) -> None:
         """Close every connection."""

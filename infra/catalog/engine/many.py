@@ -18,7 +18,6 @@ from sqlalchemy import (
     CursorResult,
     FromClause,
     Row,
-    Select,
     Text,
     bindparam,
     cast,
@@ -49,7 +48,8 @@ class Rows(NamedTuple):
         if self.dialect == "sqlite":
             return {str(self.source.description): json.dumps(rows)}
         cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
-        return dict(zip(_names(self.source, self.columns), map(list, cells), strict=True))
+        names = (f"{self.source.description}_{key}" for key in self.columns)
+        return dict(zip(names, map(list, cells), strict=True))
 
 
 class Statement(NamedTuple):
@@ -90,17 +90,12 @@ def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Row
     return Rows(source, dialect, tuple(columns))
 
 
-def any_of(dialect: str, ids: Iterable[int]) -> Select[Any]:
-    """The ids as a subquery, for `column.in_(…)`."""
-    wanted = sorted({int(one) for one in ids})
-    if dialect == "sqlite":
-        return select(func.json_each(json.dumps(wanted)).table_valued("value").c.value)
-    return select(func.unnest(literal(wanted, _array(BIG))))
-
-
 def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
     """Whether the column is one of the ids."""
-    return column.in_(any_of(connection.dialect.name, ids))
+    wanted = sorted({int(one) for one in ids})
+    if connection.dialect.name == "sqlite":
+        return column.in_(select(func.json_each(json.dumps(wanted)).table_valued("value").c.value))
+    return column.in_(select(func.unnest(literal(wanted, _array(BIG)))))
 
 
 def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
@@ -117,10 +112,6 @@ def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     from sqlalchemy.dialects.postgresql import ARRAY  # noqa: PLC0415 - SQLite is spared its import
 
     return ARRAY(kind)
-
-
-def _names(source: FromClause, columns: tuple[str, ...]) -> list[str]:
-    return [f"{source.description}_{key}" for key in columns]
 
 
 class Clock(FunctionElement[int]):

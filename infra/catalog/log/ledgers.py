@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, and_, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import BIG, Statement, among, any_of, rows_of, value_of
+from infra.catalog.engine.many import BIG, Statement, among, rows_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
 from infra.catalog.log.sums import backlogs_in, totals_of
@@ -56,7 +56,8 @@ class SqlLedgers(OnDatabase):
         row = self._db.read(lambda connection: connection.execute(query).first())
         return ledger_of(row, topic_id) if row else None
 
-    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+    @reads
+    def lasts(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
         """See `Ledgers.lasts`."""
         lists, other = t.ledger_list.c, t.ledger.alias()
         newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
@@ -64,10 +65,9 @@ class SqlLedgers(OnDatabase):
             select(t.ledger, lists.topic_id)
             .select_from(t.ledger_list.join(t.ledger, t.ledger.c.ledger_id == newest))  # places are ids
             .where(lists.component == Component.MANAGED_LEDGER.value)
-            .where(lists.topic_id.in_(any_of(self._db.engine.dialect.name, topic_ids)))
+            .where(among(connection, lists.topic_id, topic_ids))
         )
-        rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [ledger_of(row, TopicId(row.topic_id)) for row in rows]
+        return [ledger_of(row, TopicId(row.topic_id)) for row in connection.execute(query)]
 
     @writes("catalog.create_ledger")
     def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
@@ -184,10 +184,8 @@ def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's sele
 def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
     rows = connection.execute(page).all()
     kinds: dict[int, list[CopyKind]] = {}
-    inner = any_of(connection.dialect.name, [row.ledger_id for row in rows])
-    copies = select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(
-        t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value
-    )
-    for row in connection.execute(copies.order_by(t.ledger_copy.c.kind)):
+    c = t.ledger_copy.c
+    live = (among(connection, c.ledger_id, [row.ledger_id for row in rows]), c.state == CopyState.LIVE.value)
+    for row in connection.execute(select(c.ledger_id, c.kind).where(*live).order_by(c.kind)):
         kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
     return [ledger_of(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]

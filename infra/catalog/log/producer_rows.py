@@ -74,14 +74,10 @@ def _inside(
 def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
     """Write how far producers are, whose rows are locked."""
     plain = [(*key, one.last) for key, one in moved.items() if one.txn is None]
-    inside = [(*key, one.last, one.kept, *_pair(one.txn)) for key, one in moved.items() if one.txn]
+    inside = [(*key, one.last, one.kept, txn.tc_id, txn.sequence) for key, one in moved.items() if (txn := one.txn)]
     for rows, columns in ((plain, ()), (inside, _OF_TRANSACTION)):
         if rows:
             _putting(connection.dialect.name, columns).execute(connection, rows)
-
-
-def _pair(txn: TransactionId) -> tuple[int, int]:
-    return txn.tc_id, txn.sequence
 
 
 @cache

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, case, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import spans_of
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, backlog
@@ -33,13 +33,13 @@ def totals_of(connection: Connection, topic_ids: Collection[TopicId], buffers: B
     """Sums over the listed ledgers of each topic, their first entry, and the last one that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
-    asked = _LISTS.topic_id.in_(any_of(connection.dialect.name, topic_ids))
+    asked = among(connection, _LISTS.topic_id, topic_ids)
     query = select(_LISTS.topic_id, *sums).select_from(_LISTED).where(_IS_DATA, asked).group_by(_LISTS.topic_id)
     rows = connection.execute(query).all()
-    wanted = any_of(connection.dialect.name, [last for *_, last in rows if last is not None])
+    lasts = [last for *_, last in rows if last is not None]
     entries: dict[int, int] = {}
-    if any(last is not None for *_, last in rows):
-        ends = connection.execute(select(_L.ledger_id, _L.entries).where(_L.ledger_id.in_(wanted)))
+    if lasts:
+        ends = connection.execute(select(_L.ledger_id, _L.entries).where(among(connection, _L.ledger_id, lasts)))
         entries = {row.ledger_id: row.entries for row in ends}
     found = {TopicId(topic_id): _totals(told, entries) for topic_id, *told in rows}
     for topic_id, view in buffers.items():
@@ -110,7 +110,7 @@ def backlogs_of(
         .select_from(
             t.cursor.join(t.ledger_list, _LISTS.topic_id == c.topic_id).join(t.ledger, _L.list_id == _LISTS.list_id)
         )
-        .where(c.topic_id.in_(any_of(connection.dialect.name, topic_ids)), _IS_DATA, _L.ledger_id >= c.mark_ledger)
+        .where(among(connection, c.topic_id, topic_ids), _IS_DATA, _L.ledger_id >= c.mark_ledger)
         .group_by(c.topic_id, c.name)
     )
     left: dict[tuple[TopicId, str], int] = {
@@ -132,7 +132,7 @@ def _still_listed(connection: Connection, ledger_ids: Collection[LedgerId]) -> s
     """Those of the ledgers that are listed; a ledger is in one topic's list alone."""
     if not ledger_ids:
         return set()
-    named = _L.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))
+    named = among(connection, _L.ledger_id, ledger_ids)
     return set(connection.execute(select(_L.ledger_id).select_from(_LISTED).where(_IS_DATA, named)).scalars())
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import stored
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
 from infra.catalog.transactions.buffer_rows import views
@@ -72,7 +72,7 @@ def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, a
 def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
     """What is told of the topics, in their order."""
     ids = [topic.topic_id for topic in topics]
-    query = select(t.cursor).where(t.cursor.c.topic_id.in_(any_of(connection.dialect.name, ids)))
+    query = select(t.cursor).where(among(connection, t.cursor.c.topic_id, ids))
     rows = connection.execute(query).all()
     cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
     buffers = views(connection, ids)

@@ -12,7 +12,7 @@ from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
 from infra.catalog.deletion.intents import filed_by
 from infra.catalog.deletion.runs import fingerprint, open_run, unless_done
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import any_of
+from infra.catalog.engine.many import among
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.contexts import as_text, context_in
@@ -142,7 +142,7 @@ class SqlOffloads(OnDatabase):
         limit: int | None = None,
     ) -> Sequence[Any]:
         ledger = t.ledger.c
-        asked = [] if ledger_ids is None else [ledger.ledger_id.in_(any_of(connection.dialect.name, ledger_ids))]
+        asked = [] if ledger_ids is None else [among(connection, ledger.ledger_id, ledger_ids)]
         listed = (ledger.list_id == data_list(connection, topic_id), ledger.place.is_not(None))
         query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
@@ -159,7 +159,7 @@ class SqlOffloads(OnDatabase):
     ) -> list[Published]:
         """See `Offloads.removable`."""
         topic = topic_row(connection, topic_id)
-        wanted = _removable(connection.dialect.name, data_list(connection, topic_id), ledger_ids)
+        wanted = _removable(connection, data_list(connection, topic_id), ledger_ids)
         rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
         return [
             Published(statement=statement_of(topic, row), entries=row.entries, context=context_in(row.tiered_context))
@@ -191,7 +191,7 @@ class SqlOffloads(OnDatabase):
         now = self._db.now_us(connection)
         stalled = adopt_stalled(connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER)
         ids = _proved_ids(connection, list_id, ledger_ids, proved)
-        to_delete = t.ledger.c.ledger_id.in_(any_of(connection.dialect.name, ids))
+        to_delete = among(connection, t.ledger.c.ledger_id, ids)
         filed = file_copy_intents(
             connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
         )
@@ -245,13 +245,13 @@ def _primary_of(connection: Connection, row: Row[Any]) -> str | None:
     return connection.execute(primary).scalar_one_or_none()
 
 
-def _removable(dialect: str, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
+def _removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
     """Ledgers of the list of which both copies are LIVE; for `_query`."""
     c = _primary.c
     primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
     found = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & primary
     found &= t.ledger.c.state == LedgerState.CLOSED.value
-    return found if ledger_ids is None else found & t.ledger.c.ledger_id.in_(any_of(dialect, ledger_ids))
+    return found if ledger_ids is None else found & among(connection, t.ledger.c.ledger_id, ledger_ids)
 
 
 def _query(wanted: ColumnElement[bool]) -> Select[Any]:
@@ -267,7 +267,6 @@ def _proved_ids(
     connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
 ) -> list[LedgerId]:
     """What is proved and removable; the tiered copy is still the one that was proved."""
-    dialect = connection.dialect.name
-    wanted = _removable(dialect, list_id, ledger_ids) & t.ledger.c.ledger_id.in_(any_of(dialect, proved))
+    wanted = _removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
     found = {row.ledger_id: context_in(row.tiered_context).get("uuid") for row in connection.execute(_query(wanted))}
     return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]

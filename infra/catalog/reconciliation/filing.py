@@ -126,7 +126,8 @@ def file_orphans(
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
     before = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
     intents = _by_ledger(connection.execute(before.with_for_update()))
-    alive = _generations(connection, ids)
+    of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
+    alive = {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
     highest = alive | {one: max(row.generation for row in filed) for one, filed in intents.items()}
     highest |= {one: max(highest[one], generation) for one, generation in alive.items()}
     rows, seen = dict[int, dict[str, Any]](), set[tuple[int, CopyKind, str]]()
@@ -147,12 +148,6 @@ def file_orphans(
     for ledger_id in alive.keys() & {row["ledger_id"] for row in rows.values()}:
         set_generation(connection, LedgerId(ledger_id), highest[ledger_id])
     return len(filed)
-
-
-def _generations(connection: Connection, ids: Iterable[int]) -> dict[int, int]:
-    """Of those of the ledgers that have rows."""
-    of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
-    return {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
 
 
 def _never_ours(one: OrphanCopy, known: Any) -> str | None:  # noqa: ANN401 - a row

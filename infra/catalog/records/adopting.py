@@ -146,7 +146,8 @@ def _detach_revived(connection: Connection, now_us: int) -> None:
     """
     later = and_(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     stray = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
-    query = select(_L.ledger_id, t.ledger_list.c.topic_id, _highest().label("highest"), _L.generation)
+    highest = select(func.max(_P.generation)).where(_P.ledger_id == _L.ledger_id).scalar_subquery()
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id, highest.label("highest"), _L.generation)
     rows = connection.execute(query.select_from(_OF_LIST).where(or_(stray, exists().where(later)))).all()
     ids = {row.ledger_id for row in rows}
     going_on = select(_P.ledger_id).where(among(connection, _P.ledger_id, ids), _P.state == DeletionState.PENDING.value)
@@ -164,10 +165,6 @@ def _detach_revived(connection: Connection, now_us: int) -> None:
     for topic_id, gone in topics.items():
         close_holes(connection, topic_id, gone)
     tell(connection, {one: topic_id for topic_id, gone in topics.items() for one in gone}, Adoptee.REVIVED)
-
-
-def _highest() -> Any:  # noqa: ANN401 - a scalar subquery
-    return select(func.max(_P.generation)).where(_P.ledger_id == _L.ledger_id).scalar_subquery()
 
 
 def _gone(column: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -7,9 +7,9 @@ Rows come from versions by the functions of a cold start. What is more here: a t
 topic gets the name of one that was deleted plainly, and sums of ledgers are made again where segments came.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from typing import Final
 
 import numpy as np
@@ -107,11 +107,8 @@ def open_replica(database_url: str) -> Iterator[SqlReplica]:
     Raises:
         InvalidInput: Not the URL of a database that can hold a catalog.
     """
-    database = Database(database_url, pool_size=2)
-    try:
+    with closing(Database(database_url, pool_size=2)) as database:
         yield SqlReplica(database, database_url)
-    finally:
-        database.close()
 
 
 class _Step:
@@ -119,7 +116,7 @@ class _Step:
 
     def __init__(self, connection: Connection) -> None:
         self._c = connection
-        self._done = AppliedRecords()
+        self._done = Counter[str]()  # by fields of `AppliedRecords`
         self._summed = set[int]()  # ledgers with new segments, or of which there is a new version
         self._gone: list[int] = []  # topics whose rows went; their lists tell of ledgers that end in the same step
 
@@ -135,7 +132,7 @@ class _Step:
         self._whole(_K.CURSOR, versions)
         for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
             self._by_range(kind, versions)
-        return self._done
+        return AppliedRecords(**self._done)
 
     def _whole(self, kind: RecordKind, versions: Versions) -> pa.Table:
         """Records whose names are unique: of two with one name the newer one counts; those that were put."""
@@ -153,7 +150,7 @@ class _Step:
         else:
             on.remove(self._c, t.cursor.c.cursor_id, older)
         on.put_rows(self._c, table, rows)
-        self._count(records=live.num_rows)
+        self._done.update(records=live.num_rows)
         return live
 
     def _by_range(self, kind: RecordKind, versions: Versions) -> None:
@@ -162,7 +159,7 @@ class _Step:
             self._bury(kind, one)
             live = self._with_parent(kind, one.live)
             self._put(kind, live)
-            self._count(records=live.num_rows)
+            self._done.update(records=live.num_rows)
 
     def _put(self, kind: RecordKind, live: pa.Table) -> None:
         ids = ids_of(live).tolist()
@@ -202,15 +199,15 @@ class _Step:
         ids = ids_of(found.ended).tolist()
         table, rows = tombstone_rows(found.ended, self._covered(kind, ids, found.covered), kind)
         on.put_rows(self._c, table, rows)
-        self._count(tombstones=len(ids))
+        self._done.update(tombstones=len(ids))
         if kind is _K.LEDGER:
-            self._count(removed=on.remove_ledgers(self._c, ids))
+            self._done.update(removed=on.remove_ledgers(self._c, ids))
         else:
             self._remove_topics(ids)
 
     def _remove_topics(self, ids: list[int]) -> None:
         self._gone += ids
-        self._count(removed=on.remove(self._c, t.topic.c.topic_id, ids))
+        self._done.update(removed=on.remove(self._c, t.topic.c.topic_id, ids))
 
     def _covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
         """What is known of ended records: their rows tell it, or versions that came with their tombstones."""
@@ -219,12 +216,3 @@ class _Step:
         rows = on.ledgers_as_covered(self._c, ids)
         others = covered.select(_COVERED).filter(pc.invert(pa.array(among(ids_of(covered), ids_of(rows)))))
         return pa.concat_tables([rows, others.cast(rows.schema)]).sort_by("id")
-
-    def _count(self, *, records: int = 0, tombstones: int = 0, removed: int = 0) -> None:
-        done = self._done
-        self._done = replace(
-            done,
-            records=done.records + records,
-            tombstones=done.tombstones + tombstones,
-            removed=done.removed + removed,
-        )

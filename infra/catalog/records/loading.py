@@ -7,7 +7,7 @@ loaded is in blocks already, and indexes are made of whole columns afterwards.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -51,7 +51,7 @@ class SqlRebuild:
 
     def target(self) -> Target:
         """See `Rebuild.target`."""
-        with _opened(self._url) as database:
+        with closing(Database(self._url, pool_size=1)) as database:
             if database.is_absent or version(database) is None:
                 return Target()
             check_version(database)
@@ -77,7 +77,7 @@ class SqlRebuild:
         if self._parsed.get_backend_name() == "sqlite":
             self._load_file(load, files, proceed)
         else:
-            with _opened(self._url) as database:
+            with closing(Database(self._url, pool_size=1)) as database:
                 upgrade(database, bundles=load.manifest.bundles)
             with effect("records.load_rows"), adbc_writing(self._url) as writer:
                 writer.execute(f"LOCK TABLE {', '.join(_HELD)} IN ACCESS EXCLUSIVE MODE")
@@ -86,7 +86,7 @@ class SqlRebuild:
 
     def end(self, rebuild: str) -> None:
         """See `Rebuild.end`."""
-        with _opened(self._url) as database:
+        with closing(Database(self._url, pool_size=1)) as database:
             database.write(lambda connection: end_rebuild(connection, rebuild))
 
     def _check_empty(self, writer: ArrowWriter, load: Load) -> None:
@@ -108,7 +108,7 @@ class SqlRebuild:
         url = URL.create("sqlite", database=str(new)).render_as_string()
         try:
             with effect("records.load_rows"):
-                with _opened(url) as database:
+                with closing(Database(url, pool_size=1)) as database:
                     upgrade(database, bundles=load.manifest.bundles)
                 with adbc_writing(url) as writer:
                     _fill(writer, load, files, proceed)
@@ -142,15 +142,6 @@ def rows_in(connection: Connection) -> str:
         if rows:
             return f"{rows:,} rows of {name}"
     return ""
-
-
-@contextmanager
-def _opened(url: str) -> Iterator[Database]:
-    database = Database(url, pool_size=1)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_, select, text, update
+from sqlalchemy import Connection, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
@@ -98,7 +98,7 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         pending=frozenset(row.pending),
         adopting=row.state != READY,
         replica=row.state == REPLICA,
-        ceilings=_ceilings(row),
+        ceilings=Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
         next_ids=next_ids,
         outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
         oldest_us=min(ages, default=None),
@@ -106,10 +106,6 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         now_us=now_us,
         staged=tuple(Block.of(json.loads(row.facts)) for row in staged),
     )
-
-
-def _ceilings(row: Row[Any]) -> Ceilings:
-    return Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling)
 
 
 def _next_topic(connection: Connection) -> int:

@@ -189,15 +189,7 @@ def _by_kind(rows: Iterable[Row[Any]]) -> dict[str, list[tuple[int]]]:
 
 
 def _behind(after: RecordId | None) -> list[ColumnElement[bool]]:
-    return [] if after is None else [_key() > _key_of(after)]
-
-
-def _key() -> ColumnElement[Any]:
-    return tuple_(_T.kind, _T.id)
-
-
-def _key_of(record: RecordId) -> ColumnElement[Any]:
-    return tuple_(literal(record.kind.value), literal(record.id))
+    return [] if after is None else [tuple_(_T.kind, _T.id) > tuple_(literal(after.kind.value), literal(after.id))]
 
 
 def _removable(before_us: ColumnElement[int]) -> ColumnElement[bool]:

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, Rows, Statement, any_of, inserting, rows_of
+from infra.catalog.engine.many import BIG, Rows, Statement, among, inserting, rows_of
 from logstore.cursors.state import unite
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
@@ -46,12 +46,12 @@ def views(
     bitmaps, because an abort that is settled in between moves from the former into the latter.
     """
     found = {topic_id: BufferView() for topic_id in topic_ids}
-    asked = any_of(connection.dialect.name, topic_ids)
     is_open = _T.state == TransactionState.OPEN.value
     at = case((is_open, -1), else_=_B.first_entry)
     columns = (_B.topic_id, _B.ledger_id, is_open.label("is_open"), func.min(_B.first_entry), func.sum(_B.entries))
     states = (TransactionState.OPEN.value, TransactionState.ABORTING.value)
-    ranges = select(*columns).join(t.transaction, _SAME).where(_B.topic_id.in_(asked), _T.state.in_(states))
+    unsettled = (among(connection, _B.topic_id, topic_ids), _T.state.in_(states))
+    ranges = select(*columns).join(t.transaction, _SAME).where(*unsettled)
     for topic_id, ledger_id, open_, first, entries in connection.execute(
         ranges.group_by(_B.topic_id, _B.ledger_id, is_open, at)
     ):
@@ -60,7 +60,8 @@ def views(
             view.first_open = min(view.first_open or position, position)
         else:
             unite(view.hidden, {position.ledger_id: BitMap(range(first, first + int(entries)))})
-    bitmaps = select(_H.topic_id, _H.ledger_id, _H.entries).where(_H.topic_id.in_(asked), _H.ledger_id >= from_ledger)
+    hidden = (among(connection, _H.topic_id, topic_ids), _H.ledger_id >= from_ledger)
+    bitmaps = select(_H.topic_id, _H.ledger_id, _H.entries).where(*hidden)
     for topic_id, ledger_id, packed in connection.execute(bitmaps):
         unite(found[TopicId(topic_id)].hidden, {LedgerId(ledger_id): BitMap.deserialize(packed)})
     return found
@@ -96,7 +97,7 @@ def hide(connection: Connection, topics: Mapping[LedgerId, TopicId], more: Mappi
     """Hide entries of ledgers, by topic, whose rows are locked."""
     if not more:
         return
-    mine = _H.ledger_id.in_(any_of(connection.dialect.name, more))
+    mine = among(connection, _H.ledger_id, more)
     known = connection.execute(select(t.buffer_hidden).where(mine))
     before = {row.ledger_id: BitMap.deserialize(row.entries) for row in known}
     rows = [
@@ -123,7 +124,7 @@ def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, Transa
     for row in rows:
         unite(aborted, {LedgerId(row.ledger_id): BitMap(range(row.first_entry, row.first_entry + row.entries))})
     ids = t.ledger.c.ledger_id
-    wanted = ids.in_(any_of(connection.dialect.name, aborted))
+    wanted = among(connection, ids, aborted)
     standing = set(connection.execute(select(ids).where(wanted).order_by(ids).with_for_update()).scalars())
     left = {one: bits for one, bits in aborted.items() if one in standing}  # not of ledgers that are gone
     hide(connection, {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}, left)

@@ -1,8 +1,7 @@
 """The port `TransactionSnapshots` in SQL. Locks: topic, the list of the topic's snapshots, its row."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -21,7 +20,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import BIG, Statement, any_of, inserting, rows_of
+from infra.catalog.engine.many import BIG, Statement, among, inserting, rows_of
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.sums import last_entry
@@ -136,12 +135,9 @@ def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) 
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
     found = [TopicId(one) for one in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
     if found:
-        connection.execute(_of(connection, found).values(changes=0, due_us=until_us))
+        taken = update(t.transaction_snapshot).where(among(connection, _S.topic_id, found))
+        connection.execute(taken.values(changes=0, due_us=until_us))
     return found
-
-
-def _of(connection: Connection, topic_ids: Collection[TopicId]) -> Any:  # noqa: ANN401 - SQLAlchemy's update
-    return update(t.transaction_snapshot).where(_S.topic_id.in_(any_of(connection.dialect.name, topic_ids)))
 
 
 def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:

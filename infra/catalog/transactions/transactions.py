@@ -27,7 +27,6 @@ from logstore.ports.catalog import (
     Finished,
     Frontier,
     Settled,
-    StoredParticipant,
     StoredTransaction,
     TransactionCounts,
 )
@@ -183,7 +182,9 @@ class SqlTransactions(OnDatabase):
         if known.settled_us is None:
             now = self._db.now_us(connection)
             _settle(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
-            _audit(connection, found, known, cause, now)
+            detail = {"txn": str(txn), "participant": str(participant), "state": found.state.value}
+            about: dict[str, Any] = {"topic_id": participant.topic_id, "topic": known.topic, "detail": detail}
+            audit(connection, "resolve-participant", cause, at_us=now, **about)
         return _existing(connection, txn)
 
     @writes("catalog.forget_transactions")
@@ -226,9 +227,3 @@ def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False)
     if found is None:
         raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
     return rows.with_participants(connection, [found])[0]
-
-
-def _audit(connection: Connection, txn: StoredTransaction, of: StoredParticipant, cause: Cause, now_us: int) -> None:
-    detail = {"txn": str(txn.txn), "participant": str(of.participant), "state": txn.state.value}
-    about = of.participant.topic_id
-    audit(connection, "resolve-participant", cause, at_us=now_us, detail=detail, topic_id=about, topic=of.topic)

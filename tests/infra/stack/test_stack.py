@@ -247,7 +247,7 @@ def test_up_in_a_home_with_an_odd_long_path_serves_all(scratch: Path, monkeypatc
     monkeypatch.setenv("WEED_MASTER_VOLUME_GROWTH_COPY_1", "none")
     odd = scratch / "ho me é" / ("x" * 90)
     try:
-        up(replace(_options(odd), time_skipping=True, temporal_in_memory=False))
+        up(replace(_options(odd), temporal_in_memory=False))
         assert all(each.ok for each in health(odd))
     finally:
         kill(odd)
@@ -301,11 +301,10 @@ def test_service_unknown_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_temporal_flags_follow_the_options(tmp_path: Path, asked: bool) -> None:
-    """The database and time skipping are there exactly when asked for; faster queues always."""
+    """The database is there unless it is to be in memory; faster queues always."""
     home = StackHome.at(tmp_path)
-    service = temporal_service(home, ChosenPorts(), in_memory=asked, time_skipping=asked)
+    service = temporal_service(home, ChosenPorts(), in_memory=asked)
     argv = service.command().argv
     assert (f"--db-filename={home.temporal_db}" in argv) is not asked
-    assert ("--dynamic-config-value=frontend.WorkflowTimeSkippingEnabled=true" in argv) is asked
     assert "--dynamic-config-value=history.transferProcessorMaxPollRPS=1000" in argv
     assert "--dynamic-config-value=history.timerProcessorMaxPollRPS=1000" in argv
