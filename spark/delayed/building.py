@@ -8,7 +8,7 @@ Source: PIP-195, where an index is rebuilt by one reader of the whole log.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from logstore.ports.catalog import Claim
 from logstore.positions import Position, TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.whole_files import replacing
-from spark.runner import JobRun, Main
+from spark.runner import JobRun
 from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses
 
@@ -57,11 +57,6 @@ class _Written:
     number: int
     messages: int = 0  # none: all of them are due, and there is no file
     why: str = ""  # it could not be read
-
-
-def delayed_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
-    """The jobs of delayed messages by name, over the catalog in SQL and buckets of S3."""
-    return {BuildIndexes.name: partial(build_indexes, addresses)}
 
 
 def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:

@@ -44,7 +44,7 @@ from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import overlapping, parted, ranges
 from logstore.whole_files import replacing
-from spark.runner import JobRun, Main
+from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
 
 _K = RecordKind
@@ -81,11 +81,6 @@ class _Done:
     counts: Counter[str] = field(default_factory=Counter)
     version: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
-
-
-def record_mains(records: StoreAddress) -> Mapping[str, Main]:
-    """The jobs of the record log by name, over the bucket that holds it."""
-    return {RebuildRecords.name: partial(rebuild_records, records)}
 
 
 def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> BulkSummary:

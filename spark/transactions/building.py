@@ -3,7 +3,7 @@
 A topic's log is read in order, so a task has whole topics; those with most segments are spread first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
 from logstore.transactions.snapshots import MOST_PARTS, BufferFiles, BuildBuffers
-from spark.runner import JobRun, Main
+from spark.runner import JobRun
 from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses
 
@@ -37,11 +37,6 @@ class _Done:
     gone: int = 0
     unreadable: int = 0
     why: dict[TopicId, str] = field(default_factory=dict)
-
-
-def transaction_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
-    """The jobs of transactions by name, over the catalog in SQL and buckets of S3."""
-    return {BuildBuffers.name: partial(build_buffers, addresses)}
 
 
 def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:

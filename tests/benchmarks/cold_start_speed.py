@@ -35,8 +35,8 @@ from logstore.records.kinds import RecordKind, schema
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.rebuilding import LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.record_log import RecordLog
+from spark.jobs import record_mains
 from spark.publication import Publication
-from spark.records.rebuilding import record_mains
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory

@@ -20,7 +20,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import Topic
-from spark.delayed.building import delayed_mains
+from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
@@ -108,7 +108,7 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
 
 def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> float:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master=f"local[{cores}]"))
-    jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: delayed_mains(native_addresses(on.settings)))
+    jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: native_mains(native_addresses(on.settings)))
     times = []
     try:
         for number in range(_ROUNDS + 1):  # the first one starts Spark and its processes

@@ -22,19 +22,10 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
 
     def mains() -> Mapping[str, "Main"]:
-        from spark.delayed.building import delayed_mains  # noqa: PLC0415
-        from spark.reconciliation.backend import native_mains  # noqa: PLC0415
-        from spark.records.rebuilding import record_mains  # noqa: PLC0415
-        from spark.transactions.building import transaction_mains  # noqa: PLC0415
+        from spark.jobs import native_mains, record_mains  # noqa: PLC0415
 
-        addresses = native_addresses(settings)
         records = store_address(settings, Role.RECORDS, settings.records_bucket)
-        return {
-            **native_mains(addresses),
-            **transaction_mains(addresses),
-            **delayed_mains(addresses),
-            **record_mains(records),
-        }
+        return {**native_mains(native_addresses(settings)), **record_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:

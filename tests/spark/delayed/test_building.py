@@ -17,7 +17,7 @@ from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransactio
 from logstore.positions import Position
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.transactions import TransactionId
-from spark.delayed.building import delayed_mains
+from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
@@ -61,7 +61,7 @@ class _Builds:
     """Bulk builds of one catalog."""
 
     def __init__(self, settings: Settings, warm: WarmSession, folder: Path) -> None:
-        self._jobs = SparkJobs(warm, Publication(folder), lambda: delayed_mains(native_addresses(settings)))
+        self._jobs = SparkJobs(warm, Publication(folder), lambda: native_mains(native_addresses(settings)))
         self._runs = 0
 
     def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltIndex]]:

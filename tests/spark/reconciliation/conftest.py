@@ -17,8 +17,8 @@ from logstore.reconciliation.jobs import (
     ReadReferences,
     VerifyFindings,
 )
+from spark.jobs import native_mains
 from spark.publication import Publication
-from spark.reconciliation.backend import native_mains
 from spark.runner import SparkJobs
 from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses

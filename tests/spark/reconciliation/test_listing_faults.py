@@ -13,8 +13,8 @@ from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import ListStorage
+from spark.jobs import native_mains
 from spark.publication import Publication
-from spark.reconciliation.backend import native_mains
 from spark.runner import SparkJobs
 from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses, StoreAddress

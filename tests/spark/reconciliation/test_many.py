@@ -13,8 +13,8 @@ import pytest
 from logstore.reconciliation.files import PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import BulkSummary, CompareSides, VerifyFindings
+from spark.jobs import native_mains
 from spark.publication import Publication
-from spark.reconciliation.backend import native_mains
 from spark.reconciliation.facts import STRANGE, put
 from spark.runner import JobRun, SparkJobs
 from spark.session import WarmSession

@@ -13,8 +13,8 @@ from infra.catalog.records.outbox import SqlRecords
 from logstore.identity.markers import Role
 from logstore.records.rebuilding import LoadFiles, RebuildRecords
 from logstore.records.services.record_log import RecordLog
+from spark.jobs import record_mains
 from spark.publication import Publication
-from spark.records.rebuilding import record_mains
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID

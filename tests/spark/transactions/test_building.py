@@ -14,10 +14,10 @@ from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.snapshots import BufferFiles, BuildBuffers
 from logstore.transactions.transactions import Participant, TransactionId
+from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from spark.transactions.building import transaction_mains
 from workers.assembly.adapters import open_log
 from workers.assembly.bulk import native_addresses
 from workers.assembly.log import LogStore
@@ -53,7 +53,7 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
 ) -> tuple[BulkSummary, dict[TopicId, Buffer]]:
-    jobs = SparkJobs(warm, Publication(folder), lambda: transaction_mains(native_addresses(settings)))
+    jobs = SparkJobs(warm, Publication(folder), lambda: native_mains(native_addresses(settings)))
     job = BuildBuffers(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))

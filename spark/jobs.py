@@ -1,0 +1,37 @@
+"""The mains of all bulk jobs by their names, over the catalog in SQL, buckets of S3 and the record log."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from logstore.delayed.jobs import BuildIndexes
+from logstore.reconciliation.jobs import BulkSummary, CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.records.rebuilding import RebuildRecords
+from logstore.transactions.snapshots import BuildBuffers
+from spark.delayed.building import build_indexes
+from spark.reconciliation.candidates import compare_sides
+from spark.reconciliation.listing import list_storage
+from spark.reconciliation.references import read_references
+from spark.reconciliation.verify import verify_findings
+from spark.records.rebuilding import rebuild_records
+from spark.runner import JobRun, Main
+from spark.sources.objects import NativeAddresses, StoreAddress
+from spark.transactions.building import build_buffers
+
+
+def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
+    """Jobs over the catalog in SQL and buckets of S3."""
+    mains: dict[str, Callable[[NativeAddresses, JobRun, Any], BulkSummary]] = {
+        ListStorage.name: list_storage,
+        ReadReferences.name: read_references,
+        CompareSides.name: compare_sides,
+        VerifyFindings.name: verify_findings,
+        BuildBuffers.name: build_buffers,
+        BuildIndexes.name: build_indexes,
+    }
+    return {name: partial(main, addresses) for name, main in mains.items()}
+
+
+def record_mains(records: StoreAddress) -> Mapping[str, Main]:
+    """Jobs over the bucket that holds the record log."""
+    return {RebuildRecords.name: partial(rebuild_records, records)}
