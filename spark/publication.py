@@ -40,7 +40,7 @@ class Publication:
         self._root = root
 
     def summary(self, run_id: str, name: str) -> BulkSummary | None:
-        """What was published, or None.
+        """The summary that was published, or None.
 
         Raises:
             InvalidInput: A run id that is none.

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What the main of a job works with, in the driver."""
+    """The means of a job's main, in the driver."""
 
     spark: "SparkSession"
     folder: Path  # of this attempt: all output goes here
@@ -185,7 +185,7 @@ def _first_line(error: BaseException) -> str:
 class _Watch(threading.Thread):
     """Tells of progress while the jobs of its block run as one group of Spark's.
 
-    What is raised by who is told cancels the group, also what it submits later.
+    An error of the listener cancels the group, also the jobs that it submits later.
     """
 
     def __init__(self, spark: "SparkSession", job: BulkJob, on_progress: Callable[[BulkProgress], None]) -> None:

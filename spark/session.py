@@ -111,7 +111,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
 
 
 def _properties(settings: SparkSettings) -> dict[str, str]:
-    """What suits a small machine; on a cluster memory and cores are the cluster's own settings."""
+    """Properties that suit a small machine; on a cluster memory and cores are the cluster's own settings."""
     scratch = str(settings.scratch)
     common = {
         "spark.log.level": "ERROR",

@@ -78,7 +78,7 @@ def audit(
     Args:
         connection: In the writing transaction of the act.
         act: What was done, in kebab-case.
-        cause: Who and why.
+        cause: The actor and the reason.
         at_us: The database's clock.
         topic_id: Whose; None where the act is of no topic.
         topic: Its encoded name; None where the act is of several topics, or of none.

@@ -1,4 +1,4 @@
-"""What stands in ZooKeeper of sessions, workers and owners: whatever looks makes nothing, and a worker has `Nodes`.
+"""Nodes of sessions, workers and owners in ZooKeeper: to look makes none of them; `Nodes` is for a worker, which does.
 
 ```
 /sessions/{session id}   ephemeral: stands exactly as long as the session; deletes are conditional on it
@@ -180,7 +180,7 @@ def _owner(body: bytes, stat: ZnodeStat) -> OwnerNode:
 
 
 class Nodes(Directory):
-    """What a worker reads and writes in ZooKeeper, in one session."""
+    """A worker's reads and writes in ZooKeeper, in one session."""
 
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
         """Speak for `worker_id` in this session.
@@ -200,7 +200,7 @@ class Nodes(Directory):
         _create_own(client, session_path(self._session.id), b"", self._session.id)
 
     def stand(self) -> None:
-        """Make again what a hand has removed of what everybody needs: the parents, and our session's own node.
+        """Make again what a hand has removed of what every worker needs: the parents, and our session's own node.
 
         Without its parent no owner node can be made, and a session without its own node is taken for one that is gone,
         though it lives: no worker would own anything until every worker was started again.
@@ -212,7 +212,7 @@ class Nodes(Directory):
                 _log.warning("zookeeper: nodes of this ensemble were removed while sessions live: making them again")
                 self._prepare(client)
 
-        self._session.ask("looking for what everybody needs", work)
+        self._session.ask("looking for what every worker needs", work)
 
     def enlist(self, load: WorkerLoad) -> bool:
         """Claim the worker id; False while another session, of an earlier process perhaps, has it."""
@@ -272,7 +272,7 @@ class Nodes(Directory):
 
 
 def worker_id_taken(worker_id: str) -> WorkerIdTaken:
-    """What a process is told that finds another one under its worker id."""
+    """The error of a process that finds another one under its worker id."""
     return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
 
 

@@ -1,4 +1,4 @@
-"""What a worker holds: acquired, looked at again after an expiry, found fenced by another, let go.
+"""The bundles that a worker holds: acquired, looked at again after an expiry, found fenced by another, let go.
 
 Raising is not conditional on the node. A worker that is paused between its node and its raise, for longer than its
 session lives, raises the fence of the owner of that moment; so does one that owns without ZooKeeper, started
@@ -40,7 +40,7 @@ from logstore.ports.catalog import Fences
 
 
 class Listener(Protocol):
-    """Who does the work that ownership gives; called on the owner's thread, and returns soon."""
+    """The user of ownership, which does its work; called on the owner's thread, and returns soon."""
 
     def acquired(self, lease: Lease) -> None:
         """The bundle is this worker's: drop what is remembered of its topics, and load again what was loaded.
@@ -60,7 +60,7 @@ class Unloaded(StrEnum):
 
     SHED = "SHED"  # given to a worker that has fewer
     STOPPED = "STOPPED"  # this worker ends
-    REMOVED = "REMOVED"  # its node went while the session lives: somebody took it away
+    REMOVED = "REMOVED"  # its node went while the session lives: a person or a program took it away
     OVERTAKEN = "OVERTAKEN"  # its fence was raised by another, though the node is ours: it is acquired again
     FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
 
@@ -176,14 +176,14 @@ class Holdings:
 
     def _report(self, nodes: Nodes, load: float) -> None:
         told = WorkerLoad(load=load, bundles=len(self.leases), room=not self._aside)
-        if not self._listed and not nodes.enlist(told):  # somebody took our node away
+        if not self._listed and not nodes.enlist(told):  # our node was taken away
             raise worker_id_taken(self._worker_id)
         if told != self._told:
             nodes.report(told)
             self._told = told
 
     def _can_take(self) -> bool:
-        """Whether the catalog is there, asked where it was not: an owner node without a lease is in everybody's way."""
+        """Whether the catalog is there, asked where it was not: an owner node without a lease is in others' way."""
         if self._aside:
             try:
                 self._fences.bundles()

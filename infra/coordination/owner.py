@@ -35,7 +35,7 @@ _SESSIONS: Final = Backoff(first_s=0.2)  # pauses between two attempts to open o
 
 
 class ExpiredPolicy(StrEnum):
-    """What a worker does once its session expired. Source: PIP-57, `zookeeperSessionExpiredPolicy`."""
+    """The course of a worker whose session expired. Source: PIP-57, `zookeeperSessionExpiredPolicy`."""
 
     RECONNECT = "reconnect"
     SHUTDOWN = "shutdown"
@@ -111,10 +111,10 @@ class BundleOwner:
             self._thread.join()
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """What allows this worker to write for the topic's bundle.
+        """The lease by which this worker may write for the topic's bundle.
 
         Raises:
-            NotOwner: It is another's, nobody's, or not known while the connection is away.
+            NotOwner: It is another worker's, no worker's, or not known while the connection is away.
         """
         bundle = bundle_of(topic, bundles=self._holdings.bundles)
         connected = self._connected
@@ -127,7 +127,7 @@ class BundleOwner:
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
         """See `Owners.lookup`; asks ZooKeeper only where this worker has no lease.
 
-        Who asks holds a thread that other work needs: while the connection is known to be away, it does not wait.
+        The caller holds a thread that other work needs: while the connection is known to be away, it does not wait.
 
         Raises:
             StoreUnavailable, SessionLost: ZooKeeper did not answer.

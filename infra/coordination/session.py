@@ -70,7 +70,7 @@ _kazoo_log.addHandler(logging.NullHandler())  # a command says itself, in one se
 
 
 class SessionEvent(StrEnum):
-    """What became of a session."""
+    """A change of a session."""
 
     CONNECTED = "CONNECTED"  # again, and it is the same session
     SUSPENDED = "SUSPENDED"  # no connection; whether the session lives is not known
@@ -108,7 +108,7 @@ class ZooKeeperSession:
 
         Raises:
             ServiceFailed: No server answers there, the servers refuse the connection, or the path does not exist.
-            SessionLost: It was over before anybody could listen.
+            SessionLost: It was over before a listener was added.
         """
         self._ensemble, self._tell = ensemble, tell
         self.link = SessionEvent.CONNECTED  # as heard last
@@ -184,7 +184,7 @@ class ZooKeeperSession:
 
         An ensemble that lost its data, or part of it, refuses one that saw later writes than it has: kazoo takes that
         for no answer, and asks again for ever. Asked like this it says whether the session lives, and one that outlived
-        a long outage is kept. A server that only lags behind others has caught up, or serves nobody, by then.
+        a long outage is kept. A server that only lags behind others has caught up, or serves no client, by then.
         """
         if self.link is SessionEvent.SUSPENDED and time.monotonic() - self._away_since >= 2 * self.timeout_s:
             self._client.last_zxid = 0

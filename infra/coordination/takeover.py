@@ -77,7 +77,7 @@ class LostFences:
         self._looked_at = time.monotonic()
 
     def of(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Bundles of the leases that are not the last of theirs; none between two looks, or where nobody answers."""
+        """Bundles of the leases that are not the last of theirs; none between two looks, or without an answer."""
         now = time.monotonic()
         if not leases or now - self._looked_at < self._every_s:
             return []

@@ -103,7 +103,7 @@ class ServiceProcess:
         return process is not None
 
     def last_words(self, since: int = 0) -> str:
-        """What the log says about the end, in one line: the telling ones of its last lines."""
+        """The log's words about the end, in one line: the telling ones of its last lines."""
         try:
             with self.log_file.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)

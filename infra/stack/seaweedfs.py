@@ -73,7 +73,7 @@ def _arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str
         # A count, because 0 means free disk / 256 MiB: with seven volumes a bucket, 76 GB were full at 43 buckets.
         "-volume.max=10000",
         "-volume.minFreeSpace=100MiB",
-        "-volume.preStopSeconds=0",  # nobody else is to be told; saves 10 s of every stop
+        "-volume.preStopSeconds=0",  # no other server is to be told; saves 10 s of every stop
         "-master.volumeSizeLimitMB=256",
         "-master.electionTimeout=1s",  # it votes alone; saves 11 s of every start on existing data
         "-master.telemetry=false",

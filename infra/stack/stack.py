@@ -29,7 +29,7 @@ from logstore.errors import InvalidInput, ServiceFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What stack is wanted; `temporal_in_memory` takes effect when Temporal starts, not on one that runs already."""
+    """The stack that is wanted; a Temporal that runs already goes on as it was started."""
 
     home: Path | str
     ports: WantedPorts = field(default_factory=WantedPorts)
@@ -69,7 +69,7 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
     cannot be started, those that this call started are stopped again.
 
     Args:
-        options: What stack is wanted.
+        options: The stack that is wanted.
         on_progress: Called from this thread with a sentence for people.
 
     Raises:
@@ -200,6 +200,6 @@ def _end(home: Path | str, stop: Callable[[Service], bool], only: Collection[str
     if not at.pids.exists():
         return []
     with at.locked():
-        nobody = Credentials(access_key="", secret_key="")
-        services = _services(at, recorded_ports(at) or ChosenPorts(), nobody)
+        no_keys = Credentials(access_key="", secret_key="")
+        services = _services(at, recorded_ports(at) or ChosenPorts(), no_keys)
         return end_all([service for name, service in services.items() if name in only], stop)

@@ -73,7 +73,7 @@ def _probe(ports: ChosenPorts) -> ServiceHealth:
 
 
 def _class_path() -> str:
-    """What the server is made of: to open all that Spark needs as well takes Java as long as the rest of the start."""
+    """The server's own jars: to open all that Spark needs as well takes Java as long as the rest of the start."""
     return os.pathsep.join(str(jar) for needed in _NEEDED for jar in sorted(_jars().glob(f"{needed}-*.jar")))
 
 

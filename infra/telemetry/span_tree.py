@@ -134,7 +134,7 @@ def _one(group: list[Node]) -> Node:
 
 
 def remark(node: Node) -> str:
-    """What is to be said of the span beside its facts; "" for most."""
+    """A remark on the span beside its facts; "" for most."""
     if node.example:
         return "below: the longest of them"
     if node.span.name.startswith(START) and not node.children:

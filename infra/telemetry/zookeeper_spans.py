@@ -13,7 +13,7 @@ _tracer = trace.get_tracer("sexton.zookeeper")
 def zookeeper_span(doing: str) -> Iterator[None]:
     """A span around the block, retries included, under the present one; none where there is no present one.
 
-    A worker looks at ZooKeeper every second for as long as it lives, which is nobody's trace. What a person or an
+    A worker looks at ZooKeeper every second for as long as it lives, which is no command's trace. What a person or an
     activity waits for is.
     """
     if not trace.get_current_span().is_recording():

@@ -32,7 +32,7 @@ from spark.sources.objects import NativeAddresses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is to be read of one topic."""
+    """The part of one topic's log that is to be read."""
 
     built: BuiltIndex  # without its files
     now_ms: int
@@ -51,7 +51,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What became of a piece."""
+    """The outcome of a piece."""
 
     topic_id: TopicId
     number: int

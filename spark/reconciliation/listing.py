@@ -40,7 +40,7 @@ _TIERED_KEY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one task lists, or reads."""
+    """The part of a bucket that one task lists, or reads."""
 
     number: int
     address: StoreAddress
@@ -141,7 +141,7 @@ def _list(task: _Task, *, folder: Path, groups: int, primary: str) -> _Counts:
 
 
 def _beside(task: _Task) -> Iterator[pa.RecordBatch]:
-    """What stands in the primary bucket and in no shard."""
+    """Objects of the primary bucket that are in no shard."""
     store = task.address.store()
     ranges, objects = beside_shards(store)
     yield from batches(iter(objects))

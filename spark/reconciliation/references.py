@@ -38,7 +38,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the tasks of one job share."""
+    """Values that the tasks of one job share."""
 
     url: str
     folder: Path
@@ -158,7 +158,7 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What else the catalog says of the ledgers of a range."""
+    """Further facts of the catalog about the ledgers of a range."""
 
     ids: npt.NDArray[np.int64]  # with a primary copy, ascending
     live: npt.NDArray[np.int64]

@@ -38,7 +38,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is left out of a comparison, and what no ledger can be."""
+    """Bounds of a comparison: objects and rows that are left out, and ids that no ledger can have."""
 
     before_us: int  # an object counts if it is older, by the store's clock
     rows_before_us: int  # a row counts if it is older, by the catalog's clock

@@ -68,7 +68,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one task does: a range of ids of some kinds, or all ids of kinds whose names are unique."""
+    """The work of one task: a range of ids of some kinds, or all ids of kinds whose names are unique."""
 
     kinds: tuple[RecordKind, ...]
     ranges: tuple[_Range, ...]
@@ -76,7 +76,7 @@ class _Task:
 
 @dataclass(slots=True)
 class _Done:
-    """What a task came to."""
+    """The outcome of a task."""
 
     counts: Counter[str] = field(default_factory=Counter)
     version: int = 0

@@ -126,7 +126,7 @@ def check_part(part: tuple[str, int, str]) -> int:
 
 
 def parts(inventory: Inventory) -> list[InventoryPart]:
-    """What tasks read: a CSV part each, or about a million rows of a Parquet one.
+    """The parts that tasks read: a CSV part each, or about a million rows of a Parquet one.
 
     Raises:
         InvalidInput: A Parquet part lacks a column.

@@ -49,7 +49,7 @@ def _connected(address: StoreAddress) -> S3ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeAddresses:
-    """What tasks need to reach the catalog and its buckets; it travels within them."""
+    """Addresses of the catalog and its buckets; they travel within tasks."""
 
     database_url: str = field(repr=False)
     primary: StoreAddress
@@ -75,7 +75,7 @@ class KeyRange:
     before: str = ""
 
     def objects(self, store: ObjectStore) -> Iterator[ObjectInfo]:
-        """What stands there, complete or an error."""
+        """The objects that stand there, complete or an error."""
         listed = store.list(self.prefix, start_after=self.after)
         return takewhile(lambda found: found.key < self.before, listed) if self.before else listed
 

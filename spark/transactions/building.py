@@ -30,7 +30,7 @@ class _Task:
 
 @dataclass(slots=True)
 class _Done:
-    """What one task came to."""
+    """The outcome of one task."""
 
     buffers: int = 0
     empty: int = 0

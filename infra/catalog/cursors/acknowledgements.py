@@ -27,7 +27,7 @@ _Key = tuple[TopicId, str]
 
 
 class Holding:
-    """What transactions hold of the subscriptions that a batch of acknowledgements is of; cursors are locked."""
+    """Entries that transactions hold of the subscriptions of a batch of acknowledgements; cursors are locked."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What there is to do about delayed messages: what lies behind the last bucket, and which buckets are to be dropped."""
+"""Work on delayed messages: messages behind the last bucket, and buckets that are to be dropped."""
 
 from typing import Any, Final
 

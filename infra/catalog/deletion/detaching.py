@@ -1,4 +1,4 @@
-"""What phase one does to ledgers and copies: intents stand in their place, in a batch that is claimed.
+"""Phase one on ledgers and copies: intents stand in their place, in a batch that is claimed.
 
 The rule says which ledgers go, or a compound operation what becomes of the copies of one; the caller holds the lock of
 the list.
@@ -30,7 +30,7 @@ from logstore.records.tombstones import Compound, Ending, is_durable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Who asks for what, under which name."""
+    """A request to detach: the actor, the ledgers, and the batch's name."""
 
     ledger_ids: Sequence[LedgerId] | None
     batch_id: str
@@ -106,7 +106,7 @@ def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> in
 
 
 def fingerprint_of(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
-    """What a batch id was used for: the same text in every process, whatever order its sets have there."""
+    """The use of a batch id: the same text in every process, whatever order its sets have there."""
     sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
     return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
 

@@ -55,7 +55,7 @@ def file_intents(
         to_delete: Which rows of `ledger`.
         batch_id: Whose work the intents are; empty: no batch, so that they are stalled until a trim or a sweep.
         now_us: The database's clock.
-        cause: Who decided that they are deleted, and why; None for a ledger that its creator gave up.
+        cause: The actor and the reason of the deletion; None for a ledger that its creator gave up.
         durable: Whether they leave tombstones; their intents say so too.
     """
     filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
@@ -139,11 +139,11 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
 
 
 def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
-    """Let phase two look again at ledgers whose primary copy went while somebody uploaded to it.
+    """Let phase two look again at ledgers whose primary copy went while a writer uploaded to it.
 
     What was uploaded is not registered, and may be there; as for a newborn, the row's holder may no longer say what it
     saw before. A ledger that has its primary copy needs nothing: its deletion lists all of it. One without an
-    intent is of nobody, and is left alone; so is one of another catalog.
+    intent has no owner, and is left alone; so is one of another catalog.
 
     Args:
         connection: In a writing transaction.
@@ -158,7 +158,7 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and nobody's, so that an attempt that looked too early ends none of them; dead letters stay.
+    """Make rows unfinished and unclaimed: an attempt that looked too early ends none of them. Dead letters stay.
 
     One that had ended is counted as opened again: its `delete-ledger` has completed, and the next has another id.
     """
@@ -188,7 +188,7 @@ def adopt_stalled(
 
 
 def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
-    """Give intents to another batch, as nobody's else; returns how many. `again` of 1 counts them as opened again.
+    """Give intents to another batch, unclaimed; returns how many. `again` of 1 counts them as opened again.
 
     To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
     the row anew, but at runs as they were before it waited, and would take from another batch what that just took.

@@ -27,7 +27,7 @@ INTENT: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
     as_text(t.pending_deletion.c.context),
 )
-"""What `to_intent` reads; the context as text, so that one that is no JSON spoils no other row's reading."""
+"""The columns that `to_intent` reads; the context as text: one that is no JSON then spoils no other row's reading."""
 
 
 def to_intent(row: Row[Any]) -> DeletionIntent:
@@ -90,7 +90,7 @@ def number_in(stored: object) -> int:
 
 
 def _damage(found: RowMapping) -> str | None:
-    """What of a row cannot be read, or None."""
+    """The part of a row that cannot be read, or None."""
     fine = {
         "state": found["state"] in set(DeletionState),
         "copy": found["copy"] in set(CopyKind),
@@ -174,7 +174,7 @@ def intents_for(
 def filed_by(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[Filed, ...]:
-    """What a transaction has filed for a batch; intents that it only took up were filed earlier.
+    """Intents that a transaction has filed for a batch, counted; intents that it only took up were filed earlier.
 
     Args:
         connection: In that transaction.

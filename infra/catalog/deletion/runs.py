@@ -129,13 +129,13 @@ _HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), held(bi
 
 
 def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
-    """What an earlier call with this batch id did, if there was one; raises as `told_before`."""
+    """The outcome of an earlier call with this batch id, if there was one; raises as `told_before`."""
     summary = told_before(connection, batch_id, request)
     return None if summary is None else Detached(batch_id=batch_id, **summary)
 
 
 def told_before(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
-    """What an earlier call with this batch id has kept in its run, if there was one.
+    """The summary that an earlier call with this batch id has kept in its run, if there was one.
 
     Raises:
         InvalidInput: No id.
@@ -153,7 +153,7 @@ def told_before(connection: Connection, batch_id: str, request: str) -> dict[str
 
 
 def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """What a batch id was used for, so that another use of it is told from a repeated call.
+    """The use of a batch id as a digest, so that another use of it is told from a repeated call.
 
     Args:
         asked: What was asked, and of which topic.
@@ -165,7 +165,7 @@ def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") 
 
 
 def unless_done(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | Detached:
-    """What `lock` answers, unless an earlier call with this batch id did the work: the topic may be gone since then."""
+    """The answer of `lock`, unless an earlier call with this batch id did the work: the topic may be gone by now."""
     try:
         locked = lock()
     except UnknownObject:

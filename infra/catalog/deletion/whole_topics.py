@@ -1,8 +1,8 @@
 """Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
 
-A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So once `begin` has
-committed, nobody new comes. `begin` waits for nobody; `detach_all` waits for those that had come before it, so what
-it finds is all there ever will be.
+A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So none comes once
+`begin` has committed. `begin` waits for no other; `detach_all` waits for those that had come before it, so it finds
+all there ever will be.
 """
 
 from collections.abc import Callable, Mapping

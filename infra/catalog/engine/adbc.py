@@ -36,13 +36,13 @@ def sql_text(query: Select[Any], dialect: str) -> str:
 
 
 def schema_of(query: Select[Any]) -> pa.Schema:
-    """What columns the rows of a statement have: 64-bit integers and texts."""
+    """The columns of a statement's rows: 64-bit integers and texts."""
     kinds = ((name, column.type) for name, column in query.selected_columns.items())
     return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in kinds])
 
 
 def arrow_type(column: Column[Any]) -> pa.DataType:
-    """What a bulk load hands to a column: PostgreSQL takes numbers of the very width alone."""
+    """The type that a bulk load hands to a column: PostgreSQL takes numbers of the very width alone."""
     if isinstance(column.type, BigInteger):
         return pa.int64()
     if isinstance(column.type, Integer):
@@ -106,7 +106,7 @@ def adbc_writing(database_url: str) -> Iterator["ArrowWriter"]:
     """A connection with one open transaction, which is committed when the block ends, and undone when it raises.
 
     A SQLite file is written without a journal, and without waiting for the disk: it is of no use unless the block ends
-    well, and the caller sees to it that nobody takes it for a database before.
+    well, and the caller sees to it that no process takes it for a database before.
 
     Raises:
         As `adbc_connect`.

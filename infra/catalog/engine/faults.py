@@ -69,7 +69,7 @@ def _of_sqlite(error: DBAPIError, url: URL) -> Exception:
 
 
 def sentence(error: DBAPIError) -> str:
-    """What the database said, on one line."""
+    """The database's own message, on one line."""
     return " ".join(str(error.orig).split())
 
 

@@ -132,7 +132,7 @@ def _lock(connection: Connection) -> None:
 
 
 def lost_write_ahead(database: Database, pids: Collection[int]) -> ServiceFailed | None:
-    """What to say where SQLite's write-ahead file was removed while the database was in use; None where all is well.
+    """The error of a SQLite write-ahead file that was removed while the database was in use; None where all is well.
 
     Ask before anything opens the database: that puts an empty file in the place of the one that is gone.
 

@@ -134,7 +134,7 @@ def _register_all(
     put_sequences(connection, locked.advanced)
     if locked.delayed:
         count_delayed(connection, locked.delayed)
-    # of one that is OPEN the primary copy stands for certain: nobody can have looked for the last time
+    # of one that is OPEN the primary copy stands for certain: no deletion can have looked for the last time
     standing = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
     late = {write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in standing}
     if late:
@@ -143,7 +143,7 @@ def _register_all(
 
 
 def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
-    """Lock topics, then ledgers, then sequences, each by key: nobody that does the same can deadlock with us."""
+    """Lock topics, then ledgers, then sequences, each by key: two batches that do the same cannot deadlock."""
     locks = _locks(connection.dialect.name)
     asked = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in asked}).all()
@@ -226,7 +226,7 @@ def _transaction_refusal(
 
 
 class _Locks(NamedTuple):
-    """What an append locks, in this order."""
+    """The locks of an append, in this order."""
 
     topics: Statement  # those that are ACTIVE, share-locked, with the catalog's epoch
     ledgers: Statement  # locked, listed ones only, with the topic of their list

@@ -141,7 +141,7 @@ def _without(open_ones: int, state: CursorState, listed: set[int]) -> int:
 
 
 def frontier_of(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
-    """What readers of a topic may see at one moment; the last entry is read first, see `views`."""
+    """The entries that readers of a topic may see at one moment; the last entry is read first, see `views`."""
     end = last_entry(connection, topic_id)
     view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:

@@ -15,7 +15,7 @@ from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
 
 TOPIC: Final = select(t.topic)
-"""What `topic_of` reads."""
+"""The query whose rows `topic_of` reads."""
 
 
 def create_topic(
@@ -61,7 +61,7 @@ def create_topic(
 def make_again(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
     """Insert a topic that only storage knew, ACTIVE; its name is free.
 
-    Its limits are not known, so it keeps what it has until somebody sets some.
+    Its limits are not known, so it keeps what it has until an operator sets some.
     """
     policy = RetentionPolicy(retention_s=MOST_S)
     values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}

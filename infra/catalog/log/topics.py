@@ -70,7 +70,7 @@ def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, a
 
 
 def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
-    """What is told of the topics, in their order."""
+    """Summaries of the topics, in their order."""
     ids = [topic.topic_id for topic in topics]
     query = select(t.cursor).where(among(connection, t.cursor.c.topic_id, ids))
     rows = connection.execute(query).all()

@@ -266,7 +266,7 @@ def _query(wanted: ColumnElement[bool]) -> Select[Any]:
 def _proved_ids(
     connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
 ) -> list[LedgerId]:
-    """What is proved and removable; the tiered copy is still the one that was proved."""
+    """Ledgers that are proved and removable; the tiered copy is still the one that was proved."""
     wanted = _removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
     found = {row.ledger_id: context_in(row.tiered_context).get("uuid") for row in connection.execute(_query(wanted))}
     return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]

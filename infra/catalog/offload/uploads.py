@@ -33,7 +33,7 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
 
 
 def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
-    """What storage should say of a ledger of messages; `row` is one of `ledger`, with `component` of its list."""
+    """The statement of a ledger of messages, as storage should have it; `row` has `component` of its list as well."""
     owner = LedgerOwner(
         application=row.application,
         component=Component(row.component),
@@ -77,7 +77,7 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
     """Let phase two go to work, and see what it may have missed.
 
     It deletes nothing before the upload's end. So an intent that still waits for that meets every object later; of
-    one that has waited in vain nobody can say what it saw, and one more is filed. One that waits for nothing was told
+    one that has waited in vain it is not known what it saw, and one more is filed. One that waits for nothing was told
     so by an earlier call of this attempt.
     """
     of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)

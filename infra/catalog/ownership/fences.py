@@ -38,7 +38,7 @@ class SqlFences(OnDatabase):
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """See `Fences.raise_fences`; a statement inserts rows or counts on, so that two never get one number.
 
-        Rows are locked ascending, so that two raises of the same ones cannot deadlock. Those that somebody holds come
+        Rows are locked ascending, so that two raises of the same ones cannot deadlock. Those that a writer holds come
         later and one by one: an owner that was paused in the middle of a write keeps its successor from one bundle.
         """
         if not bundles:
@@ -132,7 +132,7 @@ def hold_lease(connection: Connection, lease: Lease | None) -> None:
 def _require_last(row: Row[Any] | None, lease: Lease) -> None:
     """Compare for equality, and the worker too: in a catalog put back from a backup a number comes up again."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
-        found = "that nobody ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
+        found = "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
         raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found)
 
 

@@ -40,7 +40,7 @@ _P, _L, _C = t.pending_deletion.c, t.ledger.c, t.ledger_copy.c
 
 
 def _request(page: PageOfFindings) -> str:
-    """What tells it from another use of its batch id."""
+    """A digest that tells the page from another use of its batch id."""
     orphans = sorted((one.number, one.copy.value, one.statement.ledger_id, _uuid(one)) for one in page.orphans)
     asked = [orphans, sorted(page.unreferenced.items()), sorted(page.stalled.items())]
     return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
@@ -89,7 +89,7 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
 
 
 def _lock(connection: Connection, ids: Iterable[int]) -> None:
-    """Topics and lists of those ledgers that have rows, in the order of everybody."""
+    """Topics and lists of those ledgers that have rows, in the order of every writer."""
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
     rows = connection.execute(query.where(among(connection, _L.ledger_id, ids)).distinct()).all()
@@ -116,7 +116,7 @@ def file_orphans(
         orphans: Copies as storage states them.
         kept: Gets why nothing was done, by number.
         batch_id: Whose work the intents are; empty: no batch, until a sweep.
-        cause: Who wants it, and why.
+        cause: The actor and the reason.
         now_us: The database's clock.
     """
     known = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
@@ -193,7 +193,7 @@ def _uuid(one: OrphanCopy) -> str:
 
 
 def _row(one: OrphanCopy, batch_id: str, cause: Cause, generation: int, now_us: int) -> dict[str, Any]:
-    """What phase two has to know; storage's own word stands for that of the catalog, which has none."""
+    """The facts for phase two: storage's own word stands for that of the catalog, which has none."""
     statement, owner = one.statement, one.statement.owner
     return {
         "batch_id": batch_id,
@@ -257,7 +257,7 @@ def _take_up(connection: Connection, page: PageOfFindings, kept: dict[int, str],
     connection.execute(select(_P.row_id).where(asked).order_by(_P.row_id).with_for_update())
     idle = set(connection.execute(select(_P.row_id).where(asked, stalled(now_us))).scalars())
     kept |= {
-        number: f"deletion {row_id}: somebody works on it, or it has ended"
+        number: f"deletion {row_id}: a workflow works on it, or it has ended"
         for number, row_id in page.stalled.items()
         if row_id not in idle
     }

@@ -1,4 +1,4 @@
-"""What the segments that adoption takes in tell of transactions."""
+"""Transactions as the segments tell of them that adoption takes in."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ def _flushed_us(connection: Connection) -> int:
 
 
 class _Told:
-    """What the adopted segments of a topic tell of transactions."""
+    """Transactions as the adopted segments of a topic tell of them."""
 
     def __init__(
         self, connection: Connection, topic_id: TopicId, name: str, taken: Sequence[AdoptedSegment], now_us: int
@@ -66,9 +66,9 @@ class _Told:
         unknown = sorted(named - states_of(self._connection, named).keys()) if named else []
         if unknown:
             insert_open(self._connection, [(txn, -1) for txn in unknown], now_us=self._now)
-        who = {(txn, Participant(self._topic_id), self._name) for *_, txn in runs}
-        who |= {(one.txn, self._of(one), self._name) for one in self._markers if one.subscription}
-        join(self._connection, who)
+        joined = {(txn, Participant(self._topic_id), self._name) for *_, txn in runs}
+        joined |= {(one.txn, self._of(one), self._name) for one in self._markers if one.subscription}
+        join(self._connection, joined)
         rows = [(*run[:-1], run[-1].tc_id, run[-1].sequence) for run in runs]
         insert_ranges(self._connection, rows)
         hidden: dict[LedgerId, BitMap] = {}

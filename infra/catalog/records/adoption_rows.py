@@ -56,7 +56,7 @@ def unsettled(connection: Connection, *, after: TopicId, limit: int) -> list[Top
 
 
 def staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
-    """What is not settled of a topic, by ledger, in pages of a few MB or of one ledger."""
+    """Ledgers of a topic that are not settled, in pages of a few MB or of one ledger."""
     after = -1
     while ids := _page(connection, topic_id, after):
         facts = select(_A.facts).where(among(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)

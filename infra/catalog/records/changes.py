@@ -228,7 +228,7 @@ def _with_copies(found: Any) -> Any:  # noqa: ANN401 - a join
 
 
 def _fields(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
-    """What the row says of the kind's fields, and what a ledger and a list have of other rows."""
+    """The row's columns of the kind's fields, and those that a ledger and a list have of other rows."""
     more: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
         more["ledgers"] = _listed(row.c.list_id, dialect)

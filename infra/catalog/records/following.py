@@ -210,7 +210,7 @@ class _Step:
         self._done.update(removed=on.remove(self._c, t.topic.c.topic_id, ids))
 
     def _covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """What is known of ended records: their rows tell it, or versions that came with their tombstones."""
+        """Facts of ended records, from their rows or from versions that came with their tombstones."""
         if kind is not _K.LEDGER:
             return covered
         rows = on.ledgers_as_covered(self._c, ids)

@@ -1,7 +1,7 @@
 """The `Rebuild` port: a bulk load of a catalog into an empty database, all of it or nothing.
 
 On PostgreSQL one transaction does it, which holds the tables. A SQLite file is written beside its place, under a name
-that nobody opens, and gets its own when it is complete and on the disk. Triggers are off meanwhile, because what is
+that no process opens, and gets its own when it is complete and on the disk. Triggers are off meanwhile, because what is
 loaded is in blocks already, and indexes are made of whole columns afterwards.
 """
 
@@ -131,7 +131,7 @@ class SqlRebuild:
 
 
 def rows_in(connection: Connection) -> str:
-    """What stands in a database that would have to be empty; the empty text where nothing does."""
+    """Rows in a database that would have to be empty, as a phrase; empty where there are none."""
     row = connection.execute(select(t.record_log)).one()
     if row.rebuild:
         return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"

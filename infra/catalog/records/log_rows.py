@@ -64,7 +64,7 @@ def require_no_replica(connection: Connection) -> None:
 
 
 def known_of(connection: Connection) -> KnownManifest:
-    """What the catalog knows of the newest manifest, by one statement."""
+    """The newest manifest as the catalog knows it, by one statement."""
     row = connection.execute(_KNOWN).one()
     return KnownManifest(
         catalog_id=row.catalog_id,
@@ -191,5 +191,5 @@ def is_adopting(connection: Connection) -> bool:
 
 
 def end_adoption(connection: Connection) -> None:
-    """The catalog is complete: everybody may write to it."""
+    """The catalog is complete: every process may write to it."""
     connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

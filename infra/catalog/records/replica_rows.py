@@ -140,7 +140,7 @@ def displaced(connection: Connection, table: Table, unique: tuple[str, ...], row
 
 
 def ledgers_as_covered(connection: Connection, ids: Iterable[int]) -> pa.Table:
-    """What the rows of ledgers tell of them for their tombstones, ascending by id."""
+    """Columns of ledgers for their tombstones, ascending by id."""
     of, ledger = t.ledger_list.c, t.ledger.c
     rows: list[Any] = []
     for page in _pages(ids):

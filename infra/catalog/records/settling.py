@@ -37,7 +37,7 @@ _L, _T = t.ledger.c, t.tombstone.c
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What must be known of all staged ledgers of a topic before the first of them is taken in."""
+    """Facts of all staged ledgers of a topic, known before the first of them is taken in."""
 
     name: str | None  # of the topic, as those say that may be taken in
     repeated: Mapping[str, int]

@@ -77,7 +77,7 @@ def _put(connection: Connection, rows: Select[Any]) -> None:
 
 
 def tombstone_of(connection: Connection, ledger_id: int) -> Tombstone | None:
-    """What a durable delete left of the ledger, if there is one."""
+    """The tombstone of the ledger, if a durable delete has left one."""
     row = connection.execute(select(t.tombstone).where(_T.kind == _LEDGER, _T.id == ledger_id)).first()
     return None if row is None else value_of(Tombstone, row, kind=RecordKind(row.kind))
 
@@ -157,7 +157,7 @@ class SqlTombstones(OnDatabase):
 
 
 class _Written(NamedTuple):
-    """What a raid writes to tombstones of one kind, of which the ids are told."""
+    """The statements by which a raid writes to tombstones of one kind, by their ids."""
 
     mark: Statement
     unmark: Statement  # what another raid has marked, or this one before, and may not be removed

@@ -91,7 +91,7 @@ def put_decisions(
     now_us: int,
     timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
-    """Write what was decided of locked, open transactions: the state of each, final where nobody is to be told.
+    """Write what was decided of locked, open transactions: the state of each, final where no participant is to be told.
 
     `also` are cursors that the caller locks next; see `end_all`.
     """

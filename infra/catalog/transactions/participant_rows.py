@@ -67,7 +67,7 @@ def hold(
 def held(
     connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
-    """What open transactions hold of each of these subscriptions."""
+    """Entries that open transactions hold of each of these subscriptions."""
     found: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {key: {} for key in subscriptions}
     rows = _holding(connection.dialect.name).execute(connection, found) if found else ()
     for row in rows:

@@ -91,7 +91,7 @@ _S = t.transaction_snapshot.c
 
 
 def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
-    """What the row says; of a topic without one, nothing."""
+    """The topic's row; an empty value where there is none."""
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
@@ -131,7 +131,7 @@ def _time(name: str) -> ColumnElement[int]:
 
 
 def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
-    """Take rows that are due, without waiting for those that somebody takes just now."""
+    """Take rows that are due, without waiting for those that another process takes just now."""
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
     found = [TopicId(one) for one in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
     if found:

@@ -188,7 +188,7 @@ def test_verify_compares_for_equality(world: World) -> None:
 
 def test_verify_bundle_that_nobody_acquired_is_refused(world: World) -> None:
     """As in a catalog that was made anew."""
-    with pytest.raises(NotOwner, match="found that nobody ever acquired it"):
+    with pytest.raises(NotOwner, match="found that no worker ever acquired it"):
         world.catalog.fences.verify(Lease(bundle=ONE, fence=1, worker_id="a"))
 
 
