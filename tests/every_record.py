@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection
 
-from infra.catalog.engine.many import Clock
+from infra.catalog.engine.dialects import Clock
 from infra.catalog.records.outbox_rows import SOURCES
 
 

@@ -63,10 +63,6 @@ class Directory:
         )
         return {name: LiveWorker(session=stat.ephemeralOwner, load=_load(body)) for name, (body, stat) in found.items()}
 
-    def workers(self) -> dict[str, WorkerLoad]:
-        """Workers with a live session, with the load they told of last."""
-        return {name: worker.load for name, worker in self.live_workers().items()}
-
     def owned(self) -> frozenset[BundleId]:
         """Bundles with an owner, of whatever worker; a node that names no bundle of this catalog is left out."""
         names = self._session.ask("reading owned bundles", lambda client: _children(client, OWNERS))

@@ -49,7 +49,6 @@ class StackHome:
         """The home at `path`, which may be relative or start with `~`."""
         return cls(Path(path).expanduser().absolute())
 
-    catalog = _Inside("catalog.db")  # the SQLite catalog
     objects = _Inside("objects")  # SeaweedFS data: volumes, filer index, master state
     zookeeper = _Inside("zookeeper")  # ZooKeeper's configuration and data
     temporal_db = _Inside("temporal.db")  # Temporal's SQLite database, absent when it runs in memory

@@ -13,8 +13,8 @@ import pyarrow as pa
 from sqlalchemy import Select
 
 from infra.catalog.engine.adbc import adbc_connect, schema_of
+from infra.catalog.engine.dialects import context_in
 from infra.catalog.log.components import BY_ROW
-from infra.catalog.offload.contexts import context_in
 from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId

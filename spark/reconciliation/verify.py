@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, adbc_connect
-from infra.catalog.offload.contexts import context_in
+from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import meta_digest, segment_number
 from logstore.ports.objects import ObjectStore

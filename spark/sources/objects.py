@@ -61,10 +61,6 @@ class NativeAddresses:
         """All buckets."""
         return (self.primary, *self.tiered)
 
-    def at(self, bucket: str) -> StoreAddress:
-        """A bucket by its name."""
-        return next(one for one in self.stores if one.bucket == bucket)
-
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:

@@ -46,7 +46,7 @@ _DOORS: Final = {
 
 _MAKES_A_CATALOG: Final = {"infra/catalog/engine/versions.py": {"catalog"}}
 _WRITES: Final = {"insert", "update", "delete", "inserting", "ignoring_conflict"}
-_OWN: Final = "infra/catalog/engine/many.py"  # where the last two are made, for whatever table
+_OWN: Final = "infra/catalog/engine/dialects.py"  # where the last two are made, for whatever table
 _OF_REPLICAS: Final = "infra/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.transactions.participant_rows import held, hold, join
 from logstore.cursors.state import CursorState, LedgerSpan, acknowledged_by, carried, since, whole
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import among, value_of
+from infra.catalog.engine.dialects import among, value_of
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
 from logstore.log.ledgers import Component

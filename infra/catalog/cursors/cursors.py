@@ -13,7 +13,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
 from infra.catalog.log.topic_rows import active_topic, topic_row

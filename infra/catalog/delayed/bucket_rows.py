@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, lite
 from infra.catalog import tables as t
 from infra.catalog.delayed.due import delayed_sizes, entries_behind
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from infra.catalog.engine.many import (
+from infra.catalog.engine.dialects import (
     BIG,
     Clock,
     Statement,

@@ -9,7 +9,7 @@ from infra.catalog.delayed.bucket_rows import change_list, hold_page, holder_of,
 from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import born, retire
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.topic_rows import active_topic, topic_row

@@ -13,9 +13,8 @@ from infra.catalog.deletion.intent_rows import end_rows, hold, move_rows, take
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import finish_run, holder, pause_run, release_run, renew_run, resume_run, with_pauses
 from infra.catalog.engine.database import reads, writes
-from infra.catalog.engine.many import BIG, Statement, among, rows_of
+from infra.catalog.engine.dialects import BIG, Statement, among, as_text, context_or_none, rows_of
 from infra.catalog.log.ledgers import require_epoch
-from infra.catalog.offload.contexts import as_text, context_or_none
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.deletion.rules import require_free

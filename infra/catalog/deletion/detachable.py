@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import abandoned
 from infra.catalog.transactions.buffer_rows import unsettled_in

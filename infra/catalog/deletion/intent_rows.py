@@ -27,7 +27,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by, stalled
-from infra.catalog.engine.many import among, ignoring_conflict
+from infra.catalog.engine.dialects import among, ignoring_conflict
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind

@@ -8,8 +8,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, bindparam, func, literal, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, Statement, rows_of, value_of
-from infra.catalog.offload.contexts import as_text, context_in, context_or_none, json_object
+from infra.catalog.engine.dialects import (
+    BIG,
+    Statement,
+    as_text,
+    context_in,
+    context_or_none,
+    json_object,
+    rows_of,
+    value_of,
+)
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.rules import ranges
 from logstore.log.ledgers import SHARDS, CopyKind

@@ -19,7 +19,7 @@ from infra.catalog.deletion.detachable import ListView, detachable, detachable_o
 from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
 from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
 from infra.catalog.engine.database import Database, reads, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import data_list, last_id
 from infra.catalog.log.topic_rows import topic_row
 from infra.catalog.ownership.fences import LeasedPort, hold_lease

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import TEXT, ignoring_conflict, rows_of
+from infra.catalog.engine.dialects import TEXT, ignoring_conflict, rows_of
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, Detached

@@ -24,7 +24,7 @@ from infra.catalog.deletion.runs import (
     stalled,
 )
 from infra.catalog.engine.database import Database, OnDatabase, reads, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.uploads import TIERED, abandoned

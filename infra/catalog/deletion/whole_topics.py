@@ -18,7 +18,7 @@ from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
 from infra.catalog.deletion.intents import filed_by, tally_of
 from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
 from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions

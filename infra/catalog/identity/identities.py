@@ -7,9 +7,8 @@ from sqlalchemy import Connection, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import Database, OnDatabase, writes
-from infra.catalog.engine.many import ignoring_conflict
+from infra.catalog.engine.dialects import Readable, ignoring_conflict
 from infra.catalog.log.inspection import live_copies, live_row
-from infra.catalog.offload.contexts import Readable
 from logstore.deletion.intents import DeletionState, missing_property
 from logstore.errors import CatalogVersionMismatch
 from logstore.identity.markers import Role

@@ -18,7 +18,7 @@ from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import BIG, Statement, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, rows_of, value_of
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences

@@ -10,9 +10,8 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, stalled
 from infra.catalog.engine.database import OnDatabase, reads
-from infra.catalog.engine.many import value_of
+from infra.catalog.engine.dialects import as_text, context_in, context_or_none, value_of
 from infra.catalog.log.ledger_rows import last_id
-from infra.catalog.offload.contexts import as_text, context_in, context_or_none
 from infra.catalog.records.tombstone_rows import tombstone_of
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of, value_of
 from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
 from logstore.errors import IdsExhausted, UnknownObject

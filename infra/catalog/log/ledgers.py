@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, and_, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import BIG, Statement, among, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
 from infra.catalog.log.sums import backlogs_in, totals_of

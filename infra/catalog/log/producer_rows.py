@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, case, delete, select, true, tuple_, upd
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, inserting, rows_of
 from infra.catalog.transactions.transaction_rows import states_of
 from logstore.log.producers import ProducerSequence
 from logstore.positions import TopicId

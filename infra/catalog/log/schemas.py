@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import value_of
+from infra.catalog.engine.dialects import value_of
 from infra.catalog.log.components import born, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from logstore.errors import PreconditionFailed

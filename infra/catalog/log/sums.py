@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, case, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import spans_of
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, backlog

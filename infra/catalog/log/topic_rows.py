@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import among, ignoring_conflict, value_of
+from infra.catalog.engine.dialects import among, ignoring_conflict, value_of
 from infra.catalog.log.ledger_rows import make_list
 from logstore.deletion.retention import MOST_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import stored
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.sums import backlogs_of, totals_of
 from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
 from infra.catalog.transactions.buffer_rows import views

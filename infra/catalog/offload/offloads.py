@@ -12,10 +12,9 @@ from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
 from infra.catalog.deletion.intents import filed_by
 from infra.catalog.deletion.runs import fingerprint, open_run, unless_done
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among, as_text, context_in
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
-from infra.catalog.offload.contexts import as_text, context_in
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of

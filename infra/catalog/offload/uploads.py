@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, s
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_again, file_copy_intents, tell_intent
 from infra.catalog.deletion.intents import INTENT
+from infra.catalog.engine.dialects import Readable, as_text, context_in
 from infra.catalog.log.ledger_rows import tell_copy
-from infra.catalog.offload.contexts import Readable, as_text, context_in
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.offload.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us

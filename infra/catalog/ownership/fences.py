@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.many import inserting, value_of
+from infra.catalog.engine.dialects import inserting, value_of
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease

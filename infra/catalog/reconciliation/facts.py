@@ -11,9 +11,8 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, li
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
-from infra.catalog.engine.many import Clock
+from infra.catalog.engine.dialects import Clock, as_text
 from infra.catalog.log.components import BY_ROW
-from infra.catalog.offload.contexts import as_text
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState

@@ -25,11 +25,10 @@ from infra.catalog.deletion.runs import (
     stalled,
     told_before,
 )
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among, as_text, context_or_none
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
 from infra.catalog.log.topic_rows import hold_topics
-from infra.catalog.offload.contexts import as_text, context_or_none
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Detached

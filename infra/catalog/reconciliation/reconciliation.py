@@ -13,7 +13,7 @@ from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, begin_run, finish_run, forget_runs, held, renew_run, set_summary
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import BIG, Statement, among, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.reconciliation.filing import file_page

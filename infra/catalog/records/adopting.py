@@ -12,7 +12,7 @@ from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_sna
 from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
 from infra.catalog.deletion.intent_rows import file_intents, move
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.many import among, value_of
+from infra.catalog.engine.dialects import among, value_of
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
 from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, unsettled

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
 from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger
 from logstore.positions import LedgerId, TopicId
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase, reads
-from infra.catalog.engine.many import BIG, TEXT, Statement, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, rows_of
 from infra.catalog.records.log_rows import (
     begin_stamp,
     known_of,

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from logstore.records.kinds import RecordKind
 
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, inserting, rows_of
 from infra.catalog.records.version_rows import Ids
 
 _PAGE: Final = 10_000

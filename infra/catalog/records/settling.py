@@ -14,7 +14,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.deletion.whole_topics import dissolve
-from infra.catalog.engine.many import among
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import GROWS, make_list, register, take_in, take_in_newborns
 from infra.catalog.log.producer_rows import put_sequences, sequences_of
 from infra.catalog.log.topic_rows import make_again

@@ -31,7 +31,7 @@ from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import BIG, Statement, among, inserting, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, inserting, rows_of, value_of
 from infra.catalog.records.outbox_rows import waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts

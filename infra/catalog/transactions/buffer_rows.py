@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, Rows, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, Rows, Statement, among, inserting, rows_of
 from logstore.cursors.state import unite
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, LargeBinary, and_, case, delete, func, litera
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, inserting, rows_of
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settled, StoredParticipant

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.many import BIG, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, Statement, among, inserting, rows_of
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.sums import last_entry

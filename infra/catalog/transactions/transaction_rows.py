@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.many import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
 from infra.telemetry import current_trace_id

@@ -1,7 +1,11 @@
-"""What of a statement depends on the database: many values as one parameter, a key that is taken, and the clock.
+"""The parts of a statement that depend on the database: many values as one parameter, taken keys, JSON, and the clock.
 
 A statement's text does not grow with its input, nor reach a limit of parameters. So it is compiled once, and prepared
 once on a connection. SQLite reads the values from JSON, PostgreSQL from arrays.
+
+An offload context is stored as it was found. It may be damaged: by an edit by hand, by a failing disk, or by an older
+tool. One text that is no JSON makes SQLite fail the whole statement, and the driver the whole result. So contexts are
+read as text, and each is parsed by itself.
 """
 
 import json
@@ -12,6 +16,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     ColumnElement,
     Connection,
@@ -27,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import Executable
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
@@ -129,3 +135,52 @@ def _of_a_server(*_: object, **__: object) -> str:
 @compiles(Clock, "sqlite")
 def _of_this_machine(*_: object, **__: object) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
+
+
+def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
+    """The column as its text, under that name; for `context_in`."""
+    return cast(context, Text).label(name)
+
+
+def context_in(text: str) -> dict[str, str]:
+    """The context that a text means; one that cannot be read is empty."""
+    return context_or_none(text) or {}
+
+
+def context_or_none(text: str) -> dict[str, str] | None:
+    """The context that a text means, or None where it is anything but names with texts."""
+    found = json_object(text)
+    return found if found is not None and all(isinstance(value, str) for value in found.values()) else None
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Readable(FunctionElement[Any]):
+    """A column of JSON, NULL where the database keeps what it cannot take apart.
+
+    SQLite accepts any text; PostgreSQL any escape of four hexadecimal digits, also of what is no character, over which
+    it fails the statement. Contexts of ours have none of those that it may refuse.
+    """
+
+    name = "readable"
+    type = JSON()
+    inherit_cache = True
+
+
+@compiles(Readable)
+def _where_each_escape_is_a_character(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+    column = compiler.process(element.clauses, **options)
+    return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
+
+
+@compiles(Readable, "sqlite")
+def _where_it_is_json(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+    column = compiler.process(element.clauses, **options)
+    return f"CASE WHEN json_valid({column}) THEN {column} END"
