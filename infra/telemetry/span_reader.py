@@ -6,7 +6,7 @@ at most `MOST_SPANS` spans are kept: of calls beyond that, which have no spans u
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,16 +167,11 @@ def _keep(found: TraceRows, sums: dict[tuple[str | None, str, str | None], SpanR
 
 def add(one: SpanRow, other: SpanRow) -> SpanRow:
     """A row that stands for both; its own facts are those of the first."""
-    return SpanRow(
-        span_id=one.span_id,
-        parent_id=one.parent_id,
-        name=one.name,
-        service=one.service,
+    return replace(
+        one,
         start_ns=min(one.start_ns, other.start_ns),
         end_ns=max(one.end_ns, other.end_ns),
-        error=one.error,
-        call=one.call,
-        lost=one.lost,
+        attributes={},
         count=one.count + other.count,
         total_ns=one.total_ns + other.total_ns,
         most_ns=max(one.most_ns, other.most_ns),
