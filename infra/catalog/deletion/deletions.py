@@ -183,12 +183,7 @@ class SqlDeletions(LeasedPort):
         return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us)
 
     def list(
-        self,
-        state: DeletionState | None,
-        *,
-        topic: str | None = None,
-        ledger_id: LedgerId | None = None,
-        limit: int,
+        self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[DeletionIntent]:
         """See `Deletions.list`."""
         dead = state is DeletionState.DEAD_LETTERED  # few: found by their state, and not by walking over what went

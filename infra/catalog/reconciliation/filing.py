@@ -127,8 +127,7 @@ def file_orphans(
     intents = _by_ledger(connection.execute(before.with_for_update()))
     of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
     alive = {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
-    highest = alive | {one: max(row.generation for row in filed) for one, filed in intents.items()}
-    highest |= {one: max(highest[one], generation) for one, generation in alive.items()}
+    highest = {one: max([alive.get(one, 0), *(row.generation for row in intents[one])]) for one in {*alive, *intents}}
     rows, seen = dict[int, dict[str, Any]](), set[tuple[int, CopyKind, str]]()
     for one in orphans:
         ledger_id = int(one.statement.ledger_id)
