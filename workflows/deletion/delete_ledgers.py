@@ -51,7 +51,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
-_FEWEST = 10  # rows worth an activity of their own, which costs as much as a few listings
+_FEWEST = 5  # rows worth an activity of their own, which costs as much as a few listings
 _MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
 _MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk travel, 200 characters each
 

@@ -319,7 +319,7 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     assert max(asked) == 1000 // house.policy.parallelism
 
 
-@pytest.mark.parametrize(("ledgers", "chunks"), [(6, 1), (24, 2)])
+@pytest.mark.parametrize(("ledgers", "chunks"), [(5, 1), (24, 2)])
 async def test_delete_ledgers_shares_a_small_batch_out_among_all_chunks(
     house: House, ledgers: int, chunks: int
 ) -> None:
