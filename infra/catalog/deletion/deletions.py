@@ -132,7 +132,8 @@ class SqlDeletions(LeasedPort):
         if intent.state is not DeletionState.PENDING:
             return intent
         now = self._db.now_us(connection)
-        own, batch = (row.claim_workflow, row.claim_until_us), holder(connection, row.batch_id, now)
+        own = (row.claim_workflow, row.claim_until_us)
+        batch = None if row.claim_workflow else holder(connection, row.batch_id, now)
         require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
         attempts = row.attempts + int(attempt)
         return _with_references(connection, [take(connection, row.row_id, claim, attempts=attempts, now_us=now)])[0]
