@@ -31,22 +31,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from workers.client.payload_codec import codec_of, key_of
 from workers.settings import Settings
-from workflows.delayed.values import SEAL_BUCKETS, SealBucketsInput
-from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy, SweepDeletionsInput, TrimTopicsInput
+from workflows.delayed.values import SEAL_BUCKETS
+from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
 from workflows.jobs import Job, Request
 from workflows.limits import bulk_queue, records_queue, transactions_queue
-from workflows.reconciliation.values import RECONCILE_ORPHANS, ReconcileOrphansInput
-from workflows.records.values import (
-    DEFRAGMENT_RECORDS,
-    RAID_TOMBSTONES,
-    REPLICATE_RECORDS,
-    SWEEP_RECORDS,
-    DefragmentRecordsInput,
-    RaidTombstonesInput,
-    ReplicateRecordsInput,
-    SweepRecordsInput,
-)
-from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput
+from workflows.reconciliation.values import RECONCILE_ORPHANS
+from workflows.records.values import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
+from workflows.transactions.values import SWEEP_TRANSACTIONS
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
@@ -57,8 +48,7 @@ _RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-_OF_RECORDS: Final = (_RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED, *_OF_RECORDS)
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED, _RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -97,82 +87,27 @@ class ScheduleRow:
 
 
 def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]:
-    """Every job of this build that recurs."""
-    return (
-        Recurring(
-            schedule_id=_SWEEP,
-            job=SWEEP_DELETIONS,
-            arg=SweepDeletionsInput(actor=_SWEEP, reason="schedule", policy=policy),
-            interval_s=settings.sweep_interval,
-            summary="sweep deletions that nobody works on",
-        ),
-        Recurring(
-            schedule_id=_TRIM,
-            job=TRIM_TOPICS,
-            arg=TrimTopicsInput(actor=_TRIM, reason="schedule", policy=policy),
-            interval_s=settings.trim_interval,
-            summary="trim all topics",
-        ),
-        Recurring(
-            schedule_id=_PLAN,
-            job=RECONCILE_ORPHANS,
-            arg=ReconcileOrphansInput(actor=_PLAN, reason="schedule", queue=bulk_queue(settings.task_queue)),
-            interval_s=settings.plan_interval,
-            summary="compare storage with the catalog",
-        ),
-        Recurring(
-            schedule_id=_TRANSACTIONS,
-            job=SWEEP_TRANSACTIONS,
-            arg=SweepTransactionsInput(
-                actor=_TRANSACTIONS, reason="schedule", queue=transactions_queue(settings.task_queue)
-            ),
-            interval_s=settings.sweep_interval,
-            summary="wake coordinators with work that nobody does",
-        ),
-        Recurring(
-            schedule_id=_DELAYED,
-            job=SEAL_BUCKETS,
-            arg=SealBucketsInput(actor=_DELAYED, reason="schedule"),
-            interval_s=settings.delayed_interval,
-            summary="seal delayed messages of all topics",
-        ),
-        *_of_records(settings),
-    )
+    """Every job of this build that recurs. A flush runs for ever, so `sexton-records` looks whether it does."""
 
+    def recurs(name: str, job: Job[Any, Any], interval_s: int, summary: str, **more: object) -> Recurring:
+        arg = job.request(actor=name, reason="schedule", **more)
+        return Recurring(schedule_id=name, job=job, arg=arg, interval_s=interval_s, summary=summary)
 
-def _of_records(settings: Settings) -> Sequence[Recurring]:
-    """Those of the record log. What flushes it is to run for ever, so that this looks whether it does."""
-    queue, why = records_queue(settings.task_queue), "schedule"
+    given, records = settings, records_queue(settings.task_queue)
+    of_records = {"scheduled": True, "queue": records}
+    bulk, transactions = bulk_queue(given.task_queue), transactions_queue(given.task_queue)
+    replicate_s = given.replicate_interval if given.replicas else 0
+    wake, flush = "wake coordinators with work that nobody does", "see that changed records are flushed"
     return (
-        Recurring(
-            schedule_id=_RECORDS,
-            job=SWEEP_RECORDS,
-            arg=SweepRecordsInput(actor=_RECORDS, reason=why, queue=queue),
-            interval_s=settings.sweep_interval,
-            summary="see that changed records are flushed",
-            at_once=True,
-        ),
-        Recurring(
-            schedule_id=_DEFRAGMENT,
-            job=DEFRAGMENT_RECORDS,
-            arg=DefragmentRecordsInput(scheduled=True, actor=_DEFRAGMENT, reason=why, queue=queue),
-            interval_s=settings.defragment_interval,
-            summary="defragment the record log",
-        ),
-        Recurring(
-            schedule_id=_RAID,
-            job=RAID_TOMBSTONES,
-            arg=RaidTombstonesInput(scheduled=True, actor=_RAID, reason=why, queue=queue),
-            interval_s=settings.raid_interval,
-            summary="raid tombstones that cover nothing",
-        ),
-        Recurring(
-            schedule_id=_REPLICATE,
-            job=REPLICATE_RECORDS,
-            arg=ReplicateRecordsInput(scheduled=True, actor=_REPLICATE, reason=why, queue=queue),
-            interval_s=settings.replicate_interval if settings.replicas else 0,
-            summary="replicate the record log",
-        ),
+        recurs(_SWEEP, SWEEP_DELETIONS, given.sweep_interval, "sweep deletions that nobody works on", policy=policy),
+        recurs(_TRIM, TRIM_TOPICS, given.trim_interval, "trim all topics", policy=policy),
+        recurs(_PLAN, RECONCILE_ORPHANS, given.plan_interval, "compare storage with the catalog", queue=bulk),
+        recurs(_TRANSACTIONS, SWEEP_TRANSACTIONS, given.sweep_interval, wake, queue=transactions),
+        recurs(_DELAYED, SEAL_BUCKETS, given.delayed_interval, "seal delayed messages of all topics"),
+        replace(recurs(_RECORDS, SWEEP_RECORDS, given.sweep_interval, flush, queue=records), at_once=True),
+        recurs(_DEFRAGMENT, DEFRAGMENT_RECORDS, given.defragment_interval, "defragment the record log", **of_records),
+        recurs(_RAID, RAID_TOMBSTONES, given.raid_interval, "raid tombstones that cover nothing", **of_records),
+        recurs(_REPLICATE, REPLICATE_RECORDS, replicate_s, "replicate the record log", **of_records),
     )
 
 
@@ -180,7 +115,7 @@ async def apply_schedules(client: Client, settings: Settings, policy: DeletionPo
     """Create what is missing and update what differs; all else that the namespace schedules is left alone.
 
     A job with interval 0 is left out, or paused where its schedule exists. Repeating it is harmless. A schedule that
-    somebody paused by hand stays paused.
+    was paused by hand stays paused.
     """
     jobs = recurring(settings, policy)
     found = await asyncio.gather(*(_apply(client, job, settings.task_queue) for job in jobs))
@@ -196,6 +131,17 @@ async def described_schedules(client: Client) -> list[ScheduleDescription]:
     """Those of our schedules that the namespace has; their arguments may be encrypted."""
     found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in _NAMES))
     return list(filter(None, found))
+
+
+async def require_readable(client: Client) -> None:
+    """See that the client has the keys of scheduled jobs: a worker without them would fail each step of such a job.
+
+    Raises:
+        InvalidInput: It has not.
+    """
+    for found in await described_schedules(client):
+        if isinstance(found.schedule.action, ScheduleActionStartWorkflow):
+            await codec_of(client).decode([one for one in found.schedule.action.args if isinstance(one, Payload)])
 
 
 async def _apply(client: Client, job: Recurring, task_queue: str) -> AppliedSchedule | None:
@@ -251,7 +197,7 @@ def _updated(now: ScheduleUpdateInput, job: Recurring, task_queue: str) -> Sched
 
 
 def _wanted_state(found: ScheduleState, job: Recurring) -> ScheduleState:
-    """Paused where the settings turn it off, running again where they had, otherwise as somebody left it."""
+    """Paused where the settings turn it off, running again where they had, otherwise as it was left by hand."""
     if not job.interval_s and not found.paused:
         return replace(found, paused=True, note=_OFF)
     if job.interval_s and found.paused and found.note == _OFF:

@@ -33,6 +33,7 @@ from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
+from workers.client.schedules import require_readable
 from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
 from workers.hosting.currency_watch import watched
@@ -42,7 +43,6 @@ from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
-from workers.hosting.readable import require_readable
 from workers.hosting.readiness import Phase, Readiness, checks_of
 from workers.hosting.readiness_gauges import ReadinessGauges
 from workers.hosting.record_gauges import RecordGauges, ReplicaGauges

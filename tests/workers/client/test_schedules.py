@@ -22,8 +22,7 @@ from temporalio.service import RPCError
 from logstore.errors import InvalidInput
 from workers.client import Sexton
 from workers.client.payload_codec import key_of
-from workers.client.schedules import AppliedSchedule
-from workers.hosting.readable import require_readable
+from workers.client.schedules import AppliedSchedule, require_readable
 from workers.settings import Settings
 from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
