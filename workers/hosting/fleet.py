@@ -38,14 +38,12 @@ from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
 from workers.hosting.currency_watch import watched
 from workers.hosting.draining import LastMoment
-from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
+from workers.hosting.gauges import catalog_gauges, show_readiness
 from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.readiness import Phase, Readiness, checks_of
-from workers.hosting.readiness_gauges import ReadinessGauges
-from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
 from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
@@ -217,13 +215,7 @@ async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncItera
     if shown.metrics is None:
         yield
         return
-    meter, catalog = shown.metrics.runtime.metric_meter, log.catalog
-    deletions, plans = DeletionGauges(meter, catalog.deletions.inflight), PlanGauges(meter, catalog.reconciliation.runs)
-    transactions = TransactionGauges(meter, catalog.transactions.counts)
-    delayed = DelayedGauges(meter, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes)
-    records = RecordGauges(meter, catalog.records.state, catalog.tombstones.counts, catalog.records.waiting_deletions)
-    replicas = ReplicaGauges(meter, log.records.replication)
-    reads = (deletions.read, plans.read, transactions.read, delayed.read, records.read, replicas.read)
-    gauges = CatalogGauges(CertificateGauges(meter, settings).read, *reads)
-    async with alongside(gauges.run()), alongside(ReadinessGauges(meter, shown.readiness).run()):
+    meter = shown.metrics.runtime.metric_meter
+    gauges = catalog_gauges(meter, log, CertificateGauges(meter, settings).read)
+    async with alongside(gauges.run()), alongside(show_readiness(meter, shown.readiness)):
         yield

@@ -13,7 +13,7 @@ from logstore.reconciliation.findings import PlanResult
 from logstore.transactions.transactions import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
-from workers.hosting.gauges import CatalogGauges, DelayedGauges, DeletionGauges, PlanGauges, TransactionGauges
+from workers.hosting.gauges import CatalogGauges, of_delayed, of_deletions, of_plans, of_transactions, showing
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
@@ -39,18 +39,18 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = DeletionGauges(meter, catalog.inflight)
+    read = showing(meter, lambda: of_deletions(catalog.inflight))
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
-    gauges.read()
+    read()
     assert _shown(meter) == [7, 2]
     assert earliest <= meter.values[series("sexton_deletion_read_timestamp_seconds")] <= time.time()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0, "a catalog that does not say"
     catalog.found = Inflight(estimated_inflight=1, dead_lettered=0, oldest_us=(earliest - 3_600) * 1_000_000)
-    gauges.read()
+    read()
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] >= 3_600
     catalog.found = Inflight(estimated_inflight=0, dead_lettered=0)
-    gauges.read()
+    read()
     assert _shown(meter) == [0, 0]
     assert meter.values[series("sexton_deletion_oldest_pending_seconds")] == 0
 
@@ -58,7 +58,7 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = CatalogGauges(DeletionGauges(meter, catalog.inflight).read)
+    gauges = CatalogGauges(showing(meter, lambda: of_deletions(catalog.inflight)))
     gauges.read()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
@@ -82,7 +82,7 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
     def of_another_build() -> None:
         raise TypeError("unexpected keyword argument")
 
-    gauges = CatalogGauges(of_another_build, DeletionGauges(meter, catalog.inflight).read)
+    gauges = CatalogGauges(of_another_build, showing(meter, lambda: of_deletions(catalog.inflight)))
     for _ in range(3):
         gauges.read()
     assert _shown(meter) == [7, 2]
@@ -116,22 +116,22 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
             rows_before_us=rows_before_us,
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
-    PlanGauges(meter, runs.runs).read()
+    showing(meter, lambda: of_plans(runs.runs))()
     assert meter.values[series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    gauges, claim = PlanGauges(meter, runs.runs), _CLAIM
-    gauges.read()
+    read, claim = showing(meter, lambda: of_plans(runs.runs)), _CLAIM
+    read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):
         runs.open_run(f"plan-{number}", RunKind.PLAN, claim=claim, summary={})
         found = PlanResult(findings={"missing_data": missing}, size_bytes={}, ledgers=1, before_us=1, report="")
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
     runs.open_run("plan-2", RunKind.PLAN, claim=claim, summary={})
-    gauges.read()
+    read()
     assert meter.values[series("sexton_reconciliation_missing_data")] == 1
     assert meter.values[series("sexton_reconciliation_plan_timestamp_seconds")] == runs.now_us // 1_000_000
 
@@ -149,10 +149,10 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
         ),
         TransactionCounts(states={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
     ]
-    gauges = TransactionGauges(meter, lambda: answers.pop(0))
+    read = showing(meter, lambda: of_transactions(lambda: answers.pop(0)))
     shown = []
     for _ in range(2):
-        gauges.read()
+        read()
         rows = [
             meter.values[series("sexton_transactions_unfinished", state=state)]
             for state in ("OPEN", "COMMITTING", "ABORTING")
@@ -165,6 +165,7 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
 def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> None:
     """As the catalog counts them."""
     meter = FakeMeter()
-    DelayedGauges(meter, lambda: DelayedCounts(buckets=3, messages=700, unsealed=11), lambda: 4_096).read()
+    counts = DelayedCounts(buckets=3, messages=700, unsealed=11)
+    showing(meter, lambda: of_delayed(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
     assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

@@ -4,8 +4,8 @@ import asyncio
 from contextlib import suppress
 
 from tests.fakes.meter import FakeMeter, series
+from workers.hosting.gauges import of_readiness, showing
 from workers.hosting.readiness import Phase, Readiness
-from workers.hosting.readiness_gauges import ReadinessGauges
 
 
 async def _answers() -> None:
@@ -23,14 +23,14 @@ def test_readiness_is_shown_by_check_and_as_a_whole() -> None:
 
 async def _shown_as_it_is() -> None:
     meter, readiness = FakeMeter(), Readiness(every_s=0)
-    gauges = ReadinessGauges(meter, readiness)
-    gauges.read()
+    read = showing(meter, lambda: of_readiness(readiness))
+    read()
     assert meter.values[series("sexton_worker_ready")] == 0
     readiness.phase = Phase.SERVING
     for database, ready in ((_answers, 1), (_is_away, 0)):
         with suppress(TimeoutError):
             async with asyncio.timeout(0.2):
                 await readiness.watch({"temporal": _answers, "database": database})
-        gauges.read()
+        read()
         shown = [meter.values[series("sexton_worker_check_ok", check=name)] for name in ("temporal", "database")]
         assert (meter.values[series("sexton_worker_ready")], shown) == (ready, [1, ready])

@@ -8,7 +8,7 @@ from logstore.records.manifest import Ceilings
 from logstore.records.services.replicating import Replica, Replication
 from logstore.records.tombstones import ReplicaState
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.record_gauges import RecordGauges, ReplicaGauges
+from workers.hosting.gauges import of_records, of_replicas, showing
 
 _NOW_US = 1_000_000_000
 
@@ -40,10 +40,10 @@ def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
         TombstoneCounts(by_kind={"ledger": 3}, candidates=2, oldest_us=1),
         TombstoneCounts(by_kind={}, candidates=0, oldest_us=None),
     ]
-    gauges = RecordGauges(meter, lambda: states.pop(0), lambda: counts.pop(0), lambda: 4)
+    read = showing(meter, lambda: of_records(lambda: states.pop(0), lambda: counts.pop(0), lambda: 4))
     shown = []
     for _ in range(2):
-        gauges.read()
+        read()
         names = ("outbox", "outbox_oldest_seconds", "manifest", "adopting")
         tombs = [meter.values[series("sexton_tombstones", kind=kind)] for kind in ("ledger", "topic")]
         cenotaphs = meter.values[series("sexton_tombstones_cenotaphs")]
@@ -60,7 +60,7 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
         Replica(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
     ]
     service = SimpleNamespace(names=("far", "new"), standings=lambda: found)
-    ReplicaGauges(meter, cast("Replication", service)).read()
+    showing(meter, lambda: of_replicas(cast("Replication", service)))()
     states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
     assert states == [1, 1, 0]
     behind = [meter.values[series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")]
@@ -71,4 +71,5 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
 
 def test_without_replicas_the_store_is_not_asked() -> None:
     """A worker reads its gauges every 15 seconds."""
-    ReplicaGauges(FakeMeter(), cast("Replication", SimpleNamespace(names=()))).read()
+    service = cast("Replication", SimpleNamespace(names=()))
+    showing(FakeMeter(), lambda: of_replicas(service))()
