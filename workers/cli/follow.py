@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from logstore.errors import InvalidInput
 from logstore.records.jobs import FollowedRecords, counts
 from workers.cli import rebuild
 from workers.cli.command import command
 from workers.cli.context import CommandContext
+from workers.cli.options import of_kind
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
 from workers.cli.records import records
@@ -16,22 +16,12 @@ from workers.cli.records import records
 Into = Annotated[str, rebuild.into("The replica's database, or an empty one")]
 
 
-def _known_bucket(name: str | None) -> str | None:
-    """A name that a bucket can have."""
-    from workers.settings.kinds import bucket_name  # noqa: PLC0415 - start-up time
-
-    try:
-        return None if name is None else bucket_name(name)
-    except ValueError as error:
-        raise InvalidInput("from", expected=str(error), found=name) from None
-
-
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="BUCKET",
-        callback=_known_bucket,
+        callback=of_kind("bucket_name"),
         help="A bucket of replica_buckets; by default the record log's own.",
         show_default=False,
     ),

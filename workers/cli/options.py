@@ -1,8 +1,7 @@
 """Options that several commands share; what is said where filters leave nothing, and of what this build lacks."""
 
-import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +12,6 @@ from workers.cli.context import CommandContext
 from workers.cli.output import note
 from workers.cli.usage import field_of, whole_number
 
-_QUEUE = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")  # as the setting `task_queue`
 _MOST_INT = 2**63 - 1
 _LONGEST_FUNCTION = 64
 
@@ -53,15 +51,6 @@ def known_worker(worker_id: str | None) -> str | None:
     return None if worker_id is None else checked_worker_id(worker_id)
 
 
-def known_queues(queues: list[str] | None) -> list[str] | None:
-    """Names of task queues, by the rule of the setting `task_queue`."""
-    for one in queues or ():
-        if not _QUEUE.fullmatch(one):
-            rule = "1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or .."
-            raise InvalidInput("queue", expected=rule, found=one)
-    return queues
-
-
 def known_transaction(txn: str | None) -> str | None:
     """A transaction's id, if it can be one."""
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
@@ -76,11 +65,20 @@ def known_function(name: str) -> str:
     return name
 
 
-def known_master(master: str | None) -> str:
-    """The URL of a Spark cluster, if it can be one; empty: none was given."""
-    from workers.settings import checked_master  # noqa: PLC0415 - start-up time
+def of_kind(kind: str) -> Callable[[typer.CallbackParam, Any], Any]:
+    """The callback of an option that takes what a setting of that kind takes, or several; see `settings.kinds`."""
 
-    return "" if master is None else checked_master(master)
+    def checked(param: typer.CallbackParam, given: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
+        from workers.settings import kinds  # noqa: PLC0415 - start-up time
+
+        for one in given if isinstance(given, list) else [] if given is None else [given]:
+            try:
+                getattr(kinds, kind)(one)
+            except ValueError as error:
+                raise InvalidInput(field_of(param), expected=str(error), found=one) from None
+        return given
+
+    return checked
 
 
 Reason = Annotated[
@@ -93,7 +91,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        callback=known_master,
+        callback=of_kind("spark_master"),
         help="A Spark cluster; by default that of the workers' settings.",
     ),
 ]

@@ -10,7 +10,7 @@ from workers.cli.jobs import in_part, run_job
 from workers.cli.options import Reason, Wait, known_number
 from workers.cli.output import Answer
 from workers.pages.texts import shown_us
-from workers.settings.durations import parse_duration
+from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from workflows.records.values import RaidTombstonesResult

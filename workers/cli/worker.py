@@ -6,7 +6,7 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.options import known_queues, known_worker
+from workers.cli.options import known_worker, of_kind
 from workers.cli.output import Answer
 from workers.pages.texts import fields, shown_us
 
@@ -14,7 +14,7 @@ worker = group("worker", "Worker processes, and the builds of them.")
 
 Queues = Annotated[
     list[str] | None,
-    typer.Option("--queue", metavar="NAME", callback=known_queues, help="A task queue; may be repeated."),
+    typer.Option("--queue", metavar="NAME", callback=of_kind("word"), help="A task queue; may be repeated."),
 ]
 _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
 WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]

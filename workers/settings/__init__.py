@@ -1,11 +1,9 @@
 """Settings: one validated, immutable value, and for each field where it came from."""
 
-from workers.settings.durations import format_duration, parse_duration
 from workers.settings.files import read_secret
-from workers.settings.kinds import OFF, checked_master
+from workers.settings.kinds import OFF, format_duration, parse_duration
 from workers.settings.model import SERVICES, Settings
-from workers.settings.recorded import read_recorded
-from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings
+from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings, read_recorded
 
 __all__ = [
     "DEFAULT_HOME",
@@ -14,7 +12,6 @@ __all__ = [
     "LoadedSettings",
     "Recorded",
     "Settings",
-    "checked_master",
     "format_duration",
     "load_settings",
     "parse_duration",

@@ -1,25 +1,80 @@
 """What the text of each kind of setting may be: addresses, durations, names, paths."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
-from workers.settings.durations import LONGEST_S, format_duration, parse_duration
 
 _MOST_PATH: Final = 4_096
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._-]+)+")
 _IDENTITY = re.compile(r"(?!sasl:)[a-z0-9]+:.+|sasl:[^:]+:.+")
-_MASTER = re.compile(r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}")
-_WORD = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
-_DEPLOYMENT = re.compile(r"[A-Za-z0-9_/-]{1,128}")  # a dot would end it in Temporal's own texts
-_BUILD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as the worker controller's
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:(?P<name>[A-Za-z_]\w{0,63})", re.ASCII)
-_SERVER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_DURATION = re.compile(r"(?P<count>[0-9]{1,12})(?P<unit>[smhd])")
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # largest first: `format_duration` takes the first that fits
+LONGEST_S = 36_500 * 86_400
+"""Longest duration, seconds, inclusive."""
+_EXPECTED = "a duration such as 90s, 15m, 24h or 3d, at most 36500d"
+
+
+def parse_duration(text: str, field: str) -> int:
+    """Read a duration as seconds, 0 to 36,500 days inclusive.
+
+    Args:
+        text: A whole number with one unit; no sign, no fraction, no sum of several.
+        field: What to call it in an error.
+
+    Raises:
+        InvalidInput: Any other text.
+    """
+    found = _DURATION.fullmatch(text.strip()) if text.isascii() else None
+    seconds = int(found["count"]) * _SECONDS[found["unit"]] if found else -1
+    if not 0 <= seconds <= LONGEST_S:
+        raise InvalidInput(field, expected=_EXPECTED, found=text)
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """Write seconds (0 or more) with the largest unit that loses nothing; `parse_duration` reads it back."""
+    if seconds == 0:
+        return "0s"
+    unit = next(unit for unit, size in _SECONDS.items() if seconds % size == 0)
+    return f"{seconds // _SECONDS[unit]}{unit}"
+
+
+def _like(pattern: str, rule: str) -> Callable[[str], str]:
+    """A check that lets a text pass which the whole pattern matches; otherwise `ValueError` says the rule."""
+    form = re.compile(pattern)
+
+    def checked(value: str) -> str:
+        if not form.fullmatch(value):
+            raise ValueError(rule)
+        return value
+
+    return checked
+
+
+_LETTERS: Final = "of A-Z, a-z, 0-9, dot, underscore, hyphen"
+bucket_name = _like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
+word = _like(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 to 64 {_LETTERS}, not . or ..")
+spark_master = _like(
+    r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}",
+    "local[N], local[*], spark://host:port, yarn or k8s://https://host:port",
+)
+_server = _like(
+    r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "the name or the address of a server, without a port"
+)
+_deployment = _like(  # a dot would end it in Temporal's own texts
+    r"[A-Za-z0-9_/-]{0,128}", "1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash"
+)
+_build = _like(  # as the worker controller's
+    r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+    f"1 to 63 {_LETTERS}, first and last a letter or a digit",
+)
 
 
 def _duration(value: object) -> object:
@@ -71,18 +126,6 @@ def _identity(value: SecretStr) -> SecretStr:
     return value
 
 
-def checked_master(master: str) -> str:
-    """The URL of a Spark master, if it can be one.
-
-    Raises:
-        InvalidInput: It cannot.
-    """
-    try:
-        return _master(master)
-    except ValueError as error:
-        raise InvalidInput("master", expected=str(error), found=master) from None
-
-
 OFF: Final = "off"
 """An address at which nothing listens: the empty one, by a name, because an empty variable counts as absent."""
 
@@ -102,13 +145,6 @@ def _web_address(value: str) -> str:
     return value
 
 
-def bucket_name(value: str) -> str:
-    """The name, if a bucket can have it; otherwise `ValueError` says what it must be."""
-    if not _BUCKET.fullmatch(value):
-        raise ValueError("a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
-    return value
-
-
 def _buckets(value: str) -> str:
     return ",".join(map(bucket_name, dict.fromkeys(value.replace(" ", "").split(",")))) if value else ""
 
@@ -121,39 +157,9 @@ def _functions(value: str) -> str:
     return ",".join(references)
 
 
-def _word(value: str) -> str:
-    if not _WORD.fullmatch(value):
-        raise ValueError("1 to 64 of A-Z, a-z, 0-9, dot, underscore, hyphen, not . or ..")
-    return value
-
-
-def _server(value: str) -> str:
-    if not _SERVER.fullmatch(value):
-        raise ValueError("the name or the address of a server, without a port")
-    return value
-
-
-def _deployment(value: str) -> str:
-    if value and not _DEPLOYMENT.fullmatch(value):
-        raise ValueError("1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash")
-    return value
-
-
-def _build(value: str) -> str:
-    if value and not _BUILD.fullmatch(value):
-        raise ValueError("1 to 63 of A-Z, a-z, 0-9, dot, underscore, hyphen, first and last a letter or a digit")
-    return value
-
-
 def _absolute(value: str) -> str:
     if not value.startswith("/") or not value.isprintable() or len(value) > _MOST_PATH:
         raise ValueError("an absolute path")
-    return value
-
-
-def _master(value: str) -> str:
-    if not _MASTER.fullmatch(value):
-        raise ValueError("local[N], local[*], spark://host:port, yarn or k8s://https://host:port")
     return value
 
 
@@ -180,10 +186,10 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 Bucket = Annotated[str, AfterValidator(bucket_name)]
 BucketList = Annotated[str, AfterValidator(_buckets)]  # separated by commas
 FunctionList = Annotated[str, AfterValidator(_functions)]  # separated by commas
-Word = Annotated[str, AfterValidator(_word)]
+Word = Annotated[str, AfterValidator(word)]
 ServerName = Annotated[str, AfterValidator(_server)]
 DeploymentName = Annotated[str, AfterValidator(_deployment)]
 BuildId = Annotated[str, AfterValidator(_build)]
 Folder = Annotated[str, AfterValidator(_absolute)]
 File = Annotated[str, AfterValidator(_absolute)]
-Master = Annotated[str, AfterValidator(_master)]  # of a Spark cluster
+Master = Annotated[str, AfterValidator(spark_master)]  # of a Spark cluster

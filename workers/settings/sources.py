@@ -4,6 +4,7 @@ pydantic-settings reads the process's own environment and working directory; her
 nothing ambient is read and a test needs no patching. Hence these few sources of our own.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +14,10 @@ from typing import Any
 
 from pydantic import PlainSerializer, ValidationError
 
-from logstore.errors import InvalidInput
-from workers.settings.durations import format_duration
+from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings.files import read_secret
+from workers.settings.kinds import format_duration
 from workers.settings.model import SERVICES, Settings
-from workers.settings.recorded import read_recorded
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
@@ -33,6 +33,39 @@ _Source = Mapping[str, tuple[object, str]]  # field -> value, origin
 
 Recorded = Callable[[Path], Mapping[str, object]]
 """Reads what `up` recorded in a home: settings by name."""
+
+
+def read_recorded(home: Path) -> Mapping[str, object]:
+    """Settings by name, as the stack in `home` recorded them; empty when none was ever started.
+
+    Raises:
+        ServiceFailed: A record that cannot be read or is no JSON object.
+    """
+    ports = _object(home / "ports.json")
+    credentials = _object(home / "credentials.json")
+    local = {
+        "temporal_address": ("temporal", "127.0.0.1:{}"),
+        "ui_address": ("ui", "http://127.0.0.1:{}"),
+        "s3_endpoint": ("s3", "http://127.0.0.1:{}"),
+        "zookeeper": ("zookeeper", "127.0.0.1:{}"),
+    }
+    addresses = {name: form.format(ports[key]) for name, (key, form) in local.items() if ports.get(key)}
+    secrets = {"s3_access_key": credentials.get("access_key"), "s3_secret_key": credentials.get("secret_key")}
+    return addresses | {name: value for name, value in secrets.items() if value}
+
+
+def _object(path: Path) -> Mapping[str, object]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ServiceFailed("home", f"cannot read {path} ({error.strerror})", advice="ask its owner") from error
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ServiceFailed("home", f"{path} is damaged", advice="stop the stack's servers, then remove that file")
+    return content
 
 
 @dataclass(frozen=True, slots=True)

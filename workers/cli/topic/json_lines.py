@@ -21,7 +21,7 @@ from typing import IO, NoReturn, TypeVar
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
 from workers.pages.texts import shown_s
-from workers.settings.durations import format_duration
+from workers.settings import format_duration
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest line, bytes, inclusive: one line must not fill the memory."""
