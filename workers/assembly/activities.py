@@ -1,8 +1,10 @@
 """Every activity of this build over the ports of one log store, and which of them each task queue is served with."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+from temporalio import activity
 
 from activities.delayed.buckets import DelayedBuckets
 from activities.delayed.building import IndexBuilding
@@ -77,52 +79,14 @@ class Activities:
         return [one.flushing.flush, one.defragmentation.defragment, one.raiding.raid, one.replication.ship]
 
     def all(self) -> Sequence[Callable[..., Any]]:
-        """Every one."""
+        """Every one: each method of these that is defined as an activity."""
+        records = [getattr(self.records, one.name) for one in fields(self.records)]
+        hosts = [*(getattr(self, one.name) for one in fields(self) if one.name != "records"), *records]
         return [
-            *self.of_owners(),
-            *self.of_uploads(),
-            *self.of_bulk(),
-            *self.of_transactions(),
-            *self.of_records(),
-            self.coordination.busy_coordinators,
-            self.coordination.forget,
-            self.building.begin_build,
-            self.building.switch_snapshots,
-            self.building.conclude_build,
-            self.delayed.due_topics,
-            self.delayed.seal_topics,
-            self.delayed.seal_topic,
-            self.delayed.choose_pair,
-            self.delayed.merge_pair,
-            self.delayed.let_go,
-            self.indexes.begin_build,
-            self.indexes.switch_indexes,
-            self.indexes.conclude_build,
-            self.deletion.next_ranges,
-            self.upkeep.adopt,
-            self.upkeep.forget,
-            self.upkeep.hold_batch,
-            self.upkeep.pause_batch,
-            self.retention.roll_idle,
-            self.topics.set_deleting,
-            self.topics.detach_all,
-            self.topics.remove,
-            self.offload.publish,
-            self.offload.candidates,
-            self.offload.remove_primaries,
-            self.trimming.next_pages,
-            self.trimming.trim_page,
-            self.trimming.count_batch,
-            self.records.ending.begin_ending,
-            self.records.ending.end_page,
-            self.planning.begin_plan,
-            self.planning.check_sides,
-            self.planning.conclude_plan,
-            self.applying.begin_apply,
-            self.applying.file_page,
-            self.applying.delete_objects,
-            self.applying.record_page,
-            self.applying.conclude_apply,
+            getattr(one, name)
+            for one in hosts
+            for name, method in vars(type(one)).items()
+            if callable(method) and activity._Definition.from_callable(method)  # noqa: SLF001 - no public way
         ]
 
 
