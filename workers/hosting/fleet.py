@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,7 @@ from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
 from workers.hosting.trace_upkeep import alongside, prune_traces
-from workers.hosting.worker_sets import RECORDS_AT_ONCE, WorkerSet
+from workers.hosting.worker_sets import WorkerSet
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
 from workers.settings import OFF, Settings
@@ -111,15 +110,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
 async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, shown: Shown) -> None:
     stop, in_hand = asyncio.Event(), RunningActivities()
     end = LastMoment(settings.drain_timeout, in_hand)
-    with (
-        open_log(settings) as log,
-        ThreadPoolExecutor(settings.activity_threads, "activity") as threads,
-        ThreadPoolExecutor(settings.activity_threads, "owner") as owner_threads,
-        ThreadPoolExecutor(settings.upload_threads, "upload") as upload_threads,
-        ThreadPoolExecutor(len(queues), "bulk") as bulk_threads,
-        ThreadPoolExecutor(settings.transaction_coordinators, "transactions") as transaction_threads,
-        ThreadPoolExecutor(RECORDS_AT_ONCE * len(queues), "records") as record_threads,
-    ):
+    with open_log(settings) as log:
         _when_told(end.begin, stop.set)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -132,27 +123,22 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         )
         _show_status(shown, log, client, settings, name)
         crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
-        workers = [crew.shared(queue, threads) for queue in queues]
-        workers += [crew.uploader(queue, upload_threads) for queue in queues]
-        workers += [crew.bulk(queue, bulk_threads) for queue in queues]
-        workers += [crew.transactions(queue, transaction_threads) for queue in queues]
-        workers += [crew.records(queue, record_threads) for queue in queues]
-        workers.append(crew.owner(name, owner_threads))
-        async with (
-            alongside(prune_traces(settings)),
-            alongside(write_snapshots(log.buffer_snapshots.write_due)),
-            _gauges(log, shown, settings),
-            watched(log, every_s=settings.records_interval) as replaced,
-            _taking_part(owners, stop) as gave_up,
-            alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
-        ):
-            _log.info("serving %s as %s", ", ".join(queues), name)
-            ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
-            async with _until(ends, workers, shown.readiness):
-                _log.info("draining for at most %s s", settings.drain_timeout)
-                end.begin()
-            if replaced.done():
-                raise replaced.result()
+        with crew.workers(queues, name) as workers:
+            async with (
+                alongside(prune_traces(settings)),
+                alongside(write_snapshots(log.buffer_snapshots.write_due)),
+                _gauges(log, shown, settings),
+                watched(log, every_s=settings.records_interval) as replaced,
+                _taking_part(owners, stop) as gave_up,
+                alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
+            ):
+                _log.info("serving %s as %s", ", ".join(queues), name)
+                ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
+                async with _until(ends, workers, shown.readiness):
+                    _log.info("draining for at most %s s", settings.drain_timeout)
+                    end.begin()
+                if replaced.done():
+                    raise replaced.result()
         if owners.failure:
             raise owners.failure
     _log.info("drained")

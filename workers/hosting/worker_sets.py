@@ -1,13 +1,14 @@
 """The Temporal workers of one process: which workflows and activities each of its task queues gets."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
 from temporalio.client import Client
-from temporalio.common import WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from activities.dispatch import owner_queue
@@ -75,8 +76,10 @@ WORKFLOWS = [
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
 """Input that is no JSON of its type: the workflow fails, where it would otherwise try to read it for ever."""
 
+Hosted = Sequence[Callable[..., Any]]
+
 _REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
-RECORDS_AT_ONCE: Final = 6
+_RECORDS_AT_ONCE: Final = 6
 """Activities on the record log at once: a flush that waits, one of each other kind, and room."""
 
 
@@ -89,52 +92,52 @@ class WorkerSet:
     settings: Settings
     in_hand: RunningActivities
 
-    def shared(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker of one queue, with every workflow and activity of this build."""
-        return self._worker(
-            queue,
-            threads,
-            self.settings.activity_threads,
-            activities=self.activities.all(),
-            workflows=WORKFLOWS,
-            workflow_runner=CheckedRunner(versioned=self._version is not None),
-            workflow_failure_exception_types=FAILURES,
-            sticky_queue_schedule_to_start_timeout=_REMEMBERED,
-        )
+    @contextmanager
+    def workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
+        """All of them, not running yet, with their threads, which end with the block.
 
-    def uploader(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the uploads of `queue`: they take minutes, and a deletion must not wait for one to end."""
-        activities = self.activities.of_uploads()
-        return self._worker(uploads_queue(queue), threads, self.settings.upload_threads, activities=activities)
-
-    def bulk(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the bulk jobs of `queue`, one at a time: each may use the whole machine."""
-        return self._worker(bulk_queue(queue), threads, 1, activities=self.activities.of_bulk())
-
-    def transactions(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for coordinators and broadcasts of `queue`: a coordinator holds its thread while it lingers."""
-        activities = self.activities.of_transactions()
-        return self._worker(
-            transactions_queue(queue), threads, self.settings.transaction_coordinators, activities=activities
-        )
-
-    def records(self, queue: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for the record log of `queue`: a flush holds its thread while it waits for changes."""
-        return self._worker(records_queue(queue), threads, RECORDS_AT_ONCE, activities=self.activities.of_records())
-
-    def owner(self, worker_id: str, threads: ThreadPoolExecutor) -> Worker:
-        """The worker for what this process owns: activities alone, and never versioned.
-
-        Versioned ones stop getting tasks past 100 queues, and a roll-out would leave owners without their work.
+        Each queue has one for every workflow and activity. Beside it uploads have one of their own, because they take
+        minutes and a deletion must not wait for one; bulk jobs, one at a time, because each may use the whole machine;
+        coordinators and flushes, which hold their threads while they wait for work. The last one is for what this
+        process owns: activities alone, and never versioned, because versioned ones stop getting tasks past 100 queues
+        and a roll-out would leave owners without their work.
         """
-        activities = self.activities.of_owners()
-        return self._worker(
-            owner_queue(worker_id), threads, self.settings.activity_threads, versioned=False, activities=activities
-        )
+        given, does, many = self.settings, self.activities, len(queues)
+        versioned = own_build(given) is not None
+        with ExitStack() as opened:
 
-    @property
-    def _version(self) -> WorkerDeploymentVersion | None:
-        return own_build(self.settings)
+            def crew(
+                name: str,
+                threads: int,
+                at_once: int,
+                served: Iterable[str],
+                hosted: Hosted,
+                **more: Any,  # noqa: ANN401
+            ) -> list[Worker]:
+                pool = opened.enter_context(ThreadPoolExecutor(threads, name))
+                return [self._worker(queue, pool, at_once, activities=hosted, **more) for queue in served]
+
+            usual, uploads, lingering = given.activity_threads, given.upload_threads, given.transaction_coordinators
+            yield [
+                *crew(
+                    "activity",
+                    usual,
+                    usual,
+                    queues,
+                    does.all(),
+                    workflows=WORKFLOWS,
+                    workflow_runner=CheckedRunner(versioned=versioned),
+                    workflow_failure_exception_types=FAILURES,
+                    sticky_queue_schedule_to_start_timeout=_REMEMBERED,
+                ),
+                *crew("upload", uploads, uploads, map(uploads_queue, queues), does.of_uploads()),
+                *crew("bulk", many, 1, map(bulk_queue, queues), does.of_bulk()),
+                *crew("transactions", lingering, lingering, map(transactions_queue, queues), does.of_transactions()),
+                *crew(
+                    "records", _RECORDS_AT_ONCE * many, _RECORDS_AT_ONCE, map(records_queue, queues), does.of_records()
+                ),
+                *crew("owner", usual, usual, [owner_queue(worker_id)], does.of_owners(), versioned=False),
+            ]
 
     def _worker(
         self,
@@ -145,7 +148,7 @@ class WorkerSet:
         versioned: bool = True,
         **rest: Any,  # noqa: ANN401
     ) -> Worker:
-        version = self._version if versioned else None
+        version = own_build(self.settings) if versioned else None
         return Worker(
             self.client,
             task_queue=queue,
