@@ -23,7 +23,7 @@ from workers.assembly.bulk import store_address
 from workers.client.payload_codec import EncryptingCodec, data_converter
 from workers.client.payload_keys import read_payload_keys
 from workers.client.temporal_access import temporal_access
-from workers.hosting.draining import LEAVE_S
+from workers.hosting.fleet import LEAVE_S
 from workers.hosting.owning import ensemble_of
 from workers.settings import Settings, load_settings, parse_duration
 from workflows import search_attributes

@@ -5,10 +5,11 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from temporalio.client import Client
 from temporalio.common import MetricMeter
@@ -35,18 +36,15 @@ from workers.client.payload_codec import codec_of
 from workers.client.schedules import require_readable
 from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
-from workers.hosting.currency_watch import watched
-from workers.hosting.draining import LastMoment
 from workers.hosting.gauges import catalog_gauges, show_readiness
 from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.readiness import Phase, Readiness, checks_of
-from workers.hosting.snapshot_upkeep import write_snapshots
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
-from workers.hosting.trace_upkeep import alongside, prune_traces
+from workers.hosting.upkeep import alongside, prune_traces, watched, write_snapshots
 from workers.hosting.worker_sets import WorkerSet
 from workers.identity import namespace
 from workers.identity.stores import compare_buckets
@@ -121,7 +119,9 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             lambda: in_hand.activities / settings.activity_threads,
             events=OwnershipTelemetry(shown.metrics.runtime.metric_meter if shown.metrics else MetricMeter.noop),
         )
-        _show_status(shown, log, client, settings, name)
+        ui = WebUi(settings.ui_address, settings.temporal_namespace)
+        store = StoreStatus(log.catalog, log.records.replication.standings, ui)
+        add_status(shown.pages, StatusDocument(name, store, client, shown.readiness, ui))
         crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
         with crew.workers(queues, name) as workers:
             async with (
@@ -188,13 +188,6 @@ async def _until(
     await asyncio.gather(*running)
 
 
-def _show_status(shown: Shown, log: LogStore, client: Client, settings: Settings, name: str) -> None:
-    """Add the pages that tell how the store is."""
-    ui = WebUi(settings.ui_address, settings.temporal_namespace)
-    store = StoreStatus(log.catalog, log.records.replication.standings, ui)
-    add_status(shown.pages, StatusDocument(name, store, client, shown.readiness, ui))
-
-
 @asynccontextmanager
 async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncIterator[None]:
     """Keep the gauges fresh while the block runs, if anybody can read them."""
@@ -205,3 +198,47 @@ async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncItera
     gauges = catalog_gauges(meter, log, CertificateGauges(meter, settings).read)
     async with alongside(gauges.run()), alongside(show_readiness(meter, shown.readiness)):
         yield
+
+
+LEAVE_S: Final = 10.0
+"""So long after `drain_timeout` a worker ends at the latest, in seconds."""
+
+_TOLD_WITHIN_S: Final = 1.0
+
+
+class LastMoment:
+    """Ends the process with code 1 where it takes longer to end by itself than a drain may.
+
+    From the signal on the worker is not ready and takes no task. For `drain_timeout` what it has in hand goes on. Then
+    it is cancelled, and stops after the request or the transaction in hand. A request that hangs cannot be stopped, so
+    after `LEAVE_S` more the process ends all the same, as if it were killed: which is safe at any moment, because every
+    effect may be repeated, and Temporal gives the activity to another worker once its heartbeat is missed. That holds
+    from the signal to the end of the process: also for a worker that was still starting, and for requests of no
+    activity, such as a look at a bucket, for whose threads Python waits at its own end.
+    """
+
+    def __init__(self, drain_timeout_s: float, in_hand: RunningActivities, *, leave_s: float = LEAVE_S) -> None:
+        """Count from nothing yet; `leave_s` is for tests."""
+        self._timer = threading.Timer(drain_timeout_s + leave_s, _leave, [in_hand])
+        self._timer.daemon = True
+        self._begun = False
+
+    def begin(self) -> None:
+        """Count from now on; it was told before, or not. Nothing takes it back."""
+        if not self._begun:
+            self._begun = True
+            self._timer.start()
+
+
+def _leave(in_hand: RunningActivities) -> None:
+    try:
+        telling = threading.Thread(target=_tell, args=[in_hand], daemon=True)
+        telling.start()
+        telling.join(_TOLD_WITHIN_S)  # a log that no reader takes lines from any more can neither be written nor closed
+    finally:
+        os._exit(1)
+
+
+def _tell(in_hand: RunningActivities) -> None:
+    _log.error("%d activities did not end, or a request hangs: they are left to other workers", in_hand.activities)
+    logging.shutdown()

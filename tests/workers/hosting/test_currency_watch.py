@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
-from workers.hosting.currency_watch import watched
+from workers.hosting.upkeep import watched
 
 _LOG: Final[Any] = SimpleNamespace(catalog=SimpleNamespace(records=None), record_objects=None)
 

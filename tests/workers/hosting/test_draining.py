@@ -158,7 +158,7 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
 
 _HANGS = """
 import asyncio, sys, threading
-from workers.hosting.draining import LastMoment
+from workers.hosting.fleet import LastMoment
 from workers.hosting.interceptors import RunningActivities
 
 async def work():

@@ -14,7 +14,7 @@ from logstore.errors import InvalidInput
 from tests.faults.real import eventually
 from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.readiness import Phase, Readiness
-from workers.hosting.trace_upkeep import alongside
+from workers.hosting.upkeep import alongside
 from workers.settings import OFF
 
 

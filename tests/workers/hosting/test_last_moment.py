@@ -8,7 +8,7 @@ import logging
 import os
 import time
 
-from workers.hosting.draining import LastMoment
+from workers.hosting.fleet import LastMoment
 from workers.hosting.interceptors import RunningActivities
 
 logging.basicConfig()

@@ -10,7 +10,7 @@ import pytest
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
 from workers.hosting.readiness import FRESH_S, Phase, Readiness, in_own_threads
-from workers.hosting.trace_upkeep import alongside
+from workers.hosting.upkeep import alongside
 
 
 class Service:
