@@ -34,9 +34,8 @@ from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import Activities, activities_over
-from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore, Policies, Stores, assemble
-from workers.assembly.records import RecordPolicies
+from workers.assembly.records import NamedFunctions, RecordPolicies
 
 T = TypeVar("T")
 

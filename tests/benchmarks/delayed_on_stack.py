@@ -25,8 +25,7 @@ from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
-from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_addresses
+from workers.assembly.adapters import native_addresses, open_log
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000

@@ -19,9 +19,8 @@ from infra.coordination.faults import Tls
 from logstore.identity.markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority
-from workers.assembly.bulk import store_address
-from workers.client.payload_codec import EncryptingCodec, data_converter
-from workers.client.payload_keys import read_payload_keys
+from workers.assembly.adapters import store_address
+from workers.client.payload_codec import EncryptingCodec, data_converter, read_payload_keys
 from workers.client.temporal_access import temporal_access
 from workers.hosting.fleet import LEAVE_S
 from workers.hosting.owning import ensemble_of

@@ -1,22 +1,27 @@
-"""The adapters that settings name: the database, and the log assembled over it and the buckets."""
+"""The adapters that settings name: the database, bulk jobs on Spark, and the log assembled over these and buckets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.delayed.buckets import BucketLimits
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
-from logstore.offload.tiered import DRIVER, CopyLocation
-from logstore.records.services.publishing import require_current
+from logstore.offload.locations import DRIVER, CopyLocation
+from logstore.ports.bulk import BulkJobs
+from logstore.records.services.currency import require_current
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
-from workers.assembly.bulk import bulk_jobs
-from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore, Policies, Stores, assemble
-from workers.assembly.records import RecordPolicies
+from workers.assembly.records import NamedFunctions, RecordPolicies
 from workers.settings import Settings
+
+if TYPE_CHECKING:
+    from spark.runner import Main
+    from spark.sources.objects import NativeAddresses, StoreAddress
 
 
 @contextmanager
@@ -107,4 +112,53 @@ def _policies(settings: Settings) -> Policies:
             raider_sleep_s=settings.tomb_raider_sleep / 1_000,
             functions=NamedFunctions(settings.functions),
         ),
+    )
+
+
+@contextmanager
+def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
+    """Bulk jobs of a process while the block runs. Java is started with the first one."""
+    from spark.publication import Publication  # noqa: PLC0415 - start-up time
+    from spark.runner import SparkJobs  # noqa: PLC0415
+    from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
+
+    def mains() -> Mapping[str, "Main"]:
+        from spark.delayed.building import delayed_mains  # noqa: PLC0415
+        from spark.reconciliation.backend import native_mains  # noqa: PLC0415
+        from spark.records.rebuilding import record_mains  # noqa: PLC0415
+        from spark.transactions.building import transaction_mains  # noqa: PLC0415
+
+        addresses = native_addresses(settings)
+        records = store_address(settings, Role.RECORDS, settings.records_bucket)
+        return {
+            **native_mains(addresses),
+            **transaction_mains(addresses),
+            **delayed_mains(addresses),
+            **record_mains(records),
+        }
+
+    session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
+    try:
+        yield SparkJobs(session, Publication(Path(settings.bulk_dir)), mains)
+    finally:
+        session.close()
+
+
+def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
+    """A bucket of the configured store, as executors reach it."""
+    from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
+
+    keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
+    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
+
+
+def native_addresses(settings: Settings) -> "NativeAddresses":
+    """Where tasks of the native back end read: what the settings name."""
+    from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
+
+    return NativeAddresses(
+        database_url=settings.database_url,
+        primary=store_address(settings, Role.PRIMARY, settings.primary_bucket),
+        tiered=(store_address(settings, Role.TIERED, settings.tiered_bucket),),
+        application=settings.application,
     )

@@ -1,19 +1,61 @@
-"""The services of the record log, over the catalog and the bucket of its records."""
+"""The services of the record log, over the catalog and the bucket of its records; functions of an operator's own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 
 from logstore.clock import Clock
+from logstore.errors import InvalidInput
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import OwnedStore
-from logstore.records.functions import RecordFunctions
+from logstore.records.functions import RecordFunction, RecordFunctions
 from logstore.records.services.defragmenting import Defragmenter
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.raiding import Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
-from workers.assembly.functions import NamedFunctions
+
+
+class NamedFunctions:
+    """The `RecordFunctions` of a process: each as `module:function`, known by the name of the function."""
+
+    def __init__(self, references: str) -> None:
+        """Take them, separated by commas, as the settings have checked them."""
+        self._references = references
+
+    @cached_property
+    def _functions(self) -> Mapping[str, RecordFunction]:
+        return dict(_loaded(one) for one in filter(None, self._references.split(",")))
+
+    def load(self) -> None:
+        """Import them all, as a worker does before it serves.
+
+        Raises:
+            InvalidInput: A module cannot be imported, or has no such function.
+        """
+        _ = self._functions
+
+    def named(self, name: str) -> RecordFunction:
+        """See `RecordFunctions.named`; raises as `load`, too."""
+        if name not in self._functions:
+            known = ", ".join(sorted(self._functions))
+            expected = f"one of {known}" if known else "one that the workers' setting functions names; it names none"
+            raise InvalidInput("function", expected=expected, found=name)
+        return self._functions[name]
+
+
+def _loaded(reference: str) -> tuple[str, RecordFunction]:
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(import_module(module), name, None)
+    except (Exception, SystemExit) as error:  # a script that calls `sys.exit` would otherwise end the worker
+        what = f"{reference} ({type(error).__name__}: {error})"
+        raise InvalidInput("functions", expected="modules that can be imported", found=what) from error
+    if not callable(found):
+        raise InvalidInput("functions", expected=f"a function {name} in the module {module}", found=reference)
+    return name, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

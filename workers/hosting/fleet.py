@@ -28,8 +28,8 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import checked_worker_id
 from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
-from workers.assembly.functions import NamedFunctions
 from workers.assembly.log import LogStore
+from workers.assembly.records import NamedFunctions
 from workers.client import search_attributes
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of

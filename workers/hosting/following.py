@@ -15,7 +15,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 
 from logstore import failpoints
 from logstore.records.jobs import FollowedRecords
-from workers.assembly.following import FollowParts, open_following
+from workers.assembly.databases import FollowParts, open_following
 from workers.client.connections import connect_client
 from workers.client.waiting import result_of
 from workers.hosting.commanded import hosting

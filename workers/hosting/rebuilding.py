@@ -20,7 +20,7 @@ from infra.catalog.engine.connections import shown_url
 from logstore import failpoints
 from logstore.errors import PreconditionFailed
 from logstore.records.rebuilding import RebuildId
-from workers.assembly.rebuilding import RebuildParts, open_rebuild
+from workers.assembly.databases import RebuildParts, open_rebuild
 from workers.client.connections import connect_client
 from workers.client.waiting import result_of
 from workers.hosting.commanded import hosting

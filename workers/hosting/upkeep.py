@@ -1,4 +1,4 @@
-"""Work beside the serving of queues: span files are pruned, snapshots are written, and a lost catalog ends the worker."""
+"""Work beside the serving of queues: span files, snapshots of transactions, and a look whether the catalog is ours."""
 
 import asyncio
 import logging

@@ -10,8 +10,8 @@ from infra.stack.stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.markers import MARKER_KEY, Role
 from tests.tls import HOST, Authority, TlsFront
+from workers.assembly.adapters import store_address
 from workers.assembly.buckets import primary_bucket
-from workers.assembly.bulk import store_address
 from workers.operations.status import _objects, checked
 from workers.settings import Settings
 

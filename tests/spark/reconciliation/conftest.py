@@ -24,8 +24,7 @@ from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_addresses
+from workers.assembly.adapters import native_addresses, open_log
 from workers.settings import Settings
 
 __all__ = ["postgres"]

@@ -18,8 +18,8 @@ from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from workers.assembly.adapters import open_log
-from workers.assembly.bulk import native_addresses
+from spark.transactions.building import transaction_mains
+from workers.assembly.adapters import native_addresses, open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 

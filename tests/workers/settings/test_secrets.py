@@ -9,7 +9,7 @@ from infra.coordination.session import Ensemble
 from infra.stack.home import Credentials
 from logstore.identity.markers import Role
 from tests.tls import Authority
-from workers.assembly.bulk import native_addresses, store_address
+from workers.assembly.adapters import native_addresses, store_address
 from workers.client.temporal_access import temporal_access
 from workers.hosting.owning import ensemble_of
 from workers.settings import LoadedSettings, Settings

@@ -1,16 +1,20 @@
-"""The rebuild of a lost catalog over what settings name: buckets that are compared with one another, and a database.
+"""Databases that come from the record log: a lost catalog that is rebuilt, and a replica that follows.
 
-Whose buckets they are, the marker of the records bucket says; until the catalog is loaded nothing else can.
+Whose buckets they read, the marker of the records bucket says: the catalog itself is not asked, or not there yet.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
+from activities.records.following import RecordFollowing
 from activities.records.rebuilding import Loaded, Rebuilding
 from infra.catalog import open_catalog
+from infra.catalog.engine.urls import shown_url
+from infra.catalog.records.following import open_replica
 from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused
 from logstore.identity.markers import Role
@@ -19,9 +23,10 @@ from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog.rebuilding import Rebuild
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.following import Follow, Follower
 from logstore.records.services.record_log import RecordLog
+from workers.assembly.adapters import bulk_jobs, store_clock
 from workers.assembly.buckets import marked_buckets, own_buckets
-from workers.assembly.bulk import bulk_jobs
 from workers.settings import Settings
 
 
@@ -92,3 +97,49 @@ def _once(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
             return made[0]
 
     return opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowParts:
+    """What the command of a replica works with."""
+
+    catalog_id: str
+    replica: str  # how its name begins
+    activities: RecordFollowing
+    require: Callable[[], None]  # looks whether bucket and database can be what they are to be
+
+
+def replica_name(bucket: str, database_url: str) -> str:
+    """How the name begins to which every run of the same command comes, whatever the password in the URL."""
+    return f"{bucket}/{hashlib.sha256(shown_url(database_url).encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
+    """Open the replica in `database_url` of the settings, which follows a bucket: the record log's own, or a copy.
+
+    Raises:
+        CatalogMismatch: The records bucket says of no catalog that it is its own, or the other bucket is another's.
+        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+    """
+    known, at = marked_buckets(settings)
+    source = RecordLog(known.own(*at(Role.RECORDS, settings.records_bucket)))
+    copied = bucket != settings.records_bucket
+    followed = RecordLog(known.own(*at(Role.REPLICA, bucket))) if copied else source
+    follow = Follow(
+        replica=replica_name(bucket, settings.database_url),
+        bucket=bucket,
+        copied=copied,
+        eligible_age_s=settings.eligible_age,
+    )
+    with open_replica(settings.database_url) as database:
+        follower = Follower(
+            follow, source=source, followed=followed, database=database, store_now_us=store_clock(settings)
+        )
+        activities = RecordFollowing(follower, interval_s=settings.records_interval)
+
+        def require() -> None:
+            followed.require()
+            database.applied()
+
+        yield FollowParts(catalog_id=known.catalog_id(), replica=follow.replica, activities=activities, require=require)
