@@ -122,9 +122,9 @@ class Services:
     status = _late("workers.operations.status", "status")
     doctor = _late("workers.operations.status", "doctor")
     demo = _late("workers.demo", "run_demo")
-    rebuild = _late("workers.hosting.rebuilding", "rebuild_catalog")
+    rebuild = _late("workers.hosting.databases", "rebuild_catalog")
     replay = _late("workers.hosting.replaying", "replay")
-    follow = _late("workers.hosting.following", "follow_records")
+    follow = _late("workers.hosting.databases", "follow_records")
     run_worker = _late("workers.hosting.fleet", "run_worker")
 
 

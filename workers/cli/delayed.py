@@ -10,7 +10,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import built, in_part, one_or_all, run_job
 from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, Wait
 from workers.cli.output import Answer, note
-from workers.pages.texts import shown_us, topic_shown
+from workers.pages.texts import fields, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket
@@ -71,8 +71,7 @@ def _row(one: "Bucket", state: str) -> dict[str, object]:
         "bucket_id": one.bucket_id,
         "first_ledger": one.first.ledger_id,
         "last_ledger": one.last.ledger_id,
-        "messages": one.messages,
-        "segments": one.segments,
+        **fields(one, "messages segments"),
         "state": state,
         "first": str(one.first),
         "last": str(one.last),

@@ -10,7 +10,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import counted, ended, in_part, one_or_all, run_job
 from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, Wait, known_function
 from workers.cli.output import Answer, note
-from workers.pages.texts import shown_us
+from workers.pages.texts import fields, shown_us
 
 if TYPE_CHECKING:
     from logstore.records.services.replicating import Replica
@@ -82,11 +82,7 @@ def flush(context: CommandContext, *, reason: Reason = "", wait: Wait = True) ->
     """
     context.require_store()
     return run_job(
-        context,
-        lambda client: client.flush_records(reason, context.actor),
-        "flushing records",
-        _flushed,
-        wait=wait,
+        context, lambda client: client.flush_records(reason, context.actor), "flushing records", _flushed, wait=wait
     )
 
 
@@ -111,16 +107,7 @@ def rewrite(context: CommandContext) -> Answer:
     """
     context.require_store()
     done = context.log.records.flusher.rewrite()
-    return Answer(
-        document={
-            "manifest": done.manifest,
-            "records": done.records,
-            "tombstones": done.tombstones,
-            "blocks": done.blocks,
-            "bytes": done.bytes,
-            "left": done.left,
-        }
-    )
+    return Answer(document=fields(done, "manifest records tombstones blocks bytes left"))
 
 
 @command(records, "defragment", examples=["sexton records defragment", "sexton records defragment --json"])
@@ -130,17 +117,12 @@ def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = Tru
     Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
     """
     context.require_store()
-    return run_job(
-        context,
-        lambda client: client.defragment_records(reason, context.actor),
-        "defragmenting the record log",
-        _defragmented,
-        wait=wait,
-    )
 
+    def answer(workflow_id: str, result: "DefragmentRecordsResult") -> Answer:
+        return _told(workflow_id, result.done, held=result.joined)
 
-def _defragmented(workflow_id: str, result: "DefragmentRecordsResult") -> Answer:
-    return _told(workflow_id, result.done, held=result.joined)
+    what = "defragmenting the record log"
+    return run_job(context, lambda client: client.defragment_records(reason, context.actor), what, answer, wait=wait)
 
 
 @command(
@@ -172,16 +154,8 @@ def end(
     topic = asked[0] if asked else None
 
     def answer(workflow_id: str, result: "EndRecordsResult") -> Answer:
-        document: dict[str, object] = {
-            "workflow_id": workflow_id,
-            "function": function,
-            "dry_run": dry_run,
-            "records": result.records,
-            "ended": result.ended,
-            "kept": result.kept,
-            "ledger_ids": result.ledger_ids,
-            "because": result.because,
-        }
+        document: dict[str, object] = {"workflow_id": workflow_id, "function": function, "dry_run": dry_run}
+        document |= fields(result, "records ended kept ledger_ids because")
         if result.stopped:
             failed = {"id": workflow_id, "error": result.stopped.message}
             return in_part({**document, "outcomes": counted(result.outcomes)}, [failed])

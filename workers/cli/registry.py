@@ -63,7 +63,7 @@ COMMANDS = {
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn", "txn"),
     "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed", "delayed"),
     "records": CommandEntry(
-        "The record log, from which a lost catalog is rebuilt.", "records", "records", ("rebuild", "follow")
+        "The record log, from which a lost catalog is rebuilt.", "records", "records", ("databases",)
     ),
     "tombstones": CommandEntry(
         "Tombstones: what durable deletes leave, and when that goes.", "tombstones", "tombstones"

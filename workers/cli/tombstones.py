@@ -9,7 +9,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import in_part, run_job
 from workers.cli.options import Reason, Wait, known_number
 from workers.cli.output import Answer
-from workers.pages.texts import shown_us
+from workers.pages.texts import fields, shown_us
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -72,16 +72,8 @@ def raid(
 
 def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
     done = result.done
-    document: dict[str, object] = {
-        "workflow_id": workflow_id,
-        "run_id": result.run_id,
-        "candidates": done.candidates,
-        "kept": done.kept,
-        "removed": done.removed,
-        "blocks": done.blocks,
-        "versions": done.versions,
-        "seconds": round(done.seconds, 3),
-    }
+    counts = fields(done, "candidates kept removed blocks versions") | {"seconds": round(done.seconds, 3)}
+    document: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
     return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
 
 

@@ -12,7 +12,7 @@ from workers.cli.jobs import built, one_or_all, run_job
 from workers.cli.options import AllTopics, Master, OneTopic, Reason, Wait, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.pages.texts import plain, shown_us, topic_shown
+from workers.pages.texts import fields, plain, shown_us, topic_shown
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -231,10 +231,7 @@ def _document(found: "StoredTransaction") -> dict[str, Any]:
         "deadline": shown_us(found.deadline_us),
         "decided": None if found.decided_us is None else shown_us(found.decided_us),
         "finished": None if found.finished_us is None else shown_us(found.finished_us),
-        "timed_out": found.timed_out,
-        "attempts": found.attempts,
-        "last_error": found.last_error,
-        "trace_id": found.trace_id,
+        **fields(found, "timed_out attempts last_error trace_id"),
         "owed": 0 if found.decided_us is None else len(found.owed),
         "participants": [_participant(one) for one in found.participants],
     }

@@ -81,6 +81,30 @@ def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V
     return asyncio.run(connected())
 
 
+async def start_job(
+    client: Client,
+    job: Job[Q, R],
+    request: Q,
+    *key: object,
+    queue: str,
+    summary: str,
+    **more: Any,  # noqa: ANN401
+) -> WorkflowHandle[Any, R]:
+    """Start a job, or join the one of that key that runs; `more` is for `Client.start_workflow`."""
+    handle: WorkflowHandle[Any, R] = await client.start_workflow(
+        job.name,
+        request,
+        id=job.id(*key),
+        task_queue=queue,
+        result_type=job.result,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=summary,
+        static_details=request.details(),
+        **more,
+    )
+    return handle
+
+
 def of_topic(topic: Topic) -> SearchAttributePair[Any]:
     """The search attributes by which jobs on a topic are found."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
@@ -193,17 +217,15 @@ class OwnJobs:
             CatalogMismatch: Namespace or bucket are another catalog's.
         """
         self.checked(request)
-        return await (await self.ours()).start_workflow(
-            job.name,
+        return await start_job(
+            await self.ours(),
+            job,
             request,
-            id=job.id(*key),
-            task_queue=self._settings.task_queue,
-            result_type=job.result,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            *key,
+            queue=self._settings.task_queue,
+            summary=summary,
             start_signal=signal,
             start_signal_args=signal_args,
-            static_summary=summary,
-            static_details=request.details(),
             search_attributes=TypedSearchAttributes(about),
         )
 

@@ -27,7 +27,7 @@ from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from workers.assembly.adapters import open_log
 from workers.client.connections import connect_client
-from workers.hosting.rebuilding import rebuild_catalog
+from workers.hosting.databases import rebuild_catalog
 from workers.settings import Settings
 from workflows.records.values import REBUILD_CATALOG, RebuildCatalogResult
 

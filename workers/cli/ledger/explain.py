@@ -156,10 +156,7 @@ def decision_document(one: Decision) -> dict[str, object]:
     trace_id = detail.pop("trace_id", None)
     return {
         "at": shown_us(one.at_us),
-        "act": one.act,
-        "actor": one.actor,
-        "reason": one.reason,
-        "workflow_id": one.workflow_id,
+        **fields(one, "act actor reason workflow_id"),
         "trace_id": trace_id,
         "topic": topic_shown(one.topic) if one.topic else None,
         "detail": detail,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
-from workers.pages.texts import shown_s, topic_shown
+from workers.pages.texts import fields, shown_s, topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun
@@ -73,13 +73,7 @@ def _row(number: int, finding: "Finding", ended: "Ended | None") -> dict[str, ob
         "kind": finding.kind.value,
         "topic": topic_shown(finding.topic) if finding.topic else "",
         "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
-        "copy": finding.copy,
-        "bucket": finding.bucket,
-        "key": finding.key,
-        "uuid": finding.uuid,
-        "row_id": finding.row_id,
-        "objects": finding.objects,
-        "size_bytes": finding.size_bytes,
+        **fields(finding, "copy bucket key uuid row_id objects size_bytes"),
         "newest": None if finding.newest_us is None else shown_s(finding.newest_us),
         "statement": dict(finding.statement),
         "detail": finding.detail,

@@ -14,6 +14,7 @@ from workers.cli.ledger.ledgers import preview
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, Wait, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
+from workers.pages.texts import fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
@@ -149,9 +150,7 @@ def _offloaded(
         "workflow_id": workflow_id,
         "offloaded": result.offloaded,
         "bytes": result.size_bytes,
-        "already": result.already,
-        "gone": result.gone,
-        "running": result.running,
+        **fields(result, "already gone running"),
         "failed": [],
         "failed_count": result.failed,
         "refused": result.refused,

@@ -1,0 +1,151 @@
+"""`records rebuild` and `records follow`: a lost catalog, and a replica, from the record log and from storage."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import SHARDS
+from logstore.records.jobs import FollowedRecords, counts
+from workers.cli.command import command
+from workers.cli.context import CommandContext
+from workers.cli.jobs import in_part
+from workers.cli.options import Master, of_kind
+from workers.cli.output import Answer, note
+from workers.cli.progress import watching
+from workers.cli.records import records
+from workers.pages.texts import fields, shown_us
+
+if TYPE_CHECKING:
+    from workers.settings import Settings
+    from workflows.records.rebuild_values import RebuildCatalogProgress, RebuildCatalogResult
+
+
+def known_database(url: str) -> str:
+    """The URL of a database that can hold a catalog."""
+    from infra.catalog.engine.urls import parsed_url, shown_url  # noqa: PLC0415 - start-up time
+
+    try:
+        parsed_url(url)
+    except InvalidInput as error:
+        raise InvalidInput("into", expected=error.expected, found=shown_url(url)) from None
+    return url
+
+
+def into(what: str) -> Any:  # noqa: ANN401 - Typer's option
+    """The option `--into`, for a database that is so."""
+    told = f"{what}: sqlite:///PATH or postgresql+psycopg://…"
+    return typer.Option("--into", metavar="DATABASE_URL", callback=known_database, help=told)
+
+
+Into = Annotated[str, into("An empty database, which becomes the catalog")]
+SkipUnreadable = Annotated[
+    bool,
+    typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),
+]
+
+
+def _onto(context: CommandContext, database_url: str) -> "Settings":
+    """The settings with another database, of a home whose store and Temporal are known."""
+    settings = context.settings.model_copy(update={"database_url": database_url})
+    settings.required("s3_endpoint")
+    settings.required("temporal_address")
+    return settings
+
+
+@command(
+    records,
+    "rebuild",
+    examples=[
+        "sexton records rebuild --into sqlite:////srv/sexton/catalog.db",
+        "sexton records rebuild --into postgresql+psycopg://sexton@db/catalog --json",
+        "sexton records rebuild --into sqlite:////srv/sexton/catalog.db --skip-unreadable",
+    ],
+)
+def rebuild(
+    context: CommandContext, *, into: Into, skip_unreadable: SkipUnreadable = False, master: Master = None
+) -> Answer:
+    """Rebuild a lost catalog from its record log, and take in what storage holds beyond the last flush.
+
+    No other worker is needed. Ended at any moment and run again, it goes on. What changed after the last flush, and
+    left no trace in storage, is lost: `unflushed_window` says since when.
+    """
+    settings = _onto(context, into)
+    with watching("rebuilding the catalog") as bar:
+
+        def show(found: "RebuildCatalogProgress") -> None:
+            counts = f"{found.records or found.versions:,} {'records' if found.records else 'versions'}"
+            total = SHARDS if found.step == "adopting" else None
+            bar.say(f"rebuilding the catalog: {found.step}, {counts}", found.shards if total else 0, total)
+
+        result = context.services.rebuild(
+            settings, skip_unreadable=skip_unreadable, master=master or "", say=note, on_progress=show
+        )
+    return _answer(result)
+
+
+def _answer(result: "RebuildCatalogResult") -> Answer:
+    adopted = result.adopted
+    if adopted.missing_data:
+        ids = ", ".join(str(one) for one in adopted.missing_ledgers[:10])
+        note(
+            f"data is missing: objects of {adopted.missing_data} ledgers are absent, as of {ids}; see `ledger explain`"
+        )
+    document: dict[str, object] = {
+        **fields(result, "rebuild manifest records tombstones"),
+        **fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
+        **fields(adopted, "missing_data missing_ledgers"),
+        "unflushed_window": [shown_us(result.flushed_us), shown_us(result.begun_us)],
+        "skipped": result.skipped_blocks,
+    }
+    if result.skipped_blocks:
+        rows = [{"id": key, "error": why} for key, _, why in (one.partition(": ") for one in result.skipped)]
+        return in_part(document, rows)
+    shown = {name: value for name, value in document.items() if not name.endswith("_ledgers") or value}
+    return Answer(document=document, shown=shown)
+
+
+IntoReplica = Annotated[str, into("The replica's database, or an empty one")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="BUCKET",
+        callback=of_kind("bucket_name"),
+        help="A bucket of replica_buckets; by default the record log's own.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[bool, typer.Option("--seed", help="Empty the replica's database first, and apply all.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Go on until the command is ended.")]
+
+
+@command(
+    records,
+    "follow",
+    examples=[
+        "sexton records follow --into sqlite:////srv/replica/catalog.db",
+        "sexton records follow --from sexton-copy --into postgresql+psycopg://sexton@db/replica --watch",
+        "sexton records follow --into sqlite:////srv/replica/catalog.db --seed --json",
+    ],
+)
+def follow(
+    context: CommandContext, *, into: IntoReplica, bucket: From = None, seed: Seed = False, watch: Watch = False
+) -> Answer:
+    """Apply the record log to a database of its own, which serves reads and refuses writes: a replica.
+
+    An empty database is seeded. Later runs apply what is new; ended at any moment and run again, the command goes on. A
+    replica that raids did not wait for (STALE), or whose source was rebuilt, is refused until it is seeded again.
+    """
+    settings = _onto(context, into)
+    with watching("following the record log") as bar:
+
+        def show(done: FollowedRecords) -> None:
+            bar.say(f"following the record log: manifest {done.manifest}, {done.records:,} records", 0, None)
+
+        done = context.services.follow(
+            settings, bucket=bucket or settings.records_bucket, seed=seed, watch=watch, say=note, on_progress=show
+        )
+    if not done.manifest:
+        note("there is no manifest yet: nothing was flushed, or nothing shipped")
+    return Answer(document={"replica": done.replica, **counts(done)})
