@@ -82,7 +82,7 @@ def builds(context: CommandContext) -> Answer:
     DRAINED has none any more; INACTIVE has served, and got no run yet. Looking changes nothing.
     """
     from workers.client.connections import with_client  # noqa: PLC0415 - start-up time
-    from workers.identity.builds import own_build  # noqa: PLC0415
+    from workers.identity import own_build  # noqa: PLC0415
     from workers.operations.builds import named, read_deployment  # noqa: PLC0415
 
     settings = context.settings

@@ -17,8 +17,7 @@ from logstore.ports.catalog import Topic
 from workers.client.payload_codec import data_converter
 from workers.client.temporal_access import temporal_access, unreached
 from workers.client.tracing import TracedCalls
-from workers.identity import namespace
-from workers.identity.stores import refuse_foreign_bucket
+from workers.identity import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
 from workflows import limits, search_attributes
 from workflows.deletion.values import DeletionPolicy
@@ -150,7 +149,7 @@ class OwnJobs:
         """
         async with self._comparing:  # many that begin at once compare once
             if not self._compared:
-                await namespace.require(self.client, await asyncio.to_thread(self._catalog_id))
+                await require_namespace(self.client, await asyncio.to_thread(self._catalog_id))
                 self._compared = True
         return self.client
 

@@ -29,8 +29,7 @@ from workers.client.connections import connect_client, start_job
 from workers.client.waiting import result_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
-from workers.identity import namespace
-from workers.identity.stores import buckets_of
+from workers.identity import buckets_of, require_namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
 from workflows.records.follow_values import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
@@ -131,7 +130,7 @@ async def _rebuilt(
     tell: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
-    await namespace.require(client, parts.catalog_id)
+    await require_namespace(client, parts.catalog_id)
     rebuild, is_new = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
     await _end_abandoned(client, settings, parts, rebuild, say)
     if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it
@@ -266,7 +265,7 @@ async def _followed(
 ) -> FollowedRecords:
     await asyncio.to_thread(parts.require)
     client = await connect_client(settings)
-    await namespace.require(client, parts.catalog_id)
+    await require_namespace(client, parts.catalog_id)
     queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
     total = FollowedRecords(replica=parts.replica)
     async with hosting(

@@ -46,8 +46,7 @@ from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
 from workers.hosting.upkeep import alongside, prune_traces, watched, write_snapshots
 from workers.hosting.worker_sets import WorkerSet
-from workers.identity import namespace
-from workers.identity.stores import compare_buckets
+from workers.identity import compare_buckets, require_namespace
 from workers.settings import OFF, Settings
 
 _log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     with open_log(settings) as log:
         _when_told(end.begin, stop.set)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
-        await namespace.require(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
+        await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(
             settings,
             log,

@@ -16,7 +16,7 @@ from workers.assembly.activities import Activities
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities
 from workers.hosting.traced_runs import WorkflowEdge
-from workers.identity.builds import own_build
+from workers.identity import own_build
 from workers.settings import Settings
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
 from workflows.delayed.merge_buckets import MergeBuckets

@@ -20,8 +20,7 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, search_attributes
 from workers.client.connections import OwnJobs, connect_client, with_client
-from workers.identity.builds import own_build
-from workers.identity.stores import adopt_buckets, buckets_of
+from workers.identity import adopt_buckets, buckets_of, own_build
 from workers.operations.builds import deploy_new
 from workers.operations.status import WORKER, polling
 from workers.settings import OFF, Settings

@@ -31,8 +31,7 @@ from workers.client.connections import with_client
 from workers.client.pollers import live_pollers
 from workers.client.temporal_faults import temporal_fault
 from workers.hosting.certificates import check_certificates, files_of_certificates
-from workers.identity import namespace
-from workers.identity.stores import buckets_of
+from workers.identity import buckets_of, compare_namespace
 from workers.operations.builds import Deployment, read_deployment, unserved_queues
 from workers.operations.owners import open_directory, open_session, overview
 from workers.operations.records_row import RECORD_LOG, records_row
@@ -216,7 +215,7 @@ def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Ca
     if settings.temporal_address:
         yield (
             f"namespace {settings.temporal_namespace}",
-            lambda: with_client(settings, lambda client: namespace.compare(client, identities.catalog_id())),
+            lambda: with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
         )
 
 

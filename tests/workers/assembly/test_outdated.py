@@ -33,7 +33,7 @@ from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import search_attributes
 from workers.client.connections import connect_client
-from workers.identity.stores import compare_buckets
+from workers.identity import compare_buckets
 from workers.settings import Settings
 
 __all__ = ["postgres"]

@@ -109,7 +109,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     database.close()
     client: Any = SimpleNamespace(start_workflow=start)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.identity.namespace.require", known)
+        patch.setattr("workers.identity.require", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]
 
