@@ -1,34 +1,37 @@
-"""Connections to Temporal, for clients and workers, and what a client compares before its first job."""
+"""Connections to Temporal, for clients and workers, and the spans of a client's calls."""
 
 import asyncio
-import threading
-import weakref
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
-from typing import Any, Final, TypeVar, cast
-from urllib.parse import quote
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
-from temporalio.client import Client, Plugin, WorkflowHandle
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from opentelemetry.trace import SpanKind, get_tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from temporalio.client import (
+    Client,
+    Interceptor,
+    OutboundInterceptor,
+    Plugin,
+    QueryWorkflowInput,
+    StartWorkflowInput,
+    StartWorkflowUpdateInput,
+    WorkflowHandle,
+    WorkflowUpdateHandle,
+)
+from temporalio.converter import PayloadConverter
 from temporalio.runtime import Runtime
 
-from infra.catalog import SqlCatalog, open_catalog
-from logstore.ports.catalog import Topic
 from workers.client.payload_codec import data_converter
 from workers.client.temporal_access import temporal_access, unreached
-from workers.client.tracing import TracedCalls
-from workers.identity import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
-from workflows import limits, search_attributes
-from workflows.deletion.values import DeletionPolicy
-from workflows.jobs import Job, Request
-from workflows.offload.values import OffloadPolicy
+from workflows.jobs import Request
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 V = TypeVar("V")
 
 _CONNECT_S: Final = 10.0
+_HEADER: Final = "_tracer-data"  # the SDK's; workers of every language read it
 
 
 async def connect_client(
@@ -80,155 +83,39 @@ def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V
     return asyncio.run(connected())
 
 
-async def start_job(
-    client: Client,
-    job: Job[Q, R],
-    request: Q,
-    *key: object,
-    queue: str,
-    summary: str,
-    **more: Any,  # noqa: ANN401
-) -> WorkflowHandle[Any, R]:
-    """Start a job, or join the one of that key that runs; `more` is for `Client.start_workflow`."""
-    handle: WorkflowHandle[Any, R] = await client.start_workflow(
-        job.name,
-        request,
-        id=job.id(*key),
-        task_queue=queue,
-        result_type=job.result,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=summary,
-        static_details=request.details(),
-        **more,
-    )
-    return handle
+class TracedCalls(Interceptor):
+    """Makes a span of each start, query and update, and lets the job go on with its trace.
+
+    It does what `OpenTelemetryPlugin` does for a client, with the same names and the same header, and imports no
+    worker: that plugin costs a command as much as all its own modules.
+    """
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word
+        """An interceptor that makes the spans and then calls `next`."""
+        return _Traced(next)
 
 
-def of_topic(topic: Topic) -> SearchAttributePair[Any]:
-    """The search attributes by which jobs on a topic are found."""
-    return SearchAttributePair(search_attributes.TOPIC, topic.name)
+class _Traced(OutboundInterceptor):
+    async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
+        verb = "SignalWithStartWorkflow" if input.start_signal else "StartWorkflow"
+        with _span(f"{verb}:{input.workflow}", input):
+            return await super().start_workflow(input)
+
+    async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002, ANN401
+        with _span(f"QueryWorkflow:{input.query}", input):
+            return await super().query_workflow(input)
+
+    async def start_workflow_update(self, input: StartWorkflowUpdateInput) -> WorkflowUpdateHandle[Any]:  # noqa: A002
+        with _span(f"StartWorkflowUpdate:{input.update}", input):
+            return await super().start_workflow_update(input)
 
 
-class OwnJobs:
-    """Jobs on one namespace, upon one catalog and its store."""
-
-    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
-        """Keep the client; nothing is compared or opened yet.
-
-        Args:
-            client: Of Temporal.
-            settings: Of the catalog and its store.
-            catalog: Gives a catalog that its caller has open, and closes; None: the client opens one, and keeps it.
-        """
-        self.client = client
-        self._settings = settings
-        self._compared, self._comparing = False, asyncio.Lock()
-        self._opened, self._opening = ExitStack(), threading.Lock()
-        self._given, self._held = catalog, cast("SqlCatalog | None", None)
-        weakref.finalize(self, self._opened.close)  # of a program that does not close it
-
-    def _catalog(self) -> SqlCatalog:
-        """The one catalog of this client's life, opened at the first question. It blocks: to be called in a thread."""
-        with self._opening:
-            if self._held is None:
-                url = self._settings.database_url
-                self._held = self._given() if self._given else self._opened.enter_context(open_catalog(url))
-            return self._held
-
-    def _epoch(self) -> int:
-        return self._catalog().ledgers.epoch()
-
-    async def ours(self) -> Client:
-        """The client, once primary bucket and namespace were compared with the catalog.
-
-        A job in another namespace would join another catalog's of the same id, or wait for its workers. A bucket that
-        cannot be asked now is left to the workers, which compare each one before they use it: the client uses none.
-
-        Raises:
-            CatalogMismatch: One of them is another catalog's.
-        """
-        async with self._comparing:  # many that begin at once compare once
-            if not self._compared:
-                await require_namespace(self.client, await asyncio.to_thread(self._catalog_id))
-                self._compared = True
-        return self.client
-
-    def page_of(self, workflow_id: str, run_id: str | None) -> str:
-        """The run's page in the Web UI, opened where summary and *Current Details* are; "" where no Web UI is known."""
-        settings = self._settings
-        if not settings.ui_address or not run_id:
-            return ""
-        names = (settings.temporal_namespace, "workflows", workflow_id, run_id, "user-metadata")
-        return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
-
-    @property
-    def _policy(self) -> DeletionPolicy:
-        """The deletion policy that the settings give."""
-        settings = self._settings
-        return DeletionPolicy(
-            parallelism=settings.deletion_parallelism,
-            chunk=settings.deletion_chunk,
-            max_attempts=settings.deletion_max_attempts,
-            retry_interval_s=settings.deletion_retry_interval,
-        )
-
-    @property
-    def _offload_policy(self) -> OffloadPolicy:
-        settings = self._settings
-        return OffloadPolicy(
-            timeout_s=settings.offload_timeout,
-            parallelism=settings.offload_parallelism,
-            queue=limits.uploads_queue(settings.task_queue),
-        )
-
-    def checked(self, request: V) -> V:
-        """The request, refused here where its job would refuse it.
-
-        Raises:
-            InvalidInput: A field is beyond its bounds.
-        """
-        limits.check(request, queue=self._settings.task_queue)
-        return request
-
-    async def start(
-        self,
-        job: Job[Q, R],
-        request: Q,
-        *key: object,
-        summary: str,
-        about: Sequence[SearchAttributePair[Any]] = (),
-        signal: str | None = None,
-        signal_args: Sequence[object] = (),
-    ) -> WorkflowHandle[Any, R]:
-        """Start a job, or join the one of that key that runs.
-
-        Args:
-            job: Which.
-            request: Its input.
-            key: What its id is made of beside its name.
-            summary: What the Web UI shows beside its id.
-            about: Search attributes.
-            signal: Sent to it, whether it was started or joined.
-            signal_args: What the signal says.
-
-        Raises:
-            InvalidInput: A field of the request is beyond its bounds.
-            CatalogMismatch: Namespace or bucket are another catalog's.
-        """
-        self.checked(request)
-        return await start_job(
-            await self.ours(),
-            job,
-            request,
-            *key,
-            queue=self._settings.task_queue,
-            summary=summary,
-            start_signal=signal,
-            start_signal_args=signal_args,
-            search_attributes=TypedSearchAttributes(about),
-        )
-
-    def _catalog_id(self) -> str:
-        identities = self._catalog().identities
-        refuse_foreign_bucket(self._settings, identities)
-        return identities.catalog_id()
+@contextmanager
+def _span(name: str, call: StartWorkflowInput | QueryWorkflowInput | StartWorkflowUpdateInput) -> Iterator[None]:
+    attributes = {"temporalWorkflowID": call.id}
+    with get_tracer(__name__).start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes):
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier)
+        if carrier:
+            call.headers = {**call.headers, _HEADER: PayloadConverter.default.to_payloads([carrier])[0]}
+        yield

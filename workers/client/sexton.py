@@ -12,10 +12,9 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from temporalio.client import Client, WorkflowHandle, WorkflowHistory
-from temporalio.common import SearchAttributePair
+from temporalio.client import Client, WorkflowHistory
 
 from infra.catalog import SqlCatalog
 from logstore.deletion.intents import Certificate
@@ -24,17 +23,14 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound, DeletePolicy
 from workers.client import schedules
-from workers.client.connections import connect_client, of_topic
-from workers.client.delayed_jobs import DelayedJobs
-from workers.client.deletion_batches import Batches, released
-from workers.client.offload_jobs import OffloadJobs
-from workers.client.reconciliation_jobs import ReconciliationJobs
-from workers.client.records_jobs import RecordsJobs
+from workers.client.batches import Batches, released
+from workers.client.connections import connect_client
+from workers.client.jobs import Handle, of_run, of_topic
+from workers.client.store_jobs import StoreJobs
 from workers.client.transactions import TransactionJobs
 from workers.client.visibility import WorkflowRow, history_of, visible_workflows
 from workers.client.waiting import Say, result_of
 from workers.settings import Settings
-from workflows import search_attributes
 from workflows.deletion.values import (
     DELETE_LEDGERS,
     DELETE_TOPIC,
@@ -55,7 +51,6 @@ from workflows.deletion.values import (
 )
 
 R = TypeVar("R")
-Handle = WorkflowHandle[Any, R]
 
 _LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
 _STARTED_WITHIN_S = 120.0  # after that a redriven batch that was not started is found by a sweep
@@ -69,7 +64,7 @@ class Redriven:
     handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
 
 
-class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, RecordsJobs):
+class Sexton(StoreJobs, TransactionJobs):
     """Jobs on one Temporal namespace and one catalog.
 
     Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
@@ -102,7 +97,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
         await asyncio.to_thread(self._opened.close)
         await asyncio.sleep(_LET_GO_S)
 
-    async def result_of(self, handle: WorkflowHandle[Any, R], say: Say) -> R:
+    async def result_of(self, handle: Handle[R], say: Say) -> R:
         """The job's result; `say` is told what is waited for and, where nothing moves for 10 s, why and what to do.
 
         Raises:
@@ -206,7 +201,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             policy=self._policy,
             detach=detach,
         )
-        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [of_topic(topic), _of(batch_id)]
+        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [of_topic(topic), of_run(batch_id)]
         return await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=about)
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
@@ -233,7 +228,7 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
             carried=DeleteLedgersProgress(intents=count),
         )
         summary = f"{count} dead letters, tried again"
-        handle = await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=[_of(batch_id)])
+        handle = await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=[of_run(batch_id)])
         return Redriven(started=count, handle=handle)
 
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
@@ -275,7 +270,3 @@ class Sexton(OffloadJobs, ReconciliationJobs, TransactionJobs, DelayedJobs, Reco
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
         """Those recurring jobs that are scheduled."""
         return await schedules.list_schedules(self.client)
-
-
-def _of(batch_id: str) -> SearchAttributePair[Any]:
-    return SearchAttributePair(search_attributes.RUN_ID, batch_id)

@@ -16,16 +16,15 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from temporalio.client import WorkflowHandle
 from temporalio.common import SearchAttributePair
 
 from logstore.errors import OutcomeUnknown, UnknownObject
 from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
-from workers.client.topic_builds import TopicBuilds
+from workers.client.jobs import Handle, OwnJobs
 from workflows import limits, search_attributes
 from workflows.jobs import BuildResult
 from workflows.transactions.values import (
@@ -223,7 +222,7 @@ class TransactionClient:
         await asyncio.gather(*self._waking.values())
 
 
-class TransactionJobs(TopicBuilds):
+class TransactionJobs(OwnJobs):
     """Coordinators, and broadcasts of one transaction."""
 
     def transactions(self, log: "LogStore") -> TransactionClient:
@@ -236,7 +235,7 @@ class TransactionJobs(TopicBuilds):
         summary = f"transactions of coordinator {tc_id}"
         await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
 
-    async def broadcast_transaction(self, txn: TransactionId) -> WorkflowHandle[Any, BroadcastProgress]:
+    async def broadcast_transaction(self, txn: TransactionId) -> Handle[BroadcastProgress]:
         """Tell the participants of one decided transaction alone; joins the broadcast of it that runs."""
         request = BroadcastTransactionInput(txn=str(txn), queue=limits.transactions_queue(self._settings.task_queue))
         return await self.start(
@@ -250,7 +249,7 @@ class TransactionJobs(TopicBuilds):
 
     async def build_transaction_snapshots(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
-    ) -> WorkflowHandle[Any, BuildResult]:
+    ) -> Handle[BuildResult]:
         """Rebuild transaction buffers from the logs of topics, and keep them as their snapshots.
 
         What a guard refuses is in the result's `refused`; `result_of` raises it.

@@ -25,7 +25,8 @@ from logstore.errors import PreconditionFailed
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
 from workers.assembly.databases import FollowParts, RebuildParts, open_following, open_rebuild
-from workers.client.connections import connect_client, start_job
+from workers.client.connections import connect_client
+from workers.client.jobs import start_job
 from workers.client.waiting import result_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge

@@ -19,7 +19,8 @@ from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, search_attributes
-from workers.client.connections import OwnJobs, connect_client, with_client
+from workers.client.connections import connect_client, with_client
+from workers.client.jobs import OwnJobs
 from workers.identity import adopt_buckets, buckets_of, own_build
 from workers.operations.builds import deploy_new
 from workers.operations.status import WORKER, polling
