@@ -1,17 +1,107 @@
-"""The root of the command line, and the surroundings that its process needs; `registry` says where its commands are."""
+"""The root of the command line: which module has which command, and the surroundings that its process needs.
+
+A command costs its imports; `--help` and `--version` cost none but these words. A test compares them with the modules'.
+"""
 
 import codecs
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from workers import VERSION
-from workers.cli.command import HomeFlag, JsonFlag, WideFlag, options
-from workers.cli.registry import RootGroup
+from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, options
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command of the root, and where it is."""
+
+    about: str  # one line
+    module: str  # of `workers.cli`; has the group
+    group: str = ""  # the group in that module of which it is one command; "": the group of its own name
+    beside: Sequence[str] = ()  # modules that add commands to it
+
+
+COMMANDS = {
+    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack", "stack"),
+    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack", "stack"),
+    "env": CommandEntry(
+        "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack"
+    ),
+    "status": CommandEntry("Tell whether each service answers.", "stack", "stack"),
+    "doctor": CommandEntry("Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack"),
+    "demo": CommandEntry("Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack"),
+    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "traces"),
+    "replay": CommandEntry("Replay a job's history against the workflows of this build.", "workflow", "replays"),
+    "catalog": CommandEntry("The SQL catalog.", "stack"),
+    "config": CommandEntry("Settings and where they come from.", "stack"),
+    "worker": CommandEntry("Worker processes, and the builds of them.", "worker"),
+    "workflow": CommandEntry("Jobs in Temporal.", "workflow"),
+    "topic": CommandEntry(
+        "Topics: create, append, read, acknowledge, trim.",
+        "topic.topics",
+        beside=("topic.append", "topic.jobs", "topic.read", "topic.schema"),
+    ),
+    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", beside=("ledger.explain",)),
+    "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion"),
+    "orphans": CommandEntry(
+        "What storage holds and nothing refers to: find it, look at it, remove it.",
+        "orphans.runs",
+        beside=("orphans.report",),
+    ),
+    "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
+    "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed"),
+    "records": CommandEntry("The record log, from which a lost catalog is rebuilt.", "records", beside=("databases",)),
+    "tombstones": CommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
+    "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain"),
+    "schedule": CommandEntry("Jobs that recur: sweep, trim, plan, and those of records.", "workflow"),
+    "owners": CommandEntry("Which worker does the background work of which topics.", "owners"),
+}
+
+
+class RootGroup(CommandGroup):
+    """The root: it knows the names of its commands, and imports what is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
+        """Names in the order of the help."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        """The command of that name, or None."""
+        del ctx
+        return loaded(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """The commands with one line each, none of them imported."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.about) for name, entry in COMMANDS.items()])
+
+
+@cache
+def loaded(name: str) -> Any:  # noqa: ANN401 - a command of Typer's, whose class it does not export
+    """The command of a name in `COMMANDS`, with what its modules registered."""
+    entry = COMMANDS[name]
+    for module in entry.beside:
+        import_module(f"workers.cli.{module}")
+    group = group_of(entry.module, entry.group or name)
+    return group.get_command(None, name) if entry.group else group
+
+
+def group_of(module: str, group: str) -> Any:  # noqa: ANN401
+    """A group of a module, as the parser knows it."""
+    return get_command(getattr(import_module(f"workers.cli.{module}"), group))
+
 
 _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
 

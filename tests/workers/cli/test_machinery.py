@@ -22,8 +22,8 @@ from logstore.names import TopicName
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
-from workers import VERSION
-from workers.cli import registry
+from workers import VERSION, cli
+from workers.cli.app import COMMANDS, group_of, loaded
 from workers.cli.errors import ExitCode, code_of, error_named, failure_of
 from workers.hosting.interceptors import to_application_error
 
@@ -250,25 +250,25 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
 
 def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
     """The root's help is written from the table; a command that the table lacks could not be called."""
-    folder = Path(registry.__file__).parent
+    folder = Path(cli.__file__).parent
     files = [path for path in folder.rglob("*.py") if "@command(" in path.read_text(encoding="utf-8")]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
-    assert defined == {module for entry in registry.COMMANDS.values() for module in (entry.module, *entry.beside)}
-    for name, entry in registry.COMMANDS.items():
-        found = registry.loaded(name)
+    assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.beside)}
+    for name, entry in COMMANDS.items():
+        found = loaded(name)
         assert found.name == name
         first = " ".join((found.help or "").split())
-        assert entry.single or first == entry.about
+        assert entry.group or first == entry.about
         assert first.startswith(entry.about.rstrip(".")), name
-    single = {name for name, entry in registry.COMMANDS.items() if entry.single}
-    groups = {(entry.module, entry.group) for entry in registry.COMMANDS.values() if entry.single}
-    assert single == {name for each in groups for name in registry.group_of(*each).list_commands(None)}
+    single = {name for name, entry in COMMANDS.items() if entry.group}
+    groups = {(entry.module, entry.group) for entry in COMMANDS.values() if entry.group}
+    assert single == {name for each in groups for name in group_of(*each).list_commands(None)}
 
 
 def test_root_help_shows_the_table(run: Run) -> None:
     """Each command with its line, in that order."""
     shown = run("--help").stdout
-    places = [shown.index(f"\n  {name} ") for name in registry.COMMANDS]
+    places = [shown.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
 
 

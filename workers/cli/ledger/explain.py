@@ -1,6 +1,7 @@
 """`ledger explain`: everything known of one ledger; `audit list`: destructive acts with their reasons."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +16,10 @@ from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.ledger.ledgers import ledger
-from workers.cli.ledger.sections import in_sections
 from workers.cli.ledger.verdicts import ExaminedCopy, verdict
 from workers.cli.options import OfLedger, OfTopic, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer
-from workers.pages.texts import fields, shown_us, topic_shown
+from workers.pages.texts import fields, harmless, plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
     from logstore.ports.objects import Storages
@@ -182,3 +182,84 @@ def list_(context: CommandContext, *, topic: OfTopic = None, ledger: OfLedger = 
     rows = [decision_document(one) for one in found]
     shown = [{name: row[name] for name in ("at", "act", "actor", "topic", "reason")} for row in rows]
     return Answer(document=rows, shown=shown, beneath=("reason",), empty="nothing was destroyed")
+
+
+_WIDTH = 80
+_LABEL = 16
+
+
+def in_sections(found: Mapping[str, Any]) -> str:
+    """The document of `ledger explain` as text."""
+    lines = [f"ledger {found['ledger_id']}", *_wrapped(found["verdict"], indent="  ")]
+    for title, facts in _sections(found):
+        lines += ["", title, *facts]
+    return harmless("\n".join(lines)) + "\n"
+
+
+def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    shown = ("state", "entries", "size_bytes", "generation")
+    yield "row", [line for name in shown for line in _fact(name, found[name])]
+    if found["owner"]:
+        yield "owner", [line for name, value in found["owner"].items() for line in _fact(name, value)]
+    if found["bundle"]:
+        yield "bundle of the topic", [line for name, value in found["bundle"].items() for line in _fact(name, value)]
+    yield "references", _each(found["references"], _reference_lines)
+    yield "copies", _each(found["copies"], _copy_lines)
+    yield "intents", _each(found["intents"], _intent_lines)
+    if found["tombstone"]:
+        yield "tombstone", [line for name, value in found["tombstone"].items() for line in _fact(name, value)]
+    yield "decisions, newest first", _each(found["decisions"], _decision_lines)
+
+
+def _each(rows: Sequence[Mapping[str, Any]], write: Any) -> list[str]:  # noqa: ANN401 - one of the functions below
+    return [line for row in rows for line in write(row)] or ["  none"]
+
+
+def _reference_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    yield from _fact(
+        row["kind"].lower(), {name: value for name, value in row.items() if name != "kind" and value != {}}
+    )
+
+
+def _copy_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    storage = row["storage"]
+    yield f"  {row['kind']}, {row['state']}"
+    yield from _fact("context", row["context"], deeper="  ")
+    held = f"{storage['finding']}, {plain(storage['objects'])} objects, {plain(storage['size_bytes'])} bytes"
+    yield from _fact("storage", held if storage["finding"] else "unknown", deeper="  ")
+    yield from _fact("says", storage["detail"], deeper="  ")
+    yield from _fact("statement", storage["statement"], deeper="  ")
+
+
+def _intent_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    outcome = f", {row['outcome']}" if row["outcome"] and row["outcome"] != row["state"] else ""
+    stalled = ", stalled" if row["stalled"] else ""
+    yield f"  {row['id']}: {row['copy']}, generation {row['generation']}, {row['state']}{outcome}{stalled}"
+    names = ("filed", "finished", "attempts", "last_error", "batch_id", "workflow_id", "trace_id", "objects_deleted")
+    for name in names:
+        yield from _fact(name, row[name], deeper="  ")
+
+
+def _decision_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    reason = f": {row['reason']}" if row["reason"] else ""
+    yield from _wrapped(f"{row['at']} {row['act']} by {row['actor'] or 'nobody'}{reason}", indent="  ")
+    yield from _fact("workflow_id", row["workflow_id"], deeper="  ")
+    yield from _fact("trace_id", row["trace_id"], deeper="  ")
+    yield from _fact("detail", row["detail"], deeper="  ")
+
+
+def _fact(name: str, value: object, *, deeper: str = "") -> Iterator[str]:
+    """A name and its value; one that is empty is left out."""
+    if value in (None, "", {}, []):
+        return
+    label = f"  {deeper}{name.replace('_', ' '):<{_LABEL - len(deeper)}} "
+    yield from _wrapped(plain(value), indent=label, then=" " * len(label))
+
+
+def _wrapped(text: str, *, indent: str, then: str | None = None) -> list[str]:
+    """Lines of words; a name that is longer than a line stays whole, so that it can be copied."""
+    rest = indent if then is None else then
+    shape = textwrap.TextWrapper(
+        _WIDTH, initial_indent=indent, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return shape.wrap(text) or [indent]

@@ -17,7 +17,7 @@ from workers.pages.texts import harmless, topic_shown
 
 if TYPE_CHECKING:
     from logstore.reconciliation.findings import Finding
-    from workers.cli.orphans.reported import Reported
+    from workers.cli.orphans.report import Reported
 
 _TOPICS: Final = 20
 _MOST_TOPICS: Final = 10_000  # counted at a time: beyond, the smallest half is forgotten
