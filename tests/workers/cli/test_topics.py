@@ -12,7 +12,7 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
-from workers.cli.topic.documents import PRINTED
+from workers.cli.topic.read import PRINTED
 
 
 def _lines(count: int, **more: object) -> str:

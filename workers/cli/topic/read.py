@@ -1,7 +1,8 @@
 """`topic read`, `ack` and `seek`: what a consumer sees and acknowledges."""
 
+import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,13 +13,15 @@ from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.output import Answer
-from workers.cli.topic.documents import PRINTED, entry_document, entry_shown
 from workers.cli.topic.topics import topic
+from workers.pages.texts import shown_us
 
 if TYPE_CHECKING:
     from logstore.log.entries import Entry
 
 _ORDERS = "persistent://public/default/orders"
+
+PRINTED: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # columns of an entry
 
 AsSubscription = Annotated[
     str | None, typer.Option("--subscription", metavar="S", help="Leave out what it has acknowledged.")
@@ -55,7 +58,7 @@ def read(
     with consuming as consumer:
         entries = consumer.receive(max_entries)
     return Answer(
-        document=[entry_document(one) for one in entries],
+        document=[_document(one) for one in entries],
         shown=_rows(entries, most=80),
         wide=_rows(entries, most=None) if context.wide else None,
         empty="no entries",
@@ -64,11 +67,36 @@ def read(
 
 def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
     """The rows of the table; with a column of delivery times only if there is one, because a line has little room."""
-    rows = [entry_shown(one, most=most) for one in entries]
+    rows = [_shown(one, most=most) for one in entries]
     if all(one.deliver_at_ms is None for one in entries):
         for row in rows:
             del row["deliver_at"]
     return rows
+
+
+def _document(entry: "Entry") -> dict[str, object]:
+    """An entry as `topic read` prints it."""
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload_b64": base64.b64encode(entry.payload or b"").decode(),
+        "publish_ms": entry.publish_ms,
+        "deliver_at_ms": entry.deliver_at_ms,
+        "properties": dict(entry.properties),
+    }
+
+
+def _shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
+    """An entry as people see it: the payload as text where it is text, cut at `most` characters."""
+    text = (entry.payload or b"").decode("utf-8", errors="replace")
+    return {
+        "position": str(entry.position),
+        "key": entry.key,
+        "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
+        "published": shown_us(entry.publish_ms * 1_000),
+        "deliver_at": None if entry.deliver_at_ms is None else shown_us(entry.deliver_at_ms * 1_000),
+        "properties": dict(entry.properties),
+    }
 
 
 @command(

@@ -1,7 +1,8 @@
 """`topic create`, `list`, `show`, `roll` and `subscribe`."""
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +19,13 @@ from workers.cli.options import (
     known_number,
 )
 from workers.cli.output import Answer, note
-from workers.cli.topic.documents import delayed_document, subscription_documents, topic_document, topic_shown_in_list
-from workers.pages.texts import topic_shown
+from workers.pages.texts import fields, plain, shown_us, topic_shown
+
+if TYPE_CHECKING:
+    from logstore.cursors.services.subscriptions import Subscription
+    from logstore.ports.catalog import DelayedIndex, TopicSummary
+    from logstore.positions import Position, TopicId
+    from workers.assembly.log import LogStore
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 
@@ -72,7 +78,7 @@ def create(
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics
     made = topics.create(encoded, policy, durable_delete=durable_delete)
-    return Answer(document=topic_document(context, topics.summary(made)))
+    return Answer(document=_document(context, topics.summary(made)))
 
 
 @command(
@@ -90,8 +96,8 @@ def list_(
         note(f"no topic's name begins with {prefix}")
     if page.more:
         note(f"there are {page.more:,} more: go on with --after {topic_shown(page.topics[-1].topic.name)}")
-    found = [topic_document(context, one) for one in page.topics]
-    shown = [topic_shown_in_list(row) for row in found]
+    found = [_document(context, one) for one in page.topics]
+    shown = [_shown(row) for row in found]
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 
 
@@ -99,8 +105,8 @@ def list_(
 def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
     found = context.topic(name)
-    document = topic_document(context, context.catalog.topics.summary(found))
-    return Answer(document={**document, "delayed": delayed_document(context.catalog.delayed, found.topic_id)})
+    document = _document(context, context.catalog.topics.summary(found))
+    return Answer(document={**document, "delayed": _delayed(context.catalog.delayed, found.topic_id)})
 
 
 @command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
@@ -128,4 +134,76 @@ def subscribe(
     check_subscription(sub)
     found = context.topic(name)
     subscription = context.log.subscriptions.subscribe(found.topic_id, sub, latest=start is SubscriptionStart.LATEST)
-    return Answer(document=subscription_documents(context.log, found.topic_id, [subscription])[0])
+    return Answer(document=_subscription_rows(context.log, found.topic_id, [subscription])[0])
+
+
+def _document(context: CommandContext, known: "TopicSummary") -> dict[str, object]:
+    """Everything that `topic show` tells."""
+    topic, totals = known.topic, known.totals
+    return {
+        "topic_id": topic.topic_id,
+        "name": topic_shown(topic.name),
+        "state": topic.state.value,
+        "retention_s": topic.policy.retention_s,
+        "retention_bytes": topic.policy.retention_bytes,
+        "durable_delete": topic.durable_delete,
+        "created": shown_us(topic.created_us),
+        **fields(totals, "ledgers entries size_bytes"),
+        "subscriptions": _subscriptions(context, known),
+        "max_read_position": None if totals.last is None else str(totals.last),
+    }
+
+
+def _subscriptions(context: CommandContext, known: "TopicSummary") -> list[dict[str, object]]:
+    """The topic's subscriptions; the bucket is asked only where a cursor ledger holds a part of their state."""
+    if any(one.backlog is None for one in known.subscriptions):
+        topic_id = known.topic.topic_id
+        return _subscription_rows(context.log, topic_id, context.log.subscriptions.all(topic_id))
+    return [_subscription(one.name, one.mark_delete, one.created_us, one.backlog) for one in known.subscriptions]
+
+
+def _delayed(index: "DelayedIndex", topic_id: "TopicId") -> dict[str, object]:
+    """How many delayed messages a topic has: in buckets, and behind the last one."""
+    listed, unsealed = index.listed(topic_id), index.unsealed(topic_id)
+    return {
+        "messages": listed.messages + unsealed.entries,
+        "unsealed": unsealed.entries,
+        "buckets": len(listed.buckets),
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, object]:
+    """A topic's document as a line of a table."""
+    return {
+        **{name: row[name] for name in ("name", "state", "ledgers", "entries")},
+        "bytes": row["size_bytes"],
+        "last": row["max_read_position"],
+        "subscriptions": ", ".join(
+            f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
+            for one in row["subscriptions"]
+        ),
+    }
+
+
+def _subscription_rows(
+    log: "LogStore", topic_id: "TopicId", found: "Sequence[Subscription]"
+) -> list[dict[str, object]]:
+    """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
+    backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
+    return [
+        _subscription(
+            one.name,
+            one.state.mark_delete,
+            one.created_us,
+            behind if one.lost_snapshot is None else None,
+            **({} if one.lost_snapshot is None else {"lost_ledger": one.lost_snapshot}),
+        )
+        for one, behind in zip(found, backlogs, strict=True)
+    ]
+
+
+def _subscription(
+    name: str, mark_delete: "Position", created_us: int, backlog: int | None, **more: object
+) -> dict[str, object]:
+    told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": shown_us(created_us)}
+    return {**told, **more}
