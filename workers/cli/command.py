@@ -24,6 +24,8 @@ HomeFlag = Annotated[
 ]
 WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
+_ORDERS = "persistent://public/default/orders"
+
 
 @dataclass(slots=True)
 class GlobalOptions:
@@ -95,9 +97,15 @@ def _report(error: Exception, *, as_json: bool) -> ExitCode:
     return failure.code
 
 
-def group(name: str, about: str) -> typer.Typer:
-    """An empty group of commands."""
-    return typer.Typer(
+class Group(typer.Typer):
+    """A group of commands."""
+
+    path = ""  # what stands before their names
+
+
+def group(name: str, about: str, *, path: str | None = None) -> Group:
+    """An empty group of commands; `path` is what stands before their names, by default the group's name."""
+    made = Group(
         name=name,
         cls=PlainGroup,
         help=about,
@@ -106,6 +114,8 @@ def group(name: str, about: str) -> typer.Typer:
         rich_markup_mode="rich",
         callback=_take_options,
     )
+    made.path = name if path is None else path
+    return made
 
 
 def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False) -> None:
@@ -121,17 +131,19 @@ def options(ctx: typer.Context) -> GlobalOptions:
     return root.obj
 
 
-def command(app: typer.Typer, name: str, *, examples: Sequence[str] = ()) -> Callable[[Body], Body]:
+def command(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
     """Register a function of a `CommandContext` as the command of that name; its docstring is the help text.
 
     Args:
         app: The group it belongs to.
         name: As it is typed.
-        examples: Command lines for the help text.
+        examples: For the help text: what follows the command's name, or whole lines. TOPIC stands for a topic's name.
     """
 
     def register(body: Body) -> Body:
-        app.command(name, cls=PlainCommand, help=_help(body, examples))(_runner(body))
+        typed = " ".join(filter(None, ("sexton", app.path, name)))
+        lines = [one if "sexton " in one else f"{typed} {one}".rstrip() for one in examples]
+        app.command(name, cls=PlainCommand, help=_help(body, lines))(_runner(body))
         return body
 
     return register
@@ -185,5 +197,5 @@ def _signature(body: Callable[..., Answer]) -> inspect.Signature:
 
 def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the terminal breaks the lines
-    shown = "\n".join(f"  {line}" for line in examples)
+    shown = "\n".join(f"  {line}" for line in examples).replace("TOPIC", _ORDERS)
     return f"{text}\n\nExamples:\n{shown}" if examples else text

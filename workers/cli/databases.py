@@ -56,11 +56,9 @@ def _onto(context: CommandContext, database_url: str) -> "Settings":
 @command(
     records,
     "rebuild",
-    examples=[
-        "sexton records rebuild --into sqlite:////srv/sexton/catalog.db",
-        "sexton records rebuild --into postgresql+psycopg://sexton@db/catalog --json",
-        "sexton records rebuild --into sqlite:////srv/sexton/catalog.db --skip-unreadable",
-    ],
+    "sexton records rebuild --into sqlite:////srv/sexton/catalog.db",
+    "sexton records rebuild --into postgresql+psycopg://sexton@db/catalog --json",
+    "sexton records rebuild --into sqlite:////srv/sexton/catalog.db --skip-unreadable",
 )
 def rebuild(
     context: CommandContext, *, into: Into, skip_unreadable: SkipUnreadable = False, master: Master = None
@@ -123,11 +121,9 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on until the command is
 @command(
     records,
     "follow",
-    examples=[
-        "sexton records follow --into sqlite:////srv/replica/catalog.db",
-        "sexton records follow --from sexton-copy --into postgresql+psycopg://sexton@db/replica --watch",
-        "sexton records follow --into sqlite:////srv/replica/catalog.db --seed --json",
-    ],
+    "--into sqlite:////srv/replica/catalog.db",
+    "sexton records follow --from sexton-copy --into postgresql+psycopg://sexton@db/replica --watch",
+    "--into sqlite:////srv/replica/catalog.db --seed --json",
 )
 def follow(
     context: CommandContext, *, into: IntoReplica, bucket: From = None, seed: Seed = False, watch: Watch = False

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 delayed = group("delayed", "Delayed messages: the buckets of their index.")
 
-_ORDERS = "persistent://public/default/orders"
 _BUSY = "another job works on its buckets, and took longer than this one waited"
 
 MaxBuckets = Annotated[
@@ -36,7 +35,7 @@ MaxBuckets = Annotated[
 ]
 
 
-@command(delayed, "status", examples=[f"sexton delayed status {_ORDERS}", f"sexton delayed status {_ORDERS} --json"])
+@command(delayed, "status", "TOPIC", "TOPIC --json")
 def status(context: CommandContext, name: TopicArgument) -> Answer:
     """Show a topic's buckets, what no bucket has yet, and the memory that a consumer's process needs for them.
 
@@ -107,7 +106,7 @@ def _merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ..
     return {one.bucket_id for one in pair_to_merge(buckets) or ()}
 
 
-@command(delayed, "seal", examples=[f"sexton delayed seal {_ORDERS}", f"sexton delayed seal {_ORDERS} --no-wait"])
+@command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
 def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "", wait: Wait = True) -> Answer:
     """Put a topic's delayed messages into buckets, as far as consumers may see the log; also drop buckets that passed.
 
@@ -136,11 +135,7 @@ def _sealed(topic: "Topic", workflow_id: str, result: "SealBucketsResult") -> An
     )
 
 
-@command(
-    delayed,
-    "merge",
-    examples=[f"sexton delayed merge {_ORDERS}", f"sexton delayed merge {_ORDERS} --max-buckets 1 --json"],
-)
+@command(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
 def merge(
     context: CommandContext,
     name: TopicArgument,
@@ -176,11 +171,7 @@ def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     return in_part(document, failed) if failed or outcome == "HELD" else Answer(document=document)
 
 
-@command(
-    delayed,
-    "build",
-    examples=[f"sexton delayed build {_ORDERS}", 'sexton delayed build --all --reason "after a restore" --json'],
-)
+@command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
 def build(
     context: CommandContext,
     name: OneTopic = None,
@@ -205,11 +196,7 @@ def build(
     )
 
 
-@command(
-    delayed,
-    "clear",
-    examples=[f"sexton delayed clear {_ORDERS} --dry-run", f'sexton delayed clear {_ORDERS} --reason "damaged"'],
-)
+@command(delayed, "clear", "TOPIC --dry-run", 'TOPIC --reason "damaged"')
 def clear(context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False) -> Answer:
     """Throw all buckets of a topic away. No message is lost: they are in the log, and come from there when due.
 

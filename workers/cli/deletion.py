@@ -37,22 +37,14 @@ State = Annotated[DeletionState | None, typer.Option("--state", case_sensitive=F
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show, newest first.")]
 
 
-@command(deletion, "inflight", examples=["sexton deletion inflight --json"])
+@command(deletion, "inflight", "--json")
 def inflight(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
     found = context.catalog.deletions.inflight()
     return Answer(document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered})
 
 
-@command(
-    deletion,
-    "list",
-    examples=[
-        "sexton deletion list --state DEAD_LETTERED",
-        "sexton deletion list --topic persistent://public/default/orders --json",
-        "sexton deletion list --ledger 12",
-    ],
-)
+@command(deletion, "list", "--state DEAD_LETTERED", "--topic TOPIC --json", "--ledger 12")
 def list_(
     context: CommandContext, *, state: State = None, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100
 ) -> Answer:
@@ -89,23 +81,19 @@ Rate = Annotated[
 _ID = "delete-ledgers/1-8c1d5f0e9a3b"
 
 
-@command(deletion, "pause", examples=[f"sexton deletion pause {_ID}"])
+@command(deletion, "pause", f"{_ID}")
 def pause(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a batch delete no more for now: chunks (of an apply: pages) in hand end, none is started."""
     return _asked(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
-@command(deletion, "resume", examples=[f"sexton deletion resume {_ID}"])
+@command(deletion, "resume", f"{_ID}")
 def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
     return _asked(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
-@command(
-    deletion,
-    "rate",
-    examples=[f"sexton deletion rate {_ID} 50", f"sexton deletion rate {_ID} 0", f"sexton deletion rate {_ID} --json"],
-)
+@command(deletion, "rate", f"{_ID} 50", f"{_ID} 0", f"{_ID} --json")
 def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
     """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
     if objects_per_s is None:
@@ -128,15 +116,7 @@ Ids = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
 
-@command(
-    deletion,
-    "redrive",
-    examples=[
-        'sexton deletion redrive 12 15 --reason "permissions mended"',
-        "sexton deletion redrive --all --dry-run",
-        "sexton deletion redrive --all --no-wait --json",
-    ],
-)
+@command(deletion, "redrive", '12 15 --reason "permissions mended"', "--all --dry-run", "--all --no-wait --json")
 def redrive(
     context: CommandContext,
     ids: Ids = None,
@@ -167,11 +147,7 @@ def redrive(
     return context.with_client(work)
 
 
-@command(
-    deletion,
-    "sweep",
-    examples=["sexton deletion sweep", "sexton deletion sweep --dry-run", "sexton deletion sweep --no-wait --json"],
-)
+@command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
 def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:

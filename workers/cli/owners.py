@@ -33,15 +33,7 @@ Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that no w
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
 
 
-@command(
-    owners,
-    "list",
-    examples=[
-        "sexton owners list",
-        "sexton owners list --topic persistent://public/default/orders",
-        "sexton owners list --unowned --json",
-    ],
-)
+@command(owners, "list", "", "--topic TOPIC", "--unowned --json")
 def list_(
     context: CommandContext, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None
 ) -> Answer:
@@ -170,14 +162,7 @@ WaitForOwner = Annotated[
 ]
 
 
-@command(
-    owners,
-    "unload",
-    examples=[
-        "sexton owners unload 0x00000000_0x04000000 --dry-run",
-        'sexton owners unload 0 --reason "let another worker have it"',
-    ],
-)
+@command(owners, "unload", "0x00000000_0x04000000 --dry-run", '0 --reason "let another worker have it"')
 def unload(
     context: CommandContext, bundle: Bundle, *, reason: Reason = "", dry_run: DryRun = False, wait: WaitForOwner = True
 ) -> Answer:

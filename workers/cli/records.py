@@ -30,7 +30,7 @@ Function = Annotated[
 HELD = "another job was at work on the record log, and took longer than this one waited"
 
 
-@command(records, "status", examples=["sexton records status", "sexton records status --json"])
+@command(records, "status", "", "--json")
 def status(context: CommandContext) -> Answer:
     """Show the newest manifest, what it names, and what has changed since and is in no block yet.
 
@@ -74,7 +74,7 @@ def status(context: CommandContext) -> Answer:
     )
 
 
-@command(records, "flush", examples=["sexton records flush", "sexton records flush --no-wait --json"])
+@command(records, "flush", "", "--no-wait --json")
 def flush(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
     """Write what has changed in the catalog until now into blocks of the record log.
 
@@ -98,7 +98,7 @@ def _told(workflow_id: str, done: object, *, held: bool) -> Answer:
     return in_part(document, [{"id": workflow_id, "error": HELD}]) if held else Answer(document=document)
 
 
-@command(records, "rewrite", examples=["sexton records rewrite", "sexton records rewrite --json"])
+@command(records, "rewrite", "", "--json")
 def rewrite(context: CommandContext) -> Answer:
     """Write the whole catalog into the record log anew, for a log of which a manifest or a block is damaged or gone.
 
@@ -110,7 +110,7 @@ def rewrite(context: CommandContext) -> Answer:
     return Answer(document=fields(done, "manifest records tombstones blocks bytes left"))
 
 
-@command(records, "defragment", examples=["sexton records defragment", "sexton records defragment --json"])
+@command(records, "defragment", "", "--json")
 def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
     """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
 
@@ -126,12 +126,7 @@ def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = Tru
 
 
 @command(
-    records,
-    "end",
-    examples=[
-        "sexton records end persistent://public/default/orders --function expired --dry-run",
-        'sexton records end --all --function expired --reason "tenants that left" --json',
-    ],
+    records, "end", "TOPIC --function expired --dry-run", '--all --function expired --reason "tenants that left" --json'
 )
 def end(
     context: CommandContext,
@@ -172,7 +167,7 @@ def end(
     )
 
 
-@command(records, "replicas", examples=["sexton records replicas", "sexton records replicas --json"])
+@command(records, "replicas", "", "--json")
 def replicas(context: CommandContext) -> Answer:
     """Show each replica of the record log, what it has, and how far it is behind.
 
@@ -199,7 +194,7 @@ def _replica(one: "Replica") -> dict[str, object]:
     }
 
 
-@command(records, "replicate", examples=["sexton records replicate", "sexton records replicate --json"])
+@command(records, "replicate", "", "--json")
 def replicate(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
     """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
 

@@ -13,13 +13,13 @@ from workers.cli.exports import exports as env_of
 from workers.cli.output import Answer
 from workers.cli.progress import watching
 
-stack = group("stack", "The embedded stack.")
+stack = group("stack", "The embedded stack.", path="")
 
 NoWorker = Annotated[bool, typer.Option("--no-worker", help="Start the services without a worker.")]
 FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free ports instead of the usual ones.")]
 
 
-@command(stack, "up", examples=["sexton up", "sexton up --no-worker --free-ports --json"])
+@command(stack, "up", "", "--no-worker --free-ports --json")
 def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
@@ -30,7 +30,7 @@ def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: Free
     return Answer(document=found, title="The stack is up")
 
 
-@command(stack, "down", examples=["sexton down"])
+@command(stack, "down", "")
 def down(context: CommandContext) -> Answer:
     """Stop what `up` started in this home, and nothing else."""
     with watching("stopping the stack"):
@@ -38,7 +38,7 @@ def down(context: CommandContext) -> Answer:
     return Answer(document={"stopped": names})
 
 
-@command(stack, "env", examples=['eval "$(sexton env)"', "sexton env --json"])
+@command(stack, "env", 'eval "$(sexton env)"', "--json")
 def env(context: CommandContext) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
     context.require_store()
@@ -47,14 +47,14 @@ def env(context: CommandContext) -> Answer:
     return Answer(document=exports, text="".join(lines))
 
 
-@command(stack, "status", examples=["sexton status --json"])
+@command(stack, "status", "--json")
 def status(context: CommandContext) -> Answer:
     """Tell whether each service answers; exits with 4 if one does not."""
     with watching("asking the services"):
         return _health(context.services.status(context.settings))
 
 
-@command(stack, "doctor", examples=["sexton doctor"])
+@command(stack, "doctor", "")
 def doctor(context: CommandContext) -> Answer:
     """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
     with watching("examining"):
@@ -72,7 +72,7 @@ DemoLedgers = Annotated[int, typer.Option("--ledgers", min=2, max=100_000, help=
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 
 
-@command(stack, "demo", examples=["sexton demo", "sexton demo --topics 5 --ledgers 40 --keep"])
+@command(stack, "demo", "", "--topics 5 --ledgers 40 --keep")
 def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
     with watching("starting a throw-away stack") as bar:
@@ -84,7 +84,7 @@ def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 
 catalog = group("catalog", "The SQL catalog.")
 
 
-@command(catalog, "upgrade", examples=["sexton catalog upgrade", "sexton catalog upgrade --json"])
+@command(catalog, "upgrade", "", "--json")
 def upgrade(context: CommandContext) -> Answer:
     """Create the catalog's tables, or bring them to this build's version; repeating it is harmless."""
     return Answer(document=context.services.upgrade(context.settings))
@@ -93,7 +93,7 @@ def upgrade(context: CommandContext) -> Answer:
 config = group("config", "Settings and where they come from.")
 
 
-@command(config, "show", examples=["sexton config show", "SEXTON_DELETION_CHUNK=50 sexton config show --json"])
+@command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
 def show(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
     from infra.catalog.engine.connections import shown_url  # noqa: PLC0415 - start-up time

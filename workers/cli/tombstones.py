@@ -37,7 +37,7 @@ KeyBytes = Annotated[
 ]
 
 
-@command(tombstones, "stats", examples=["sexton tombstones stats", "sexton tombstones stats --json"])
+@command(tombstones, "stats", "", "--json")
 def stats(context: CommandContext) -> Answer:
     """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
     found = context.catalog.tombstones.counts()
@@ -50,7 +50,7 @@ def stats(context: CommandContext) -> Answer:
     return Answer(document=document)
 
 
-@command(tombstones, "raid", examples=["sexton tombstones raid", "sexton tombstones raid --eligible-age 12h --json"])
+@command(tombstones, "raid", "", "--eligible-age 12h --json")
 def raid(
     context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "", wait: Wait = True
 ) -> Answer:
@@ -77,11 +77,7 @@ def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
     return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
 
 
-@command(
-    tombstones,
-    "sizing",
-    examples=["sexton tombstones sizing --records 1000000", "sexton tombstones sizing --records 1000000 --json"],
-)
+@command(tombstones, "sizing", "--records 1000000", "--records 1000000 --json")
 def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
     """Estimate the bytes of tombstones: in the catalog with its indexes, and in defragmented blocks.
 

@@ -68,7 +68,7 @@ def _parsed(text: str) -> "TransactionId":
     return TransactionId.parse(text)
 
 
-@command(txn, "begin", examples=["sexton txn begin", "sexton txn begin --timeout 10m --json"])
+@command(txn, "begin", "", "--timeout 10m --json")
 def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
     from logstore.transactions.transactions import check_timeout  # noqa: PLC0415 - start-up time
@@ -86,13 +86,13 @@ def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     return context.with_client(work)
 
 
-@command(txn, "commit", examples=["sexton txn commit 3:17"])
+@command(txn, "commit", "3:17")
 def commit(context: CommandContext, transaction: Txn) -> Answer:
     """Make all of a transaction visible at once, and wait until every participant has it."""
     return _end(context, transaction, commit=True)
 
 
-@command(txn, "abort", examples=["sexton txn abort 3:17"])
+@command(txn, "abort", "3:17")
 def abort(context: CommandContext, transaction: Txn) -> Answer:
     """Let nothing of a transaction be visible, and wait until every participant has it."""
     return _end(context, transaction, commit=False)
@@ -142,11 +142,7 @@ async def say_what_is_owed(
             say(f"{transaction} is {found.state.value}, which readers see already; {told}")
 
 
-@command(
-    txn,
-    "resolve",
-    examples=["sexton txn resolve 3:17 --participant 7", "sexton txn resolve 3:17 --participant 7/billing"],
-)
+@command(txn, "resolve", "3:17 --participant 7", "3:17 --participant 7/billing")
 def resolve(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
@@ -167,7 +163,7 @@ def resolve(
     return Answer(document=_document(found))
 
 
-@command(txn, "list", examples=["sexton txn list", "sexton txn list --state COMMITTING --json"])
+@command(txn, "list", "", "--state COMMITTING --json")
 def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
     """List transactions that are not over, or those of one state."""
     from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
@@ -182,21 +178,14 @@ def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100)
     )
 
 
-@command(txn, "show", examples=["sexton txn show 3:17", "sexton txn show 3:17 --json"])
+@command(txn, "show", "3:17", "3:17 --json")
 def show(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
     found = context.catalog.transactions.get(_parsed(transaction))
     return Answer(document=_document(found))
 
 
-@command(
-    txn,
-    "snapshot",
-    examples=[
-        "sexton txn snapshot persistent://public/default/orders",
-        'sexton txn snapshot --all --reason "after a restore" --json',
-    ],
-)
+@command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
 def snapshot(
     context: CommandContext,
     name: OneTopic = None,

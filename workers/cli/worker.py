@@ -20,7 +20,7 @@ _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queu
 WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
 
 
-@command(worker, "run", examples=["sexton worker run", "sexton worker run --queue sexton --worker-id w1"])
+@command(worker, "run", "", "sexton worker run --queue sexton --worker-id w1")
 def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
     """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
     context.settings.required("temporal_address")
@@ -38,14 +38,7 @@ WithoutWorkers = Annotated[bool, typer.Option("--without-workers", help=_WITHOUT
 Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, max=100, help=_RAMP_HELP)]
 
 
-@command(
-    worker,
-    "deploy",
-    examples=[
-        "sexton worker deploy --build-id 0.2.0-1f2e3d4c5b6a --ramp 10",
-        "sexton worker deploy --build-id 0.2.0-1f2e3d4c5b6a",
-    ],
-)
+@command(worker, "deploy", "--build-id 0.2.0-1f2e3d4c5b6a --ramp 10", "--build-id 0.2.0-1f2e3d4c5b6a")
 def deploy(
     context: CommandContext, *, build_id: BuildId, ramp: Ramp = None, without_workers: WithoutWorkers = False
 ) -> Answer:
@@ -74,7 +67,7 @@ def deploy(
     )
 
 
-@command(worker, "builds", examples=["sexton worker builds", "sexton worker builds --json"])
+@command(worker, "builds", "", "--json")
 def builds(context: CommandContext) -> Answer:
     """List the builds of the deployment, newest first, and the build that this installation is.
 

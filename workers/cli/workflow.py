@@ -71,11 +71,7 @@ InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=Fals
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most workflows to show, newest first.")]
 
 
-@command(
-    workflow,
-    "list",
-    examples=["sexton workflow list --type trim-topic --status Running", "sexton workflow list --json"],
-)
+@command(workflow, "list", "--type trim-topic --status Running", "--json")
 def list_workflows(
     context: CommandContext,
     *,
@@ -109,7 +105,7 @@ def _plain(value: object) -> object:
 schedule = group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
 
 
-@command(schedule, "list", examples=["sexton schedule list", "sexton schedule list --json"])
+@command(schedule, "list", "", "--json")
 def list_schedules(context: CommandContext) -> Answer:
     """List the recurring jobs that Temporal has, with their next and last runs."""
     rows: list[dict[str, object]] = []
@@ -130,7 +126,7 @@ def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
     return {"id": row["id"], "workflow": row["workflow"], "every": paused or every, **rest}
 
 
-@command(schedule, "apply", examples=["sexton schedule apply", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply"])
+@command(schedule, "apply", "", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply")
 def apply(context: CommandContext) -> Answer:
     """Create or update the recurring jobs as the settings say; all other schedules are left alone.
 
@@ -141,7 +137,7 @@ def apply(context: CommandContext) -> Answer:
     return Answer(document=rows, empty="no recurring jobs: every interval is 0s")
 
 
-replays = group("replays", "Replays.")
+replays = group("replays", "Replays.", path="")
 
 _MOST_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB, which are less than that as JSON
 
@@ -156,15 +152,7 @@ From = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Stop in Python's debugger at the first line of the workflow.")]
 
 
-@command(
-    replays,
-    "replay",
-    examples=[
-        "sexton replay trim-topic/7",
-        "sexton replay trim-topic/7 --history trim-topic.json",
-        "sexton replay trim-topic/7 --debug",
-    ],
-)
+@command(replays, "replay", "trim-topic/7", "trim-topic/7 --history trim-topic.json", "trim-topic/7 --debug")
 def replay(
     context: CommandContext, workflow_id: JobId, *, history: From = None, run_id: RunId = None, debug: Debug = False
 ) -> Answer:

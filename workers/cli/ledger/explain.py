@@ -32,7 +32,7 @@ Id = Annotated[
 ]
 
 
-@command(ledger, "explain", examples=["sexton ledger explain 12", "sexton ledger explain 12 --json"])
+@command(ledger, "explain", "12", "12 --json")
 def explain(context: CommandContext, ledger_id: Id) -> Answer:
     """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
 
@@ -168,11 +168,7 @@ audit = group("audit", "Destructive acts, with actor and reason.")
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="The most decisions to show, newest first.")]
 
 
-@command(
-    audit,
-    "list",
-    examples=["sexton audit list --topic persistent://public/default/orders", "sexton audit list --ledger 12 --json"],
-)
+@command(audit, "list", "--topic TOPIC", "--ledger 12 --json")
 def list_(context: CommandContext, *, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100) -> Answer:
     """List destructive acts with actor, reason, workflow and outcome, newest first."""
     encoded, wanted = encoded_topic(topic), None if ledger is None else LedgerId(ledger)

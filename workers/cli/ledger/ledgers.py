@@ -55,7 +55,7 @@ Generation = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions still need; they move over the hole.")]
 
 
-@command(ledger, "list", examples=["sexton ledger list persistent://public/default/orders --json"])
+@command(ledger, "list", "TOPIC --json")
 def list_(
     context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
@@ -93,14 +93,7 @@ def _tombstone(found: "Tombstone") -> dict[str, object]:
     return {**told, "generation": found.generation, "tombstone": True}
 
 
-@command(
-    ledger,
-    "delete",
-    examples=[
-        "sexton ledger delete persistent://public/default/orders 4 5 --dry-run",
-        'sexton ledger delete persistent://public/default/orders 4 5 --reason "bad import"',
-    ],
-)
+@command(ledger, "delete", "TOPIC 4 5 --dry-run", 'TOPIC 4 5 --reason "bad import"')
 def delete(
     context: CommandContext,
     name: TopicArgument,
@@ -137,10 +130,8 @@ def delete(
 @command(
     ledger,
     "operate",
-    examples=[
-        "sexton ledger operate persistent://public/default/orders 4 --remove-copy OFFLOADED_LEDGER",
-        "sexton ledger operate persistent://public/default/orders 4 --remove-copy LEDGER --pass-over audit --dry-run",
-    ],
+    "TOPIC 4 --remove-copy OFFLOADED_LEDGER",
+    "TOPIC 4 --remove-copy LEDGER --pass-over audit --dry-run",
 )
 def operate(
     context: CommandContext,

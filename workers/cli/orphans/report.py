@@ -99,15 +99,7 @@ Html = Annotated[
 ]
 
 
-@command(
-    orphans,
-    "report",
-    examples=[
-        f"sexton orphans report {PLAN}",
-        f"sexton orphans report {PLAN} --kind missing_data --json",
-        f"sexton orphans report {PLAN} --html orphans.html",
-    ],
-)
+@command(orphans, "report", f"{PLAN}", f"{PLAN} --kind missing_data --json", f"{PLAN} --html orphans.html")
 def report(
     context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
 ) -> Answer:
@@ -166,7 +158,7 @@ def _as_page(found: Reported, kind: FindingKind | None, limit: int, html: str) -
 MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
 
 
-@command(orphans, "list", examples=["sexton orphans list", "sexton orphans list --limit 5 --json"])
+@command(orphans, "list", "", "--limit 5 --json")
 def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
     """List plans and applies, newest first, by the run id that `report` and `apply` take."""
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time

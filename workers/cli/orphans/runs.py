@@ -58,13 +58,7 @@ PLAN = "plan-8c1d5f0e9a3b"  # of examples
 
 
 @command(
-    orphans,
-    "plan",
-    examples=[
-        "sexton orphans plan",
-        "sexton orphans plan --older-than 3d --json",
-        "sexton orphans plan --inventory /srv/inventories/2026-11-20/manifest.json --no-wait",
-    ],
+    orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait"
 )
 def plan(
     context: CommandContext,
@@ -181,11 +175,9 @@ MaxShare = Annotated[
 @command(
     orphans,
     "apply",
-    examples=[
-        f"sexton orphans apply {PLAN} --dry-run",
-        f'sexton orphans apply {PLAN} --reason "first clean-up"',
-        f"sexton orphans apply {PLAN} --max-orphan-share 0.2 --no-wait --json",
-    ],
+    f"{PLAN} --dry-run",
+    f'{PLAN} --reason "first clean-up"',
+    f"{PLAN} --max-orphan-share 0.2 --no-wait --json",
 )
 def apply(
     context: CommandContext,

@@ -46,11 +46,9 @@ class _Progress:
 @command(
     topic,
     "append",
-    examples=[
-        "sexton topic append persistent://public/default/orders --file orders.jsonl",
-        """echo '{"key": "k", "payload": "v"}' | sexton topic append persistent://public/default/orders --file -""",
-        """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append ORDERS --file -""",
-    ],
+    "TOPIC --file orders.jsonl",
+    """echo '{"key": "k", "payload": "v"}' | sexton topic append TOPIC --file -""",
+    """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append ORDERS --file -""",
 )
 def append(
     context: CommandContext,

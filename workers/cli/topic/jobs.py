@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from workflows.offload.values import OffloadTopicResult
 
 
-@command(
-    topic,
-    "trim",
-    examples=[
-        "sexton topic trim persistent://public/default/orders --dry-run",
-        'sexton topic trim persistent://public/default/orders --reason "end of day"',
-    ],
-)
+@command(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
 def trim(
     context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
 ) -> Answer:
@@ -47,14 +40,7 @@ def trim(
     )
 
 
-@command(
-    topic,
-    "delete",
-    examples=[
-        "sexton topic delete persistent://public/default/orders --dry-run",
-        'sexton topic delete persistent://public/default/orders --reason "moved elsewhere"',
-    ],
-)
+@command(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
 def delete(
     context: CommandContext,
     name: TopicArgument,
@@ -96,15 +82,7 @@ DeletePrimary = Annotated[
 ]
 
 
-@command(
-    topic,
-    "offload",
-    examples=[
-        "sexton topic offload persistent://public/default/orders --dry-run",
-        "sexton topic offload persistent://public/default/orders --ledger 4 --ledger 5",
-        'sexton topic offload persistent://public/default/orders --delete-primary --reason "cold"',
-    ],
-)
+@command(topic, "offload", "TOPIC --dry-run", "TOPIC --ledger 4 --ledger 5", 'TOPIC --delete-primary --reason "cold"')
 def offload(
     context: CommandContext,
     name: TopicArgument,

@@ -19,7 +19,6 @@ from workers.pages.texts import shown_us
 if TYPE_CHECKING:
     from logstore.log.entries import Entry
 
-_ORDERS = "persistent://public/default/orders"
 
 PRINTED: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # columns of an entry
 
@@ -36,7 +35,7 @@ UpTo = Annotated[str | None, typer.Option("--to", metavar="P", help="Everything 
 SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to read next, as ledger:entry.")]
 
 
-@command(topic, "read", examples=[f"sexton topic read {_ORDERS} --subscription billing --max 10 --json"])
+@command(topic, "read", "TOPIC --subscription billing --max 10 --json")
 def read(
     context: CommandContext,
     name: TopicArgument,
@@ -100,12 +99,7 @@ def _shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
 
 
 @command(
-    topic,
-    "ack",
-    examples=[
-        f"sexton topic ack {_ORDERS} --subscription billing --to 4:99",
-        f"sexton topic ack {_ORDERS} --subscription billing --position 4:7 --position 4:9",
-    ],
+    topic, "ack", "TOPIC --subscription billing --to 4:99", "TOPIC --subscription billing --position 4:7 --position 4:9"
 )
 def ack(
     context: CommandContext,
@@ -135,7 +129,7 @@ def ack(
     return Answer(document={"mark_delete": str(answer.mark_delete)})
 
 
-@command(topic, "seek", examples=[f"sexton topic seek {_ORDERS} billing --to 4:0"])
+@command(topic, "seek", "TOPIC billing --to 4:0")
 def seek(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
     check_subscription(sub)

@@ -18,10 +18,9 @@ from workers.pages.texts import fields, shown_us
 if TYPE_CHECKING:
     from logstore.ports.catalog import SchemaVersion
 
-schema = group("schema", "Schemas of a topic: set, list, show.")
+schema = group("schema", "Schemas of a topic: set, list, show.", path="topic schema")
 topic.add_typer(schema)
 
-_ORDERS = "persistent://public/default/orders"
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="The schema, at most 1 MiB; - is stdin.")]
 Version = Annotated[
@@ -29,7 +28,7 @@ Version = Annotated[
 ]
 
 
-@command(schema, "set", examples=[f"sexton topic schema set {_ORDERS} --file orders.avsc"])
+@command(schema, "set", "TOPIC --file orders.avsc")
 def set_(context: CommandContext, name: TopicArgument, *, file: File) -> Answer:
     """Make a file's content the newest version of the topic's schema.
 
@@ -40,18 +39,14 @@ def set_(context: CommandContext, name: TopicArgument, *, file: File) -> Answer:
     return Answer(document={"version": made.version, "ledger_id": made.ledger_id})
 
 
-@command(schema, "list", examples=[f"sexton topic schema list {_ORDERS} --json"])
+@command(schema, "list", "TOPIC --json")
 def list_(context: CommandContext, name: TopicArgument) -> Answer:
     """List the versions of a topic's schema, oldest first."""
     found = context.log.schemas.all(context.topic(name).topic_id)
     return Answer(document=[_row(one) for one in found], empty="no schema")
 
 
-@command(
-    schema,
-    "show",
-    examples=[f"sexton topic schema show {_ORDERS} > orders.avsc", f"sexton topic schema show {_ORDERS} --version 0"],
-)
+@command(schema, "show", "TOPIC > orders.avsc", "TOPIC --version 0")
 def show(context: CommandContext, name: TopicArgument, *, version: Version = None) -> Answer:
     """Print the content of a version, compared with its digest; with --json as base64."""
     found, content = context.log.schemas.read(context.topic(name), version)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
 
-_ORDERS = "persistent://public/default/orders"
 Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
 RetentionBytes = Annotated[
     int | None,
@@ -61,7 +60,7 @@ After = Annotated[
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="The most topics to show.")]
 
 
-@command(topic, "create", examples=[f"sexton topic create {_ORDERS}", f"sexton topic create {_ORDERS} --retention 3d"])
+@command(topic, "create", "TOPIC", "TOPIC --retention 3d")
 def create(
     context: CommandContext,
     name: TopicArgument,
@@ -81,11 +80,7 @@ def create(
     return Answer(document=_document(context, topics.summary(made)))
 
 
-@command(
-    topic,
-    "list",
-    examples=["sexton topic list --json", "sexton topic list --prefix persistent://public/ --state DELETING"],
-)
+@command(topic, "list", "--json", "--prefix persistent://public/ --state DELETING")
 def list_(
     context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
@@ -101,7 +96,7 @@ def list_(
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
 
 
-@command(topic, "show", examples=[f"sexton topic show {_ORDERS} --json"])
+@command(topic, "show", "TOPIC --json")
 def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
     found = context.topic(name)
@@ -109,7 +104,7 @@ def show(context: CommandContext, name: TopicArgument) -> Answer:
     return Answer(document={**document, "delayed": _delayed(context.catalog.delayed, found.topic_id)})
 
 
-@command(topic, "roll", examples=[f"sexton topic roll {_ORDERS}"])
+@command(topic, "roll", "TOPIC")
 def roll(context: CommandContext, name: TopicArgument) -> Answer:
     """Close the topic's current ledger and open a new one."""
     rolled = context.log.managed.roll(context.topic(name))
@@ -126,7 +121,7 @@ class SubscriptionStart(StrEnum):
 From = Annotated[SubscriptionStart, typer.Option("--from", help="Begin at the first entry, or behind the last one.")]
 
 
-@command(topic, "subscribe", examples=[f"sexton topic subscribe {_ORDERS} billing --from earliest"])
+@command(topic, "subscribe", "TOPIC billing --from earliest")
 def subscribe(
     context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, start: From = SubscriptionStart.LATEST
 ) -> Answer:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workers.cli.trace.lines import FoundTrace
 
 
-traces = group("traces", "Traces.")
+traces = group("traces", "Traces.", path="")
 
 _TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 _MOST_RELATED = 10
@@ -28,11 +28,7 @@ Html = Annotated[
 ]
 
 
-@command(
-    traces,
-    "trace",
-    examples=["sexton trace trim-topic/7", "sexton trace 4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html"],
-)
+@command(traces, "trace", "trim-topic/7", "4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html")
 def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
 
