@@ -160,9 +160,7 @@ def check_delayed(auditor: Auditor, done: Delivered) -> PromiseRow:
     wrong += [] if merged else [f"{len(buckets)} buckets and {len(retired)} retired ones after a merge of two"]
     wrong += [f"bucket {one} is listed and retired" for one in retired & buckets.keys()]
     seen = (
-        wrong[0]
-        if wrong
-        else f"worker killed in the merge of two buckets; {len(counts)} messages delivered once, none early;"
+        f"worker killed in the merge of two buckets; {len(counts)} messages delivered once, none early;"
         f" {len(times) - len(counts)} wait, each in one of {len(buckets)} buckets"
     )
-    return PromiseRow(promise="6 no delayed message lost or early", ok=not wrong, seen=seen)
+    return PromiseRow.of("6 no delayed message lost or early", wrong, seen)

@@ -88,9 +88,5 @@ def check_orphans(
     ]
     wrong += [f"{told.failed} findings failed"] if told.failed else []
     objects = len(damage.primary) + len(damage.tiered)
-    seen = (
-        wrong[0]
-        if wrong
-        else f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
-    )
-    return PromiseRow(promise="orphans go, and nothing else", ok=not wrong, seen=seen)
+    seen = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
+    return PromiseRow.of("orphans go, and nothing else", wrong, seen)

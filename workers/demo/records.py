@@ -93,13 +93,11 @@ def check_records(auditor: Auditor, lost: Lost) -> PromiseRow:
     missing = lost.told["missing_data"]
     wrong += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
     seen = (
-        wrong[0]
-        if wrong
-        else f"database lost and rebuilt: {lost.told['records']} records, {lost.told['adopted_segments']} segments"
+        f"database lost and rebuilt: {lost.told['records']} records, {lost.told['adopted_segments']} segments"
         f" adopted; {len(lost.durable)} ledgers deleted durably stay gone; all {len(lost.answered)} answered entries"
         f" accounted for, {lost.unflushed} of them in no flush"
     )
-    return PromiseRow(promise="5 a durable delete never returns", ok=not wrong, seen=seen)
+    return PromiseRow.of("5 a durable delete never returns", wrong, seen)
 
 
 def _written(log: LogStore) -> Lost:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, NotOwner
@@ -13,6 +13,7 @@ from logstore.ports.catalog import Deletions, Ended
 from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.scenario import WrittenTopic
+from workers.pages.texts import fields
 
 Fences = Mapping[int, tuple[int, str]]
 """Of each bundle, how often it was acquired, and by which worker last."""
@@ -29,6 +30,11 @@ class PromiseRow:
     promise: str
     ok: bool
     seen: str
+
+    @classmethod
+    def of(cls, promise: str, wrong: Sequence[str], seen: str) -> Self:
+        """It held where nothing is wrong; otherwise the first of what is wrong is what was seen."""
+        return cls(promise=promise, ok=not wrong, seen=wrong[0] if wrong else seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +72,13 @@ class DemoReport:
 
     def to_json(self) -> dict[str, object]:
         """One document for scripts."""
-        promises = [{"promise": one.promise, "ok": one.ok, "seen": one.seen} for one in self.shown]
         return {
             "ok": self.ok,
             **self.counts,
-            "promises": promises,
-            "orphans": {"ok": self.orphans.ok, "seen": self.orphans.seen},
-            "flipped_bits": {"ok": self.damage.ok, "seen": self.damage.seen},
-            "ui": self.ui,
-            "home": self.home,
+            "promises": [fields(one, "promise ok seen") for one in self.shown],
+            "orphans": fields(self.orphans, "ok seen"),
+            "flipped_bits": fields(self.damage, "ok seen"),
+            **fields(self, "ui home"),
             "running": self.kept,
             "seconds": round(self.seconds, 1),
         }
@@ -94,8 +98,8 @@ def check_needed(auditor: Auditor, before: Stored, after: Stored, topics: Sequen
                 wrong.append(f"ledger {ledger_id} reads differently")
             entries += len(written.payloads[ledger_id])
     kept = sum(len(written.needed) for written in topics)
-    seen = wrong[0] if wrong else f"{kept} ledgers untouched, all {entries} entries read back"
-    return PromiseRow(promise="1 nothing in use is deleted", ok=not wrong, seen=seen)
+    seen = f"{kept} ledgers untouched, all {entries} entries read back"
+    return PromiseRow.of("1 nothing in use is deleted", wrong, seen)
 
 
 def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence[WrittenTopic]) -> PromiseRow:
@@ -127,9 +131,8 @@ def check_gone(auditor: Auditor, before: Stored, after: Stored, topics: Sequence
 
 def check_foreign(before: Stored, after: Stored, planted: Sequence[str]) -> PromiseRow:
     """Promise 3: objects of others in the same bucket are byte for byte what they were."""
-    touched = [key for key in planted if after.etags.get(key) != before.etags[key]]
-    seen = f"{touched[0]} was touched" if touched else f"{len(planted)} objects of others untouched"
-    return PromiseRow(promise="3 nothing of others is touched", ok=not touched, seen=seen)
+    touched = [f"{key} was touched" for key in planted if after.etags.get(key) != before.etags[key]]
+    return PromiseRow.of("3 nothing of others is touched", touched, f"{len(planted)} objects of others untouched")
 
 
 def check_takeover(deletions: Deletions, before: Fences, after: Fences) -> PromiseRow:

@@ -18,7 +18,6 @@ from workers.client import Sexton
 from workers.demo.auditor import Auditor, Stored
 from workers.demo.delayed import DEATH as MERGING
 from workers.demo.delayed import MOST_BUCKETS, Delaying, check_delayed
-from workers.demo.interrupts import Interrupts
 from workers.demo.orphans import check_orphans, plant_orphans, reconcile
 from workers.demo.records import check_records, lose_and_rebuild
 from workers.demo.report import (
@@ -36,7 +35,7 @@ from workers.demo.scenario import WrittenTopic, planned, write_topics
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
 from workers.demo.transactions import DEATH as BROADCASTING
 from workers.demo.transactions import check_transactions, transact
-from workers.demo.waiting import happens
+from workers.demo.waiting import Interrupts, happens
 from workers.operations.stack import ANY_PORTS, at, prepare, stack_options, start_worker
 from workers.settings import Settings
 from workflows.deletion.values import TrimTopicResult

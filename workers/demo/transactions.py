@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.cursors.state import CursorState
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -81,7 +80,8 @@ def check_transactions(settings: Settings, auditor: Auditor, done: Transacted) -
     wrong = [f"{topic.name} showed {seen}" for topic, seen in zip(done.topics, done.before, strict=True) if seen]
     with open_log(settings) as log:
         after = _read(log, done.topics)
-        left = [entry.position for entry in log.managed.scan(done.source, cursor_state=_state(log, done.source))]
+        state = log.subscriptions.reading(done.source.topic_id, _SOURCE)
+        left = [entry.position for entry in log.managed.scan(done.source, cursor_state=state)]
     for moment in (done.decided, after):
         wrong += [
             f"{topic.name} showed {seen}" for topic, seen in zip(done.topics, moment, strict=True) if seen != [b"kept"]
@@ -92,13 +92,7 @@ def check_transactions(settings: Settings, auditor: Auditor, done: Transacted) -
         wrong += [f"{topic.name} tells {sorted(told)}" for txn in names if told.get(txn) != {names[txn][1]}]
     wrong += [] if len(left) == 1 and left[0] == Position(left[0].ledger_id, 1) else [f"{len(left)} entries are left"]
     seen = (
-        wrong[0]
-        if wrong
-        else "worker killed between two of three topics and a subscription; one transaction on all of them,"
+        "worker killed between two of three topics and a subscription; one transaction on all of them,"
         " one on none, at every moment; each log tells how both ended"
     )
-    return PromiseRow(promise="4 all of a transaction, or nothing", ok=not wrong, seen=seen)
-
-
-def _state(log: LogStore, topic: Topic) -> CursorState:
-    return log.subscriptions.reading(topic.topic_id, _SOURCE)
+    return PromiseRow.of("4 all of a transaction, or nothing", wrong, seen)

@@ -18,8 +18,8 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.demo import run as demo_run
 from workers.demo import run_demo, throw_away
-from workers.demo.interrupts import Interrupts
 from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
+from workers.demo.waiting import Interrupts
 from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")
