@@ -16,8 +16,7 @@ from workers.client.visibility import visible_workflows
 from workers.hosting.http import Pages
 from workers.hosting.readiness import Readiness
 from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
-from workers.pages.rendering import POLICY, rendered
-from workers.pages.texts import shown_s
+from workers.pages.texts import POLICY, rendered, shown_s
 
 KEPT_S: Final = 10.0
 _ANSWER_S: Final = 5.0  # of each service: a page that hangs says nothing

@@ -20,7 +20,7 @@ from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flushing import refused
 from logstore.records.services.replicating import Replica
 from logstore.transactions.transactions import TransactionState
-from workers.pages.texts import shown_s, topic_shown
+from workers.pages.texts import fields, shown_s, topic_shown
 from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.values import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.reconciliation.values import RECONCILE_ORPHANS
@@ -90,19 +90,13 @@ class StoreStatus:
 
     def _replicas_now(self) -> Section:
         found = self._replicas()[:MOST_ROWS]
-        return {
-            "known": [
-                {"replica": one.replica, "state": one.state.value if one.state else "NEW", "lag_s": one.lag_s}
-                for one in found
-            ]
-        }
+        rows = [{"replica": one.replica, "state": str(one.state or "NEW"), "lag_s": one.lag_s} for one in found]
+        return {"known": rows}
 
     def _totals(self) -> Section:
         state = self._catalog.records.state()
         found: Section = {
-            "catalog_id": state.catalog_id,
-            "epoch": state.epoch,
-            "adopting": state.adopting,
+            **fields(state, "catalog_id epoch adopting"),
             "next_topic_id": state.next_ids.topic,  # there were never more; a rebuilt catalog leaves some out
             "next_ledger_id": state.next_ids.ledger,
         }
@@ -114,8 +108,7 @@ class StoreStatus:
     def _deletions(self) -> Section:
         found, rows = self._catalog.deletions.inflight(), self._catalog.deletions.list
         return {
-            "estimated_inflight": found.estimated_inflight,
-            "dead_lettered": found.dead_lettered,
+            **fields(found, "estimated_inflight dead_lettered"),
             "oldest_pending_s": _age_s(found.oldest_us),
             "inflight": [self._intent(one) for one in rows(DeletionState.PENDING, limit=MOST_ROWS)],
             "dead_letters": [self._intent(one) for one in rows(DeletionState.DEAD_LETTERED, limit=MOST_ROWS)],
@@ -166,8 +159,7 @@ class StoreStatus:
     def _delayed(self) -> Section:
         counts = self._catalog.delayed.counts()
         return {
-            "buckets": counts.buckets,
-            "messages": counts.messages,
+            **fields(counts, "buckets messages"),
             "unsealed_messages": counts.unsealed,
             "jobs": [self._ui.of_type(job.name) for job in (SEAL_BUCKETS, MERGE_BUCKETS)],
         }
@@ -175,8 +167,7 @@ class StoreStatus:
     def _records(self) -> Section:
         state, tombstones = self._catalog.records.state(), self._catalog.tombstones.counts()
         return {
-            "manifest": state.manifest,
-            "outbox": state.outbox,
+            **fields(state, "manifest outbox"),
             "outbox_oldest_s": _age_s(state.oldest_us),
             "deletions_waiting": self._catalog.records.waiting_deletions(),
             "refused": [str(one) for one in refused(self._catalog.records)][:MOST_ROWS] if state.outbox else [],

@@ -29,7 +29,7 @@ from workers.hosting.http import Pages, serving
 from workers.hosting.readiness import Readiness
 from workers.hosting.status_page import Kept, StatusDocument, add_status
 from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
-from workers.pages.rendering import rendered
+from workers.pages.texts import rendered
 
 _UI = WebUi("http://ui:8233/", "name space")
 _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"

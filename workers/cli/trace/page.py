@@ -9,8 +9,7 @@ from infra.telemetry.lost_spans import RUN
 from infra.telemetry.span_reader import SpanRow
 from infra.telemetry.span_tree import Node, remark, with_groups
 from workers.cli.trace.lines import FoundTrace, facts, length, said
-from workers.pages.rendering import rendered
-from workers.pages.texts import plain
+from workers.pages.texts import plain, rendered
 
 _OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
 _MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
