@@ -109,11 +109,6 @@ class FollowParts:
     require: Callable[[], None]  # looks whether bucket and database can be what they are to be
 
 
-def replica_name(bucket: str, database_url: str) -> str:
-    """How the name begins to which every run of the same command comes, whatever the password in the URL."""
-    return f"{bucket}/{hashlib.sha256(shown_url(database_url).encode()).hexdigest()[:8]}"
-
-
 @contextmanager
 def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     """Open the replica in `database_url` of the settings, which follows a bucket: the record log's own, or a copy.
@@ -126,8 +121,9 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     source = RecordLog(known.own(*at(Role.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
     followed = RecordLog(known.own(*at(Role.REPLICA, bucket))) if copied else source
+    url = shown_url(settings.database_url)  # whatever the password: every run of the same command comes to one name
     follow = Follow(
-        replica=replica_name(bucket, settings.database_url),
+        replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
         bucket=bucket,
         copied=copied,
         eligible_age_s=settings.eligible_age,

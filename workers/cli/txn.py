@@ -28,10 +28,6 @@ _EVERY_S = 10.0
 _NOBODY = "no worker has tried; `sexton status` says whether one runs"
 
 
-def _known(text: str) -> str:
-    return known_transaction(text) or text
-
-
 def _known_participant(text: str) -> str:
     from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
 
@@ -44,7 +40,7 @@ def _known_state(state: str | None) -> str | None:
     return None if state is None else state.upper()
 
 
-Txn = Annotated[str, typer.Argument(metavar="TC:SEQ", callback=_known, help="As `txn begin` printed it.")]
+Txn = Annotated[str, typer.Argument(metavar="TC:SEQ", callback=known_transaction, help="As `txn begin` printed it.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="T", help="Aborted unless it is decided by then.")]
 OfState = Annotated[
     str | None,

@@ -33,7 +33,8 @@ async def visible_workflows(
 ) -> list[WorkflowRow]:
     """Jobs of a type, in a status, of a topic by its encoded name, as far as these are given; newest first."""
     wanted = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
-    query = " AND ".join(f'{name} = "{_quoted(value)}"' for name, value in wanted.items() if value)
+    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in wanted.items() if value}
+    query = " AND ".join(f'{name} = "{value}"' for name, value in quoted.items())
     return [_row(execution) async for execution in client.list_workflows(query, limit=limit)]
 
 
@@ -51,10 +52,6 @@ async def history_of(client: Client, workflow_id: str, run_id: str | None) -> Wo
         which = f"{workflow_id}, run {run_id}" if run_id else workflow_id
         expected = "a workflow that Temporal keeps a history of, as `sexton workflow list` shows it"
         raise UnknownObject("workflow", expected=expected, found=which) from error
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _row(execution: WorkflowExecution) -> WorkflowRow:

@@ -120,7 +120,10 @@ def _run(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     prepare(settings)
     auditor = Auditor(settings)
     with ThreadPoolExecutor(1) as beside, open_log(settings) as log:
-        fatal = {failpoints.VARIABLE: _death(settings, topics, ledgers), **_WORKERS}
+        # the worker kills itself half way, or at the first chunk where there is only one
+        chunks = sum(-(-count // settings.deletion_chunk) for count in planned(topics, ledgers))
+        death_at = f"storage.delete_data.after=kill@{max(1, min(_LATEST_DEATH, chunks // 2))}"
+        fatal = {failpoints.VARIABLE: death_at, **_WORKERS}
         first = beside.submit(start_worker, settings, name=_FIRST, extra=fatal, alone=True, on_progress=say)
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
         first.result()
@@ -212,12 +215,6 @@ def _contest(written: Sequence[WrittenTopic]) -> list[str]:
     return []
 
 
-def _death(settings: Settings, topics: int, ledgers: int) -> str:
-    """When the worker kills itself: half way, or at the first chunk where there is only one."""
-    chunks = sum(-(-count // settings.deletion_chunk) for count in planned(topics, ledgers))
-    return f"storage.delete_data.after=kill@{max(1, min(_LATEST_DEATH, chunks // 2))}"
-
-
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_Death"]:
@@ -230,7 +227,9 @@ async def _trim_through_a_crash(
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
-    await _until_dead(settings)
+    process = ServiceProcess(_FIRST, StackHome.at(settings.home))
+    if not await happens(lambda: process.running() is None):
+        raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
     states = [state for state, _ in auditor.intents().values()]
     death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
@@ -256,12 +255,6 @@ async def _owned(auditor: Auditor, *, bundles: int, by: str) -> Fences:
     if not await happens(owned):
         raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
     return fences
-
-
-async def _until_dead(settings: Settings) -> None:
-    process = ServiceProcess(_FIRST, StackHome.at(settings.home))
-    if not await happens(lambda: process.running() is None):
-        raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
 
 
 async def _trim_again(settings: Settings, written: Sequence[WrittenTopic]) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,7 +108,11 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     stop, in_hand = asyncio.Event(), RunningActivities()
     end = LastMoment(settings.drain_timeout, in_hand)
     with open_log(settings) as log:
-        _when_told(end.begin, stop.set)
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # until now they end the process at once
+            asyncio.get_running_loop().add_signal_handler(number, lambda: (end.begin(), stop.set()))
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(
@@ -141,12 +145,6 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
         if owners.failure:
             raise owners.failure
     _log.info("drained")
-
-
-def _when_told(*acts: Callable[[], None]) -> None:
-    """Call these at SIGTERM and SIGINT; until now these end the process at once, which has nothing in hand."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: [act() for act in acts])
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from infra.coordination.faults import Tls
@@ -14,7 +13,7 @@ from infra.coordination.single_owner import SingleOwner
 from logstore.errors import InvalidInput, SextonError
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
-from logstore.ports.catalog import Fences, Topic
+from logstore.ports.catalog import Fences
 from logstore.ports.owners import Owners
 from workers.assembly.log import LogStore
 from workers.settings import Settings
@@ -55,15 +54,13 @@ class TopicCaches:
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         self._log.subscriptions.forget()
-        self._log.managed.load_again(partial(self._belongs, lease.bundle))
+        name, count = TopicName.from_encoded, self._bundles
+        self._log.managed.load_again(lambda topic: bundle_of(name(topic.name), bundles=count) == lease.bundle)
 
     def unloaded(self, bundle: BundleId) -> None:
         """Others change them from now on."""
         del bundle
         self._log.subscriptions.forget()
-
-    def _belongs(self, bundle: BundleId, topic: Topic) -> bool:
-        return bundle_of(TopicName.from_encoded(topic.name), bundles=self._bundles) == bundle
 
 
 def new_ownership(

@@ -72,7 +72,7 @@ class StoreStatus:
             "delayed": self._delayed,
             "records": self._records,
             "owners": self._owners,
-            "plans": self._plans,
+            "plans": lambda: {"newest": [self._plan(one) for one in self._newest_plans()]},
         }
 
     @property
@@ -86,12 +86,11 @@ class StoreStatus:
 
     def read_replicas(self) -> Section:
         """The section of replicas, which the bucket of records tells; where it cannot, its `error` alone."""
-        return _guarded(self._replicas_now)
 
-    def _replicas_now(self) -> Section:
-        found = self._replicas()[:MOST_ROWS]
-        rows = [{"replica": one.replica, "state": str(one.state or "NEW"), "lag_s": one.lag_s} for one in found]
-        return {"known": rows}
+        def row(one: Replica) -> Section:
+            return {"replica": one.replica, "state": str(one.state or "NEW"), "lag_s": one.lag_s}
+
+        return _guarded(lambda: {"known": [row(one) for one in self._replicas()[:MOST_ROWS]]})
 
     def _totals(self) -> Section:
         state = self._catalog.records.state()
@@ -185,9 +184,6 @@ class StoreStatus:
             "never_owned": bundles - len(fences),
             "workers": [{"worker_id": name, "bundles": count} for name, count in owned.most_common(MOST_ROWS)],
         }
-
-    def _plans(self) -> Section:
-        return {"newest": [self._plan(one) for one in self._newest_plans()]}
 
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
         return self._catalog.reconciliation.runs(RunKind.PLAN, limit=MOST_ROWS)

@@ -8,7 +8,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import open_catalog
 from logstore.errors import SextonError
-from logstore.ports.catalog import RecordLogState, Records
+from logstore.ports.catalog import Records
 from workers.client.connections import with_client
 from workers.client.waiting import innermost
 from workers.settings import Settings
@@ -43,15 +43,11 @@ def _of_catalog(records: Records) -> tuple[list[str], str]:
         return [], f"manifest {state.manifest} has all changes"
     left_out = refused(records)
     trouble = [f"no block can hold {len(left_out)} records: {left_out[0]}"] if left_out else []
-    age_s = _age_s(state)
+    age_s = 0.0 if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
     if age_s > LATE_S:
         waiting = records.waiting_deletions()
         trouble.append(f"changes of the last {age_s:.0f} s would be lost with the database, {waiting} deletions wait")
     return trouble, f"manifest {state.manifest}, {state.outbox} changes since, the oldest {age_s:.0f} s ago"
-
-
-def _age_s(state: RecordLogState) -> float:
-    return 0.0 if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
 
 
 def _failing(settings: Settings) -> str | None:

@@ -51,7 +51,9 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         on_progress("bringing the catalog to this build's version")
         prepare(settings)
         build = own_build(settings)
-        extra = (_any_ports(settings) if free_ports else {}) | ({"SEXTON_BUILD_ID": build.build_id} if build else {})
+        listens = settings.environment()  # where it is to listen at no address, it takes no free port
+        extra = {name: address for name, address in ANY_PORTS.items() if free_ports and listens[name] != OFF}
+        extra |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
             with_client(settings, lambda client: _ready_for_runs(client, settings, build if earlier is None else None))
@@ -77,12 +79,6 @@ async def _ready_for_runs(client: Client, settings: Settings, build: WorkerDeplo
     if build:
         await deploy_new(client, build.deployment_name, build.build_id)
     await Sexton(client, settings).apply_schedules()
-
-
-def _any_ports(settings: Settings) -> dict[str, str]:
-    """Any free port wherever the worker listens; where it is to listen at none, it does not."""
-    listens = settings.environment()
-    return {name: address for name, address in ANY_PORTS.items() if listens[name] != OFF}
 
 
 def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:

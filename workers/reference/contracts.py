@@ -7,7 +7,7 @@ is refused; what a field means is the comment beside it; errors are those that i
 import inspect
 import re
 import sys
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Final, get_args, get_type_hints
@@ -87,7 +87,7 @@ def fields_of(kind: type) -> list[FieldFacts]:
         FieldFacts(
             name=one.name,
             kind=hints[one.name],
-            default=_default(one),
+            default=one.default if one.default_factory is MISSING else one.default_factory(),
             bounds=tuple(rule.phrase for rule in limits.rules_of(kind, one.name, queue=QUEUE)),
             about=told.get(one.name, ""),
         )
@@ -165,10 +165,6 @@ def _calls(defined: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three ty
         for name, one in sorted(defined.items())
         if name
     )
-
-
-def _default(field: Field[Any]) -> Any:  # noqa: ANN401 - of any type
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @cache

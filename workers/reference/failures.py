@@ -12,7 +12,6 @@ import copy
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 from typing import Final
@@ -151,7 +150,8 @@ class _Walk:
         self._met.add((module.__name__, name))
         node = _defined(module).get(name)
         if isinstance(node, ast.ImportFrom):
-            self._name(sys.modules[node.module or ""], _original(node, name))
+            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            self._name(sys.modules[node.module or ""], original)
         elif isinstance(node, ast.ClassDef):
             for part in (*node.bases, *node.body):
                 if self._kept is not None and _answers_an_update(part):
@@ -185,7 +185,8 @@ def _answers_an_update(part: ast.AST) -> bool:
 def _defined(module: ModuleType) -> dict[str, ast.AST]:
     """What stands at the top of a module, and what it imports from `workflows`, by name."""
     found: dict[str, ast.AST] = {}
-    for node in _top(ast.parse(inspect.getsource(module))):
+    tops = ast.parse(inspect.getsource(module)).body
+    for node in (one for top in tops for one in (top.body if isinstance(top, ast.With) else [top])):
         if isinstance(node, (*_METHODS, ast.ClassDef)):
             found[node.name] = node
         elif isinstance(node, ast.ImportFrom):
@@ -196,20 +197,11 @@ def _defined(module: ModuleType) -> dict[str, ast.AST]:
     return found
 
 
-def _top(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in tree.body:
-        yield from node.body if isinstance(node, ast.With) else [node]
-
-
 def _targets(node: ast.AST) -> set[str]:
     """Names to which a statement gives a value."""
     if isinstance(node, ast.Assign):
         return {one.id for one in node.targets if isinstance(one, ast.Name)}
     return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
-
-
-def _original(node: ast.ImportFrom, name: str) -> str:
-    return next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
 
 
 def _named(text: str) -> set[str]:

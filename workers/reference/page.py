@@ -48,7 +48,8 @@ def page() -> str:
     found = contracts()
     inputs = {one.takes for one in found}
     index = "".join(
-        f"| [`{one.name}`](#{one.name}) | {_ids(one)} | {one.about.partition('. ')[0]} |\n" for one in found
+        f"| [`{one.name}`](#{one.name}) | {_types(one.ids, '<br>')} | {one.about.partition('. ')[0]} |\n"
+        for one in found
     )
     values = sorted(_values(found) - inputs - {one.gives for one in found}, key=lambda kind: kind.__name__)
     return "\n".join(
@@ -63,16 +64,12 @@ def page() -> str:
     )
 
 
-def _ids(one: Contract) -> str:
-    return "<br>".join(f"`{form}`" for form in one.ids)
-
-
 def _section(one: Contract) -> str:
     calls = [("Signal", one.signals), ("Query", one.queries), ("Update", one.updates)]
     lines = [
         f"## {one.name}\n",
         f"{one.about}\n",
-        f"- **Id**: {', '.join(f'`{form}`' for form in one.ids)}",
+        f"- **Id**: {_types(one.ids)}",
         *(f"- **{what}** {_call(call)}" for what, made in calls for call in made),
         f"- **Fails with**: {_types(one.fails)}",
         *([f"- **Refused**: {_types(one.refused)}"] if one.refused else []),
@@ -91,8 +88,8 @@ def _call(call: CallFacts) -> str:
     return f"`{call.name}`{takes}{gives}: {call.about}"
 
 
-def _types(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+def _types(names: tuple[str, ...], between: str = ", ") -> str:
+    return between.join(f"`{name}`" for name in names)
 
 
 def _value(kind: type) -> str:

@@ -108,19 +108,15 @@ def _parts(found: "Reported", sums: _Sums, kind: FindingKind | None, limit: int)
         _Bar(one.value, sums.kinds[one], f"{sums.kinds[one]:,}", one is FindingKind.MISSING_DATA) for one in FindingKind
     ]
     yield _bars("Findings by kind", kinds if kind is None else [one for one in kinds if one.name == kind.value])
-    topics = [_Bar(_topic(name), size, _size(size)) for name, size in sums.topics.most_common(_TOPICS)]
-    yield _bars(_topics_title(sums), topics)
+    named = [(topic_shown(name) or "of no known topic", size) for name, size in sums.topics.most_common(_TOPICS)]
+    topics = [_Bar(name, size, _size(size)) for name, size in named]
+    about = ", about: there are very many topics" if sums.forgotten else ""
+    yield _bars(f"Bytes in storage by topic, the first {_TOPICS}{about}", topics)
     ages = [*(name for name, _ in _AGES), _OLDER, _UNKNOWN]
     counts = [_Bar(name, sums.ages[name], f"{sums.ages[name]:,}") for name in ages]
     yield _bars("Ages of the newest object at the plan", counts)
     yield from _table(found, sums, kind, limit)
     yield "</body></html>\n"
-
-
-def _topics_title(sums: _Sums) -> str:
-    return f"Bytes in storage by topic, the first {_TOPICS}" + (
-        ", about: there are very many topics" if sums.forgotten else ""
-    )
 
 
 def _beginning(found: "Reported", sums: _Sums) -> Iterator[str]:
@@ -152,10 +148,6 @@ def _cell(row: Mapping[str, object], name: str) -> str:
 def _text(value: str) -> str:
     """As text of the page; a character that cannot be seen, or turns the direction of others, is spelled out."""
     return escape(harmless(value))
-
-
-def _topic(name: str) -> str:
-    return topic_shown(name) if name else "of no known topic"
 
 
 def _age(newest_us: int | None, before_us: int) -> str:
