@@ -112,169 +112,150 @@ def assemble(
         bulk: Bulk jobs.
         clock: For tests; the process's own by default.
     """
-    clock, committer = clock or Clock(), GroupCommitter(catalog.commits)
-    objects, buckets = stores.primary, stores.tiered
-    managed = _managed(catalog, objects, policies, committer, clock, buckets=buckets)
-    contents = _contents(catalog, objects, policies, clock)
-    subscriptions = _subscriptions(catalog, contents, policies, committer, clock)
+    on = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
+    contents = ComponentLedgers(
+        components=catalog.components,
+        ledgers=catalog.ledgers,
+        objects=on.objects,
+        application=policies.application,
+        patience_s=policies.registration_timeout_s,
+        clock=on.clock,
+    )
+    managed, subscriptions = _managed(on), _subscriptions(on, contents)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
-    broadcasts = _broadcasts(catalog, managed, subscriptions)
-    delayed = _delayed(catalog, objects, buckets, policies, contents)
-    with closing(committer), closing(managed), closing(broadcasts):
+    broadcasts, delayed = _broadcasts(on, managed, subscriptions), _delayed(on, contents)
+    with closing(on.committer), closing(managed), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
-            objects=objects,
-            buckets=buckets,
+            objects=on.objects,
+            buckets=on.buckets,
             record_objects=stores.records,
-            storages=_storages(catalog, objects, buckets),
+            storages=_storages(on),
             policies=policies,
-            committer=committer,
+            committer=on.committer,
             managed=managed,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            offloader=_offloader(catalog, objects, buckets, policies, clock),
+            offloader=_offloader(on),
             broadcasts=broadcasts,
             buffer_snapshots=buffer_snapshots,
-            rebuilder=_rebuilder(catalog, objects, buckets, buffer_snapshots),
+            rebuilder=_rebuilder(on, buffer_snapshots),
             delayed=delayed,
-            delivery=_delivery(catalog, managed, subscriptions, policies, segments=delayed.snapshots, clock=clock),
-            records=records_over(
-                catalog,
-                stores.records,
-                policies.records,
-                primary=objects,
-                replicas=stores.replicas,
-                clock=clock,
-                store_now_us=stores.now_us,
-            ),
+            delivery=_delivery(on, managed, subscriptions, delayed.snapshots),
+            records=_records(on, stores),
             bulk=bulk,
             store_now_us=stores.now_us,
         )
 
 
-def _managed(
-    catalog: Catalog,
-    objects: OwnedStore,
-    policies: Policies,
-    committer: GroupCommitter,
-    clock: Clock,
-    *,
-    buckets: Buckets,
-) -> ManagedLedger:
-    return ManagedLedger(
-        ledgers=catalog.ledgers,
-        transactions=catalog.transactions,
-        objects=objects,
-        committer=committer,
-        application=policies.application,
-        policy=policies.roll,
-        registration_timeout_s=policies.registration_timeout_s,
-        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
-        clock=clock,
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """What services are joined over."""
+
+    catalog: Catalog
+    objects: OwnedStore
+    buckets: Buckets
+    policies: Policies
+    clock: Clock
+    committer: GroupCommitter
+
+    @property
+    def tiered(self) -> TieredSegments:
+        return TieredSegments(offloads=self.catalog.offloads, buckets=self.buckets)
+
+
+def _storages(on: _Ports) -> Storages:
+    tiered = TieredCopies(on.buckets, now_us=on.catalog.offloads.now_us)
+    return {CopyKind.LEDGER.value: PrimaryCopies(on.objects), CopyKind.OFFLOADED_LEDGER.value: tiered}
+
+
+def _records(on: _Ports, stores: Stores) -> RecordServices:
+    return records_over(
+        on.catalog,
+        stores.records,
+        on.policies.records,
+        primary=on.objects,
+        replicas=stores.replicas,
+        clock=on.clock,
+        store_now_us=stores.now_us,
     )
 
 
-def _broadcasts(catalog: Catalog, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcasts:
+def _managed(on: _Ports) -> ManagedLedger:
+    return ManagedLedger(
+        ledgers=on.catalog.ledgers,
+        transactions=on.catalog.transactions,
+        objects=on.objects,
+        committer=on.committer,
+        application=on.policies.application,
+        policy=on.policies.roll,
+        registration_timeout_s=on.policies.registration_timeout_s,
+        tiered=on.tiered,
+        clock=on.clock,
+    )
+
+
+def _broadcasts(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcasts:
     return Broadcasts(
-        transactions=catalog.transactions,
-        topics=catalog.topics,
+        transactions=on.catalog.transactions,
+        topics=on.catalog.topics,
         managed=managed,
-        epoch=catalog.ledgers.epoch,
+        epoch=on.catalog.ledgers.epoch,
         advance=subscriptions.acknowledge,
     )
 
 
-def _storages(catalog: Catalog, objects: OwnedStore, buckets: Buckets) -> Storages:
-    return {
-        CopyKind.LEDGER.value: PrimaryCopies(objects),
-        CopyKind.OFFLOADED_LEDGER.value: TieredCopies(buckets, now_us=catalog.offloads.now_us),
-    }
-
-
-def _contents(catalog: Catalog, objects: OwnedStore, policies: Policies, clock: Clock) -> ComponentLedgers:
-    return ComponentLedgers(
-        components=catalog.components,
-        ledgers=catalog.ledgers,
-        objects=objects,
-        application=policies.application,
-        patience_s=policies.registration_timeout_s,
-        clock=clock,
-    )
-
-
-def _subscriptions(
-    catalog: Catalog, contents: ComponentLedgers, policies: Policies, committer: GroupCommitter, clock: Clock
-) -> Subscriptions:
+def _subscriptions(on: _Ports, contents: ComponentLedgers) -> Subscriptions:
+    cursors, inline_bytes = on.catalog.cursors, on.policies.cursor_inline_bytes
     snapshots = CursorLedgers(
-        cursors=catalog.cursors,
-        ledgers=catalog.ledgers,
-        contents=contents,
-        inline_bytes=policies.cursor_inline_bytes,
-        clock=clock,
+        cursors=cursors, ledgers=on.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=on.clock
     )
-    return Subscriptions(
-        cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=snapshots
-    )
+    transactions = on.catalog.transactions
+    return Subscriptions(cursors=cursors, transactions=transactions, committer=on.committer, ledgers=snapshots)
 
 
-def _rebuilder(catalog: Catalog, objects: OwnedStore, buckets: Buckets, snapshots: BufferSnapshots) -> Rebuilder:
+def _rebuilder(on: _Ports, snapshots: BufferSnapshots) -> Rebuilder:
+    ledgers, transactions = on.catalog.ledgers, on.catalog.transactions
     return Rebuilder(
-        ledgers=catalog.ledgers,
-        transactions=catalog.transactions,
-        objects=objects,
-        tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
-        snapshots=snapshots,
+        ledgers=ledgers, transactions=transactions, objects=on.objects, tiered=on.tiered, snapshots=snapshots
     )
 
 
-def _delayed(
-    catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, contents: ComponentLedgers
-) -> DelayedServices:
-    snapshots = BucketSnapshots(ledgers=catalog.ledgers, contents=contents, objects=objects)
+def _delayed(on: _Ports, contents: ComponentLedgers) -> DelayedServices:
+    index, scratch = on.catalog.delayed, on.policies.scratch
+    snapshots = BucketSnapshots(ledgers=on.catalog.ledgers, contents=contents, objects=on.objects)
     sealer = Sealer(
-        index=catalog.delayed,
-        transactions=catalog.transactions,
-        log=DelayedLog(
-            ledgers=catalog.ledgers,
-            objects=objects,
-            tiered=TieredSegments(offloads=catalog.offloads, buckets=buckets),
-        ),
+        index=index,
+        transactions=on.catalog.transactions,
+        log=DelayedLog(ledgers=on.catalog.ledgers, objects=on.objects, tiered=on.tiered),
         snapshots=snapshots,
-        limits=policies.bucket_limits,
-        scratch=policies.scratch,
+        limits=on.policies.bucket_limits,
+        scratch=scratch,
     )
-    merger = Merger(index=catalog.delayed, snapshots=snapshots, scratch=policies.scratch)
-    publisher = IndexPublisher(index=catalog.delayed, snapshots=snapshots)
+    merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
+    publisher = IndexPublisher(index=index, snapshots=snapshots)
     return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)
 
 
-def _delivery(
-    catalog: Catalog,
-    managed: ManagedLedger,
-    subscriptions: Subscriptions,
-    policies: Policies,
-    *,
-    segments: BucketSnapshots,
-    clock: Clock,
-) -> Delivery:
+def _delivery(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions, segments: BucketSnapshots) -> Delivery:
     return Delivery(
-        index=catalog.delayed,
+        index=on.catalog.delayed,
         segments=segments,
         managed=managed,
         subscriptions=subscriptions,
-        transactions=catalog.transactions,
-        clock=clock,
-        tolerance_ms=policies.delivery_tolerance_ms,
+        transactions=on.catalog.transactions,
+        clock=on.clock,
+        tolerance_ms=on.policies.delivery_tolerance_ms,
     )
 
 
-def _offloader(catalog: Catalog, objects: OwnedStore, buckets: Buckets, policies: Policies, clock: Clock) -> Offloader:
+def _offloader(on: _Ports) -> Offloader:
     return Offloader(
-        offloads=catalog.offloads,
-        ledgers=catalog.ledgers,
-        primary=objects,
-        buckets=buckets,
-        driver_metadata=policies.driver_metadata,
-        folder=policies.scratch,
-        monotonic_s=clock.monotonic_s,
+        offloads=on.catalog.offloads,
+        ledgers=on.catalog.ledgers,
+        primary=on.objects,
+        buckets=on.buckets,
+        driver_metadata=on.policies.driver_metadata,
+        folder=on.policies.scratch,
+        monotonic_s=on.clock.monotonic_s,
     )
