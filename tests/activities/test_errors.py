@@ -8,8 +8,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from logstore import errors
 from logstore.errors import OutcomeUnknown, ProgramMissing, RetryableError, SextonError, TerminalError
-from workers.hosting.interceptors import to_application_error
-from workers.hosting.traced_runs import naming_trace
+from workers.hosting.interceptors import naming_trace, to_application_error
 
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, SextonError)]
 

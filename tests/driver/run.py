@@ -21,7 +21,7 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 
 NAMESPACE: Final = "default"

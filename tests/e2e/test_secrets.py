@@ -31,7 +31,7 @@ from tests.servers import settings_on
 from tests.tls import Authority, TemporalFront, TlsFront, Wire
 from tests.workflows.house import assert_eventually
 from tests.zookeeper_users import zookeeper_with
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.settings import Settings
 
@@ -142,8 +142,8 @@ def worker(secured: Secured) -> Iterator[subprocess.Popen[bytes]]:
 
         async def registered() -> bool:
             with suppress(RPCError):
-                await search_attributes.register(own)
-                return not await search_attributes.missing(own)
+                await visibility.register_attributes(own)
+                return not await visibility.missing_attributes(own)
             return False
 
         await assert_eventually(registered)

@@ -18,7 +18,7 @@ from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
 from tests.faults.scene import TopicPlan
 from tests.servers import settings_on
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 
 pytestmark = [
@@ -68,7 +68,7 @@ def world(own_stack: OwnStack, tmp_path: Path) -> Iterator[RealWorld]:
     settings = settings_on(own_stack.addresses, tmp_path, **quick)
 
     async def register() -> None:
-        await search_attributes.register(await connect_client(settings))
+        await visibility.register_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = RealWorld(settings).prepare()

@@ -43,7 +43,7 @@ from tests.faults.reminding import (
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.servers import settings_on
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.settings import Settings
 
@@ -208,7 +208,7 @@ def worlds(servers: stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWo
             return RealWorld(settings_on(servers, tmp_path / str(next(numbers)), **quick)).prepare()
 
     async def register(settings: Settings) -> None:
-        await search_attributes.register(await connect_client(settings))
+        await visibility.register_attributes(await connect_client(settings))
 
     asyncio.run(register(make().settings))
     return make

@@ -40,8 +40,7 @@ from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
 from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge
-from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 from workers.reference.contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger

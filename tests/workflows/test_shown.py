@@ -63,7 +63,7 @@ from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
 from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.inputs import CheckedRunner
-from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import TrimTopicInput
 

@@ -1,13 +1,15 @@
-"""Jobs as Temporal's visibility shows them."""
+"""Jobs as Temporal's visibility shows them, and the search attributes by which it finds them."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHistory
 from temporalio.service import RPCError, RPCStatusCode
 
-from logstore.errors import UnknownObject
+from logstore.errors import PreconditionFailed, UnknownObject
 from workflows import search_attributes
 
 
@@ -66,3 +68,39 @@ def _row(execution: WorkflowExecution) -> WorkflowRow:
         topic=attributes.get(search_attributes.TOPIC),
         outcome=list(attributes.get(search_attributes.OUTCOME) or ()),
     )
+
+
+async def missing_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
+    """Those of ours that the namespace lacks, by name, with their types."""
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    present = (await client.operator_service.list_search_attributes(request)).custom_attributes
+    return {
+        key.name: IndexedValueType.ValueType(key.indexed_value_type)
+        for key in search_attributes.ALL
+        if key.name not in present
+    }
+
+
+async def register_attributes(client: Client) -> None:
+    """Add what is missing; repeating it is harmless."""
+    wanted = await missing_attributes(client)
+    if not wanted:
+        return
+    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
+    try:
+        await client.operator_service.add_search_attributes(request)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.ALREADY_EXISTS:
+            raise
+
+
+async def require_attributes(client: Client) -> None:
+    """Refuse to work in a namespace where jobs could not be found.
+
+    Raises:
+        PreconditionFailed: Attributes are missing; names them.
+    """
+    absent = await missing_attributes(client)
+    if absent:
+        names = ", ".join(sorted(absent))
+        raise PreconditionFailed(f"namespace {client.namespace}: expected search attributes, missing {names}")

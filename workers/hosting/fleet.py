@@ -30,7 +30,7 @@ from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.assembly.records import NamedFunctions
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
 from workers.client.schedules import require_readable
@@ -90,7 +90,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
             runtime=metrics.runtime if metrics else None,
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )
-        await search_attributes.require(client)
+        await visibility.require_attributes(client)
         await require_readable(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""

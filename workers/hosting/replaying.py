@@ -23,7 +23,7 @@ from temporalio.workflow import NondeterminismError
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import data_converter
 from workers.hosting.inputs import CheckedPlainRunner, CheckedRunner
-from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 from workers.settings import Settings
 

@@ -14,8 +14,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 from activities.dispatch import owner_queue
 from workers.assembly.activities import Activities
 from workers.hosting.inputs import CheckedRunner
-from workers.hosting.interceptors import ActivityEdge, RunningActivities
-from workers.hosting.traced_runs import WorkflowEdge
+from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
 from workers.identity import own_build
 from workers.settings import Settings
 from workflows.delayed.build_delayed_index import BuildDelayedIndex

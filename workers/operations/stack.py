@@ -18,7 +18,7 @@ from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
-from workers.client import Sexton, search_attributes
+from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, with_client
 from workers.client.jobs import OwnJobs
 from workers.identity import adopt_buckets, buckets_of, own_build
@@ -140,7 +140,7 @@ def prepare(settings: Settings) -> None:
     upgrade_catalog(settings)
 
     async def register(client: Client) -> None:
-        await search_attributes.register(client)
+        await visibility.register_attributes(client)
         await OwnJobs(client, settings).ours()
 
     with_client(settings, register)

@@ -26,7 +26,7 @@ from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import with_client
 from workers.client.pollers import live_pollers
 from workers.client.temporal_faults import temporal_fault
@@ -244,7 +244,7 @@ def doctor(settings: Settings) -> list[Row]:
 
 
 def _search_attributes(settings: Settings) -> str:
-    with_client(settings, search_attributes.require)
+    with_client(settings, visibility.require_attributes)
     return "all registered"
 
 

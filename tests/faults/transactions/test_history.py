@@ -19,7 +19,7 @@ from tests.faults.transactions.history import History, Read, Write, wrong_in
 from tests.servers import settings_on
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
-from workers.client import Sexton, search_attributes
+from workers.client import Sexton, visibility
 from workers.client.connections import connect_client
 from workers.client.transactions import TransactionClient
 
@@ -140,7 +140,7 @@ def test_concurrent_transactions_whose_workers_are_killed_have_a_serial_order(
 
 
 async def _run(world: RealWorld) -> None:
-    await search_attributes.register(await connect_client(world.settings))
+    await visibility.register_attributes(await connect_client(world.settings))
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         topics = {key: log.catalog.topics.create(f"persistent://x/y/{key}", RetentionPolicy()) for key in "abc"}

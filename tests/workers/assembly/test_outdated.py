@@ -31,7 +31,7 @@ from tests.postgres import Postgres, postgres
 from tests.servers import settings_on
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.identity import compare_buckets
 from workers.settings import Settings
@@ -198,7 +198,7 @@ def _worker(settings: Settings) -> "Iterator[subprocess.Popen[str]]":
 
 
 async def _register(settings: Settings) -> None:
-    await search_attributes.register(await connect_client(settings))
+    await visibility.register_attributes(await connect_client(settings))
 
 
 def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settings, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from temporalio.service import RPCError
 from tests.e2e.shell import Inside
 from tests.infra.objects.peer import Answer, fault, scripted
 from tests.workflows.house import assert_eventually
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.settings import Settings
 
@@ -69,7 +69,7 @@ def filled(settings: Settings, capfd: pytest.CaptureFixture[str]) -> _Sexton:
     """A topic with an entry, in a namespace that has our search attributes."""
 
     async def register() -> None:
-        await search_attributes.register(await connect_client(settings))
+        await visibility.register_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = _Sexton(settings, capfd)

@@ -19,7 +19,7 @@ from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noq
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.servers import CATALOG_ID, settings_on
-from workers.client import search_attributes
+from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.settings import Settings
 
@@ -40,7 +40,7 @@ def settings(servers: stack.StackAddresses, ensemble: Ensemble, tmp_path: Path) 
 
 
 async def _register(settings: Settings) -> None:
-    await search_attributes.register(await connect_client(settings))
+    await visibility.register_attributes(await connect_client(settings))
 
 
 @pytest.fixture
