@@ -1,4 +1,4 @@
-"""What this process belongs to: the catalog of the stores and the namespace that settings name, and its build.
+"""The catalog that a process belongs to, by the stores and the namespace that settings name, and its build.
 
 A namespace carries a paused schedule that never runs and names the catalog in its memo: workflow ids and schedules
 carry no other name of it. One atomic call puts it there, which any client may make, also where a client may not change

@@ -32,7 +32,7 @@ from workers.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildParts:
-    """What the command of a rebuild works with."""
+    """The parts that the command of a rebuild works with."""
 
     catalog_id: str
     start: ColdStart
@@ -101,7 +101,7 @@ def _once(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowParts:
-    """What the command of a replica works with."""
+    """The parts that the command of a replica works with."""
 
     catalog_id: str
     replica: str  # how its name begins

@@ -66,7 +66,7 @@ class Stores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedServices:
-    """What reads and changes buckets of delayed messages."""
+    """Services that read and change buckets of delayed messages."""
 
     snapshots: BucketSnapshots
     sealer: Sealer
@@ -150,7 +150,7 @@ def assemble(
 
 @dataclass(frozen=True, slots=True)
 class _Ports:
-    """What services are joined over."""
+    """Ports and policies that services are joined over."""
 
     catalog: Catalog
     objects: OwnedStore

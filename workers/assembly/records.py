@@ -72,7 +72,7 @@ class RecordPolicies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordServices:
-    """What writes, rewrites and copies the record log."""
+    """Services that write, rewrite and copy the record log."""
 
     log: RecordLog
     flusher: Flusher

@@ -181,7 +181,7 @@ class CommandContext:
         return log
 
     def require_store(self) -> None:
-        """See that a log store is known: a stack in the home, or a database that somebody configured.
+        """See that a log store is known: a stack in the home, or a database that was configured.
 
         Without an S3 address but with a database of one's own, the bucket is at AWS.
 
@@ -220,7 +220,7 @@ class CommandContext:
         """The user of this process, for the audit log.
 
         Raises:
-            InvalidInput: The environment names somebody whose name cannot be printed.
+            InvalidInput: The environment names a user whose name cannot be printed.
         """
         import getpass  # noqa: PLC0415 - start-up time
 

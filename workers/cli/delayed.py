@@ -80,7 +80,7 @@ def _row(one: "Bucket", state: str) -> dict[str, object]:
 
 
 def _open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, object]:
-    """What lies behind the last bucket: from its end to the end of the log."""
+    """Messages behind the last bucket: from its end to the end of the log."""
     sealed_to = context.catalog.delayed.listed(topic.topic_id).sealed_to
     ledgers = context.catalog.ledgers.listed(topic.topic_id, from_ledger=sealed_to.ledger_id)
     behind = [one.ledger_id for one in ledgers if one.span.last > sealed_to]

@@ -73,7 +73,7 @@ def run_job(
     Args:
         context: The command's.
         start: Starts it.
-        doing: What people read while it is waited for.
+        doing: Text for people while it is waited for.
         answer: From the workflow's id and its result.
         wait: Whether to wait for the result.
     """

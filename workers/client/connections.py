@@ -52,7 +52,7 @@ async def connect_client(
     address = settings.required("temporal_address")
     access, converter = temporal_access(settings), data_converter(settings.payload_key_file)
     try:
-        async with asyncio.timeout(_CONNECT_S):  # where nobody refuses, the SDK would wait without end
+        async with asyncio.timeout(_CONNECT_S):  # where no peer refuses, the SDK would wait without end
             client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,

@@ -1,4 +1,4 @@
-"""How a program starts a job, upon one namespace and one catalog, and what is compared before the first one."""
+"""How a program starts a job, upon one namespace and one catalog, and which comparison comes before the first one."""
 
 import asyncio
 import threading
@@ -161,11 +161,11 @@ class OwnJobs:
         Args:
             job: Which.
             request: Its input.
-            key: What its id is made of beside its name.
-            summary: What the Web UI shows beside its id.
+            key: The parts of its id beside its name.
+            summary: Shown in the Web UI beside its id.
             about: Search attributes.
             signal: Sent to it, whether it was started or joined.
-            signal_args: What the signal says.
+            signal_args: The signal's values.
 
         Raises:
             InvalidInput: A field of the request is beyond its bounds.

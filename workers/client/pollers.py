@@ -32,7 +32,7 @@ _Key = tuple[str, str]  # the worker's identity and its build
 
 
 async def described(client: Client, queue: str, kind: TaskQueueType.ValueType) -> DescribeTaskQueueResponse:
-    """What Temporal knows of one task queue; its pollers are those of the last five minutes."""
+    """Temporal's description of one task queue; its pollers are those of the last five minutes."""
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
     )

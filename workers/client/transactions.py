@@ -193,7 +193,7 @@ class TransactionClient:
         self._waiting.clear()
 
     def _wake_late(self) -> None:
-        """Wake each coordinator whose transaction nobody has told for a while, whatever others do."""
+        """Wake each coordinator whose transaction was not told for a while, whatever others do."""
         now = time.monotonic()
         for txn, (future, since) in list(self._waiting.items()):
             if now - since > _UNMOVED_S:
@@ -258,7 +258,7 @@ class TransactionJobs(OwnJobs):
             topics: At least one, at most 10,000; None: every topic.
             master: A Spark cluster; empty: that of the workers' settings.
             reason: Kept in the run.
-            actor: Who asks.
+            actor: The person or program that asks.
 
         Raises:
             InvalidInput: No topics, too many, or what can be no cluster.

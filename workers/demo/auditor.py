@@ -84,7 +84,7 @@ class Auditor:
         return {f"{tc}:{at}": state for tc, at, state in self._rows('SELECT tc_id, sequence, state FROM "transaction"')}
 
     def markers(self, topic_id: int) -> dict[str, set[str]]:
-        """What the objects of a topic's log say of transactions, by id: how each ended."""
+        """How each transaction ended, by its id, as the objects of a topic's log say."""
         found: dict[str, set[str]] = {}
         for row in self._entries(topic_id, "txn_tc", "txn_seq", "marker").values():
             if row["marker"] is not None:

@@ -38,7 +38,7 @@ _MOST: Final = 100  # entries of one call
 
 @dataclass(slots=True)
 class Delivered:
-    """What came of the messages."""
+    """The fate of the messages."""
 
     topic: Topic
     received: list[tuple[Position, int]] = field(default_factory=list)  # and when, in milliseconds since 1970

@@ -29,7 +29,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """What the two jobs said."""
+    """The answers of the two jobs."""
 
     found: dict[str, int]
     applied: dict[str, int]
@@ -72,7 +72,7 @@ async def reconcile(settings: Settings) -> Reconciled:
 def check_orphans(
     before: tuple[Stored, Stored], after: tuple[Stored, Stored], damage: Damage, told: Reconciled
 ) -> PromiseRow:
-    """What was planted is gone from both buckets, everything else is byte for byte as it was, and no data is missed."""
+    """All that was planted is gone from both buckets, all else is byte for byte as it was, and no data is missed."""
     wrong: list[str] = []
     for was, now, planted in zip(before, after, (damage.primary, damage.tiered), strict=True):
         left = {key: etag for key, etag in was.etags.items() if key not in planted}

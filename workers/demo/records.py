@@ -39,7 +39,7 @@ Position = tuple[int, int]
 
 @dataclass(slots=True)
 class Lost:
-    """What there was, and what the rebuild said."""
+    """The entries and ledgers that there were, and the answer of the rebuild."""
 
     topic: Topic
     answered: dict[Position, bytes] = field(default_factory=dict)  # appends
@@ -155,7 +155,7 @@ def _remove(settings: Settings) -> None:
 
 
 def _rebuilt(settings: Settings) -> dict[str, Any]:
-    """What the command says; it is a process of its own, as an operator's is."""
+    """The answer of the command; it is a process of its own, as an operator's is."""
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
     done = subprocess.run(

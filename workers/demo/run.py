@@ -197,7 +197,7 @@ def _transacted_and_delayed(settings: Settings, auditor: Auditor, say: Say) -> l
 
 
 def _lost_and_rebuilt(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
-    """The database goes while somebody writes, and comes back; a worker serves it again."""
+    """The database goes while a writer is at work, and comes back; a worker serves it again."""
     say("deleting ledgers durably and plainly")
     fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
     lost = asyncio.run(lose_and_rebuild(settings, fourth.kill, say))

@@ -34,7 +34,7 @@ class WrittenTopic:
     kind: str
     payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)  # ledgers, from the first on, by subscription
-    contested: set[LedgerId] = field(default_factory=set)  # somebody else's object lies among their own
+    contested: set[LedgerId] = field(default_factory=set)  # an object of another system lies among their own
 
     @property
     def to_delete(self) -> list[LedgerId]:

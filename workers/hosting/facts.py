@@ -25,8 +25,8 @@ def facts_of(value: object) -> dict[str, Fact]:
     """Topic, ledgers, batch, transaction, range of rows and outcome, as far as a request or a result names them.
 
     Args:
-        value: What an activity or a workflow takes or returns: its fields have the same names everywhere, and one that
-            it lacks is left out.
+        value: A request or a result of an activity or a workflow: its fields have the same names everywhere, and one
+            that it lacks is left out.
     """
     return dict(_facts(value))
 
@@ -93,7 +93,7 @@ def summary_of(request: object) -> str:
     """Rows, ledgers, topics, transaction and batch, as far as the request names them, in at most `MOST_BYTES` of UTF-8.
 
     Args:
-        request: What an activity or a workflow takes. The answer depends on nothing else: replay gives it again.
+        request: Of an activity or a workflow. The answer depends on nothing else: replay gives it again.
     """
     return shortened(", ".join(_parts(request)))
 

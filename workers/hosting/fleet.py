@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What others may see of one process."""
+    """The face of one process: metrics, probes and pages."""
 
     metrics: Metrics | None
     readiness: Readiness
@@ -187,7 +187,7 @@ async def _until(
 
 @asynccontextmanager
 async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncIterator[None]:
-    """Keep the gauges fresh while the block runs, if anybody can read them."""
+    """Keep the gauges fresh while the block runs, if they can be read."""
     if shown.metrics is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Gauges of a worker: what the catalog, the record log and its replicas say, and the worker's own readiness.
+"""Gauges of a worker: of the catalog, the record log and its replicas, and of the worker's own readiness.
 
-What the catalog says is the same at every worker: take the maximum over workers, not the sum. A source that does not
+Values of the catalog are the same at every worker: take the maximum over workers, not the sum. A source that does not
 answer leaves its last values. Before its first answer there is no gauge at all: a zero would say that all is well.
 """
 
@@ -66,7 +66,7 @@ def showing(meter: MetricMeter, ask: Callable[[], Iterable[Sample]]) -> Callable
 
 
 def of_deletions(inflight: Callable[[], Inflight]) -> Iterator[Sample]:
-    """What is left to delete; only both counts at zero mean that all is deleted."""
+    """Deletions that are left; only both counts at zero mean that all is deleted."""
     found, now_us = inflight(), time.time_ns() // 1000
     about = "Unfinished deletions, those waiting for a retry included"
     yield Sample("sexton_deletion_estimated_inflight", found.estimated_inflight, about)
@@ -109,7 +109,7 @@ def of_delayed(counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], i
 
 
 def of_plans(runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[Sample]:
-    """What is missing as plans found, and when the newest plan that finished began; nothing before one has.
+    """Losses that plans found, and when the newest plan that finished began; nothing before one has.
 
     A loss that a plan found stands until a later plan has looked at rows at least as young: one that left out more for
     their age says nothing of it.
@@ -137,7 +137,7 @@ def _missing(plans: Sequence[PlanResult]) -> int:
 def of_records(
     ask: Callable[[], RecordLogState], tombstones: Callable[[], TombstoneCounts], waiting: Callable[[], int]
 ) -> Iterator[Sample]:
-    """What is in no block yet and for how long, the newest manifest, and tombstones."""
+    """Changes that are in no block yet and their age, the newest manifest, and tombstones."""
     state, counts = ask(), tombstones()
     yield Sample("sexton_records_outbox", state.outbox, "Changes of records that are in no block yet")
     age_s, about = _age_s(state.oldest_us, state.now_us), "For how long the oldest of them has waited"
@@ -171,7 +171,7 @@ def of_replicas(replication: Replication) -> Iterator[Sample]:
 
 
 def of_readiness(readiness: Readiness) -> Iterator[Sample]:
-    """What the readiness probe of this worker says, as a whole and by check."""
+    """The readiness probe of this worker, as a whole and by check."""
     about = "1 while the worker takes work and its services answer"
     yield Sample("sexton_worker_ready", int(readiness.ready), about)
     for seen in readiness.seen():

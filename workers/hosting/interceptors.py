@@ -214,7 +214,7 @@ def led_by_its_sentence(error: ActivityError | ChildWorkflowError) -> Applicatio
     """The failure of an activity or of another workflow, as the failure of the run that needed it.
 
     Its type and details are those of the error that an activity or a workflow raised. Where none did, because the time
-    was over or somebody terminated it, the type is that of Temporal's error.
+    was over or it was terminated, the type is that of Temporal's error.
     """
     at: BaseException | None = error
     source = ""

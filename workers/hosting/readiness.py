@@ -49,7 +49,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one check found."""
+    """The answer of one check."""
 
     name: str
     ok: bool
@@ -57,7 +57,7 @@ class Seen:
 
 
 class Readiness:
-    """What the probes of one process are told. It belongs to the process's event loop."""
+    """The answers to the probes of one process. It belongs to the process's event loop."""
 
     def __init__(self, *, every_s: float = _EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing serves yet.
@@ -76,7 +76,7 @@ class Readiness:
         return self.phase is Phase.SERVING and bool(self._seen) and all(seen.ok for seen in self.seen())
 
     def seen(self) -> Sequence[Seen]:
-        """What the checks found last, in their order."""
+        """The last answers of the checks, in their order."""
         return [self._judged(at, seen) for at, seen in self._seen.values()]
 
     def _judged(self, at: float, seen: Seen) -> Seen:
@@ -122,7 +122,7 @@ async def _problem(check: Check) -> str:
 
 
 def checks_of(client: Client, settings: Settings, catalog: Catalog, workers: Sequence[Worker]) -> dict[str, Check]:
-    """What a worker needs: to poll, Temporal, the database, the primary bucket."""
+    """The needs of a worker: to poll, Temporal, the database, the primary bucket."""
     bucket = primary_bucket(settings, hasty=True)
 
     async def polls() -> None:

@@ -33,7 +33,7 @@ _MESSAGE: Final = re.compile(r'message: "((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What became of a replay."""
+    """The outcome of a replay."""
 
     type: str
     run_id: str
@@ -78,7 +78,7 @@ def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings 
 
 
 def _sentence(fault: str) -> str:
-    """What went wrong, without the structure of the SDK's core in which it is told."""
+    """The fault, without the structure of the SDK's core in which it is told."""
     found = _MESSAGE.search(fault)
     return found[1].replace('\\"', '"') if found else fault
 

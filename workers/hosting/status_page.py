@@ -1,6 +1,6 @@
 """`/status` and `/status.json`: the state of the store, for people and for programs. Nothing there changes anything.
 
-What is shown is some seconds old: however many look, the store is asked once in that time, and by one thread.
+It is some seconds old: however many look, the store is asked once in that time, and by one thread.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Bounded:
         self._begun: asyncio.Task[dict[str, Any]] | None = None
 
     async def get(self) -> dict[str, Any] | None:
-        """What was read; None where that takes too long."""
+        """The answer; None where that takes too long."""
         if self._begun is None or self._begun.done():
             self._begun = asyncio.create_task(asyncio.to_thread(self._read))
         done, _ = await asyncio.wait([self._begun], timeout=self._within_s)
@@ -59,7 +59,7 @@ class Bounded:
 
 
 class StatusDocument:
-    """What the page shows, read anew."""
+    """The content of the page, read anew."""
 
     def __init__(
         self,

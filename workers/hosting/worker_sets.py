@@ -84,7 +84,7 @@ _RECORDS_AT_ONCE: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSet:
-    """What the Temporal workers of one process have in common."""
+    """The common parts of the Temporal workers of one process."""
 
     client: Client
     activities: Activities

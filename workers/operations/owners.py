@@ -178,7 +178,7 @@ class Unloading:
         """Its owner.
 
         Raises:
-            PreconditionFailed: Nobody has.
+            PreconditionFailed: It has none.
         """
         name = bundle_name(bundle, bundles=self._fences.bundles())
         fence = self._fences.fence(bundle)  # before the node: a later raise is then told from this one

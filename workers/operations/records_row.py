@@ -35,7 +35,7 @@ def records_row(settings: Settings) -> Mapping[str, object]:
 
 
 def _of_catalog(records: Records) -> tuple[list[str], str]:
-    """What is not well, and what is in no block."""
+    """Troubles, and how much is in no block."""
     from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
 
     state = records.state()

@@ -62,7 +62,7 @@ _TOPICS_AT_ONCE: Final = TrimTopicsInput().page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
-    """What a store is to hold; all numbers 1 or more."""
+    """The contents of a store that is planned; all numbers 1 or more."""
 
     topics: int
     ledgers: int  # closed ones and open ones, of all topics
@@ -101,7 +101,7 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSize:
-    """What it comes to, on average over the day."""
+    """Sizes and rates of it, on average over the day."""
 
     rows: Mapping[str, int]  # of the large tables
     row_bytes: Mapping[str, int]  # of each of them, indexes included
@@ -127,7 +127,7 @@ class StoreSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionRequests:
-    """What phase two asks of the object store for primary copies of which it finds all objects at the first look."""
+    """Requests of phase two at the object store, for primary copies of which it finds all objects at the first look."""
 
     lists: int
     deletes: int

@@ -1,1 +1,1 @@
-"""What is written down of the code for programs that do not import it."""
+"""The contracts of the code, written down for programs that do not import it."""

@@ -1,4 +1,4 @@
-"""What a program in any language must know of each workflow, read from the code that serves it.
+"""The contract of each workflow for programs in any language, read from the code that serves it.
 
 Names, types and defaults are those of the values that the workflow takes and returns; bounds are those by which input
 is refused; what a field means is the comment beside it; errors are those that its activities say they raise.
@@ -169,7 +169,7 @@ def _calls(defined: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three ty
 
 @cache
 def _comments(kind: type) -> dict[str, str]:
-    """What stands beside each field of the class and of those above it."""
+    """The comment beside each field of the class and of those above it."""
     told: dict[str, str] = {}
     for one in reversed([part for part in kind.__mro__ if is_dataclass(part)]):
         last = ""

@@ -12,6 +12,7 @@ import copy
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 from typing import Final
@@ -57,7 +58,7 @@ def modules_of(code: Reached) -> list[ModuleType]:
 
 
 def raised(code: Reached, *, only_called: bool = False) -> set[str]:
-    """What the activities that the code names say they raise; a router looks the owner up again by itself.
+    """Errors that the activities which the code names say they raise; a router looks the owner up again by itself.
 
     Args:
         code: Some pieces.
@@ -94,7 +95,7 @@ def said(code: Reached) -> set[str]:
 
 
 def guards(code: Reached) -> set[str]:
-    """What the guards that the code asks may refuse."""
+    """Refusals of the guards that the code asks."""
     asked = {module.__name__ for module, piece in code if "GUARDS" in _targets(piece)}
     return {kind for module in modules_of(code) if module.__name__ in asked for kind in module.GUARDS}
 
@@ -183,7 +184,7 @@ def _answers_an_update(part: ast.AST) -> bool:
 
 @cache
 def _defined(module: ModuleType) -> dict[str, ast.AST]:
-    """What stands at the top of a module, and what it imports from `workflows`, by name."""
+    """Definitions at the top of a module, and its imports from `workflows`, by name."""
     found: dict[str, ast.AST] = {}
     tops = ast.parse(inspect.getsource(module)).body
     for node in (one for top in tops for one in (top.body if isinstance(top, ast.With) else [top])):

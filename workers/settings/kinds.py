@@ -1,4 +1,4 @@
-"""What the text of each kind of setting may be: addresses, durations, names, paths."""
+"""The form of each kind of setting: addresses, durations, names, paths."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def parse_duration(text: str, field: str) -> int:
 
     Args:
         text: A whole number with one unit; no sign, no fraction, no sum of several.
-        field: What to call it in an error.
+        field: Its name in an error.
 
     Raises:
         InvalidInput: Any other text.

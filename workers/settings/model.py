@@ -70,7 +70,7 @@ SERVICES = frozenset({
 
 
 class Settings(BaseModel):
-    """What every part of Sexton is told. Durations are whole seconds, sizes are bytes.
+    """The settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
 
     An address that is empty is not known: no stack was started in this home and none was configured. There are no
     default addresses on purpose, or a command with another home would reach the stack on the usual ports.
@@ -89,7 +89,7 @@ class Settings(BaseModel):
     temporal_api_key: SecretStr = SecretStr("")
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
     payload_key_file: File = ""  # keys by which Temporal's payloads are encrypted; empty: they are not
-    codec_origin: WebAddress = ""  # of the Web UI, for which workers decrypt what it shows; empty: for nobody
+    codec_origin: WebAddress = ""  # of the Web UI, for which workers decrypt what it shows; empty: for none
     ui_address: WebAddress = ""
     task_queue: Word = "sexton"
     deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it
@@ -208,7 +208,7 @@ class Settings(BaseModel):
     def but(self, **changes: object) -> "Settings":
         """The same settings with these in the place of theirs, validated together.
 
-        What was not told is told to nobody: a setting may have a default that says just that, and refuse to be told it.
+        A setting that was not given is left out: it may have a default that says just that, and refuse to be given it.
         """
         return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
 

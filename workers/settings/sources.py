@@ -88,12 +88,12 @@ def load_settings(
     Args:
         flags: Settings by name; None stands for a flag that was not given.
         environ: The environment; an empty variable counts as absent.
-        cwd: What relative paths are relative to, and where `sexton.toml` is looked for.
+        cwd: The base of relative paths, and where `sexton.toml` is looked for.
         recorded: How to read what `up` left in the home.
 
     Raises:
         InvalidInput: An unknown key or variable, a value of the wrong kind, or a file that cannot be read.
-        ServiceFailed: What the home recorded is damaged.
+        ServiceFailed: A record of the home is damaged.
     """
     file, asked = _file(environ, cwd), {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(asked, "flag")

@@ -174,7 +174,7 @@ def operate(
 
 
 def _operation_preview(context: CommandContext, topic: "Topic", operation: Compound) -> Answer:
-    """What would be deleted, with nothing changed: copies, and the ledger if none were left."""
+    """The copies that would be deleted, with nothing changed, and the ledger if none were left."""
     ends = context.catalog.phase_one.would_end(topic.topic_id, operation)
     ids = [int(operation.ledger_id)] if ends else []
     copies = sorted(one.value for one in operation.remove)

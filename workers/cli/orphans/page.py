@@ -64,7 +64,7 @@ _LONGEST_NAME: Final = 34  # characters; the whole one is in the tooltip
 
 @dataclass(slots=True)
 class _Sums:
-    """What the charts show, of findings that passed by."""
+    """Counts for the charts, of findings that passed by."""
 
     kinds: Counter[FindingKind] = field(default_factory=Counter)
     topics: Counter[str] = field(default_factory=Counter)  # bytes

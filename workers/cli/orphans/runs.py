@@ -91,7 +91,7 @@ def plan(
 
 
 def begun(client: "Sexton", handle: Any) -> Answer:  # noqa: ANN401 - Temporal's handle, of any result
-    """What was started. People see the plan's id apart from Temporal's run, whose id none of these commands takes."""
+    """The run that was started. People see the plan's id apart from that of Temporal's run, which no command takes."""
     document, plan_id = started(client, handle), handle.id.partition("/")[2]
     note(f"once it has ended: sexton orphans report {plan_id}")
     shown = {"plan": plan_id, "workflow": handle.id, "Temporal's run": document["run_id"]}
@@ -205,7 +205,7 @@ def apply(
 
 
 def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """What the plan would have applied, each after another look; what a guard would refuse is counted too."""
+    """Findings that the plan would have applied, each after another look; what a guard would refuse is counted too."""
     from logstore.reconciliation.services.runs import apply_of, finished_plan  # noqa: PLC0415 - start-up time
 
     result, applied = finished_plan(run), apply_of(runs, run.run_id)
