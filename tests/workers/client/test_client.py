@@ -109,7 +109,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     database.close()
     client: Any = SimpleNamespace(start_workflow=start)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.identity.require", known)
+        patch.setattr("workers.client.jobs.require_namespace", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]
 
@@ -133,6 +133,6 @@ def test_client_asks_one_catalog_for_its_life(tmp_path: Path, monkeypatch: pytes
             assert told == ([] if given else ["opened"])
         return epochs
 
-    monkeypatch.setattr("workers.client.connections.open_catalog", opened)
+    monkeypatch.setattr("workers.client.jobs.open_catalog", opened)
     assert asyncio.run(ask_twice()) == [7, 7]
     assert told == ([] if given else ["opened", "closed"])
