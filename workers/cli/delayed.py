@@ -7,8 +7,8 @@ import typer
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.jobs import built, in_part, one_or_all, run_job
-from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument, Wait
+from workers.cli.jobs import Asked, Job, built, in_part, job, one_or_all
+from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
 from workers.cli.output import Answer, note
 from workers.pages.texts import fields, shown_us, topic_shown
 
@@ -106,19 +106,17 @@ def _merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ..
     return {one.bucket_id for one in pair_to_merge(buckets) or ()}
 
 
-@command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
-def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "", wait: Wait = True) -> Answer:
+@job(delayed, "seal", "TOPIC", "TOPIC --no-wait")
+def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> Asked:
     """Put a topic's delayed messages into buckets, as far as consumers may see the log; also drop buckets that passed.
 
     Workers do so by themselves when there are enough messages, or when none came for a while.
     """
     topic = context.topic(name)
-    return run_job(
-        context,
+    return Job(
         lambda client: client.seal_buckets(topic, reason, context.actor),
         "sealing delayed messages",
         lambda workflow_id, result: _sealed(topic, workflow_id, result),
-        wait=wait,
     )
 
 
@@ -135,15 +133,10 @@ def _sealed(topic: "Topic", workflow_id: str, result: "SealBucketsResult") -> An
     )
 
 
-@command(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
+@job(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
 def merge(
-    context: CommandContext,
-    name: TopicArgument,
-    *,
-    max_buckets: MaxBuckets = None,
-    reason: Reason = "",
-    wait: Wait = True,
-) -> Answer:
+    context: CommandContext, name: TopicArgument, *, max_buckets: MaxBuckets = None, reason: Reason = ""
+) -> Asked:
     """Merge a topic's buckets two by two: those neighbours first that have the fewest messages.
 
     Messages that have been due for a minute are left out; they are in the log, which delivers them.
@@ -151,13 +144,7 @@ def merge(
     topic = context.topic(name)
     there = len(context.catalog.delayed.listed(topic.topic_id).buckets)
     most = max_buckets or min(context.settings.delayed_buckets, max(1, there - 1))
-    return run_job(
-        context,
-        lambda client: client.merge_buckets(topic, most, reason, context.actor),
-        "merging buckets",
-        _merged,
-        wait=wait,
-    )
+    return Job(lambda client: client.merge_buckets(topic, most, reason, context.actor), "merging buckets", _merged)
 
 
 def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
@@ -171,7 +158,7 @@ def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     return in_part(document, failed) if failed or outcome == "HELD" else Answer(document=document)
 
 
-@command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
+@job(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
 def build(
     context: CommandContext,
     name: OneTopic = None,
@@ -179,20 +166,17 @@ def build(
     all_topics: AllTopics = False,
     master: Master = None,
     reason: Reason = "",
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Build the buckets of a topic, or of all, from the delivery times in the log, in the place of those before.
 
     Workers seal and merge by themselves; this reads whole logs, and mends buckets that are damaged.
     """
     topics = one_or_all(context, name, all_topics=all_topics)
     context.require_store()
-    return run_job(
-        context,
+    return Job(
         lambda client: client.build_delayed_index(topics, master=master or "", reason=reason, actor=context.actor),
         "building indexes",
         built,
-        wait=wait,
     )
 
 

@@ -11,17 +11,8 @@ from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import ended, finished, run_job, started
-from workers.cli.options import (
-    DryRun,
-    OfLedger,
-    OfTopic,
-    Reason,
-    Wait,
-    encoded_topic,
-    known_number,
-    say_why_nothing,
-)
+from workers.cli.jobs import Asked, Job, ended, finished, job, started
+from workers.cli.options import DryRun, OfLedger, OfTopic, Reason, Wait, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer, note
 from workers.pages.texts import fields, topic_shown
 
@@ -147,8 +138,8 @@ def redrive(
     return context.with_client(work)
 
 
-@command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
-def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True) -> Answer:
+@job(deletion, "sweep", "", "--dry-run", "--no-wait --json")
+def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> Asked:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
         due = context.catalog.upkeep.due(older_than_s=context.settings.finished_retention)
@@ -158,4 +149,4 @@ def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = Fal
         done = fields(result, "batches intents newborn uncertified forgotten")
         return ended(context, {"workflow_id": workflow_id, **done}, result.outcomes)
 
-    return run_job(context, lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer, wait=wait)
+    return Job(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)

@@ -4,14 +4,18 @@ The copies that failed are read from the catalog once the job has ended, and not
 no bound.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, SextonError
 from logstore.positions import LedgerId
+from workers.cli.command import Group, command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
+from workers.cli.options import Wait
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
 from workers.pages.texts import topic_shown
@@ -60,29 +64,48 @@ async def finished(client: "Sexton", handle: Any, doing: str) -> Any:  # noqa: A
         raise
 
 
-def run_job(
-    context: CommandContext,
-    start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, R]]]",
-    doing: str,
-    answer: Callable[[str, R], Answer],
-    *,
-    wait: bool,
-) -> Answer:
-    """Start a job, or join it; then tell which run it is or, with `wait`, what it came to.
+@dataclass(frozen=True, slots=True)
+class Job(Generic[R]):
+    """A job that a command asks for."""
 
-    Args:
-        context: The command's.
-        start: Starts it.
-        doing: Text for people while it is waited for.
-        answer: From the workflow's id and its result.
-        wait: Whether to wait for the result.
+    start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, R]]]"  # starts it, or joins it
+    doing: str  # text for people while it is waited for
+    answer: Callable[[str, R], Answer]  # from the workflow's id and its result
+
+
+Asked = Answer | Job[Any]
+"""A job, or the answer where none is to be started."""
+
+Body = TypeVar("Body", bound=Callable[..., Asked])
+
+
+def job(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
+    """As `command`, for a function that says which job is to be started.
+
+    Its command has `--wait/--no-wait`: it tells which run it is or, having waited, what it came to.
     """
 
+    def register(body: Body) -> Body:
+        def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:
+            asked = body(context, **arguments)
+            return asked if isinstance(asked, Answer) else _run(context, asked, wait=wait)
+
+        known = inspect.signature(body)
+        option = inspect.Parameter("wait", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=Wait)
+        run.__doc__ = body.__doc__
+        run.__signature__ = known.replace(parameters=[*known.parameters.values(), option])  # type: ignore[attr-defined]
+        command(app, name, *examples)(run)
+        return body
+
+    return register
+
+
+def _run(context: CommandContext, asked: Job[Any], *, wait: bool) -> Answer:
     async def work(client: "Sexton") -> Answer:
-        handle = await start(client)
+        handle = await asked.start(client)
         if not wait:
             return Answer(document=started(client, handle))
-        return answer(handle.id, await finished(client, handle, doing))
+        return asked.answer(handle.id, await finished(client, handle, asked.doing))
 
     return context.with_client(work)
 

@@ -7,8 +7,8 @@ import typer
 from logstore.records.jobs import counts
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import counted, ended, in_part, one_or_all, run_job
-from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, Wait, known_function
+from workers.cli.jobs import Asked, Job, counted, ended, in_part, job, one_or_all
+from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, known_function
 from workers.cli.output import Answer, note
 from workers.pages.texts import fields, shown_us
 
@@ -74,16 +74,14 @@ def status(context: CommandContext) -> Answer:
     )
 
 
-@command(records, "flush", "", "--no-wait --json")
-def flush(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+@job(records, "flush", "", "--no-wait --json")
+def flush(context: CommandContext, *, reason: Reason = "") -> Asked:
     """Write what has changed in the catalog until now into blocks of the record log.
 
     Workers do so by themselves, every `records_interval`. A durable delete waits for it, and asks for it itself.
     """
     context.require_store()
-    return run_job(
-        context, lambda client: client.flush_records(reason, context.actor), "flushing records", _flushed, wait=wait
-    )
+    return Job(lambda client: client.flush_records(reason, context.actor), "flushing records", _flushed)
 
 
 def _flushed(workflow_id: str, result: "FlushRecordsResult") -> Answer:
@@ -110,8 +108,8 @@ def rewrite(context: CommandContext) -> Answer:
     return Answer(document=fields(done, "manifest records tombstones blocks bytes left"))
 
 
-@command(records, "defragment", "", "--json")
-def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+@job(records, "defragment", "", "--json")
+def defragment(context: CommandContext, *, reason: Reason = "") -> Asked:
     """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
 
     Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
@@ -122,10 +120,10 @@ def defragment(context: CommandContext, *, reason: Reason = "", wait: Wait = Tru
         return _told(workflow_id, result.done, held=result.joined)
 
     what = "defragmenting the record log"
-    return run_job(context, lambda client: client.defragment_records(reason, context.actor), what, answer, wait=wait)
+    return Job(lambda client: client.defragment_records(reason, context.actor), what, answer)
 
 
-@command(
+@job(
     records, "end", "TOPIC --function expired --dry-run", '--all --function expired --reason "tenants that left" --json'
 )
 def end(
@@ -137,8 +135,7 @@ def end(
     durable_delete: DurableDelete = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Ask a function of your own of every closed ledger, and delete those for which it answers None.
 
     The workers' setting `functions` names the functions. A ledger that something still needs stays. Where the function
@@ -156,14 +153,12 @@ def end(
             return in_part({**document, "outcomes": counted(result.outcomes)}, [failed])
         return ended(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
 
-    return run_job(
-        context,
+    return Job(
         lambda client: client.end_records(
             function, topic, reason, context.actor, dry_run=dry_run, durable_delete=durable_delete
         ),
         f"asking {function} of records",
         answer,
-        wait=wait,
     )
 
 
@@ -194,19 +189,15 @@ def _replica(one: "Replica") -> dict[str, object]:
     }
 
 
-@command(records, "replicate", "", "--json")
-def replicate(context: CommandContext, *, reason: Reason = "", wait: Wait = True) -> Answer:
+@job(records, "replicate", "", "--json")
+def replicate(context: CommandContext, *, reason: Reason = "") -> Asked:
     """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
 
     Workers do so by themselves, every `replicate_interval`.
     """
     context.require_store()
-    return run_job(
-        context,
-        lambda client: client.replicate_records(reason, context.actor),
-        "replicating the record log",
-        _replicated,
-        wait=wait,
+    return Job(
+        lambda client: client.replicate_records(reason, context.actor), "replicating the record log", _replicated
     )
 
 

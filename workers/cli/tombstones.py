@@ -6,8 +6,8 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import in_part, run_job
-from workers.cli.options import Reason, Wait, known_number
+from workers.cli.jobs import Asked, Job, in_part, job
+from workers.cli.options import Reason, known_number
 from workers.cli.output import Answer
 from workers.pages.texts import fields, shown_us
 from workers.settings import parse_duration
@@ -50,10 +50,8 @@ def stats(context: CommandContext) -> Answer:
     return Answer(document=document)
 
 
-@command(tombstones, "raid", "", "--eligible-age 12h --json")
-def raid(
-    context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "", wait: Wait = True
-) -> Answer:
+@job(tombstones, "raid", "", "--eligible-age 12h --json")
+def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> Asked:
     """Remove tombstones that are old enough and cover no older version of their record in any block.
 
     Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
@@ -61,13 +59,7 @@ def raid(
     """
     age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
     context.require_store()
-    return run_job(
-        context,
-        lambda client: client.raid_tombstones(age_s, reason, context.actor),
-        "raiding tombstones",
-        _raided,
-        wait=wait,
-    )
+    return Job(lambda client: client.raid_tombstones(age_s, reason, context.actor), "raiding tombstones", _raided)
 
 
 def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:

@@ -8,8 +8,8 @@ import typer
 from logstore.errors import InvalidInput, SextonError
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import built, one_or_all, run_job
-from workers.cli.options import AllTopics, Master, OneTopic, Reason, Wait, known_transaction
+from workers.cli.jobs import Asked, Job, built, job, one_or_all
+from workers.cli.options import AllTopics, Master, OneTopic, Reason, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
 from workers.pages.texts import fields, plain, shown_us, topic_shown
@@ -181,7 +181,7 @@ def show(context: CommandContext, transaction: Txn) -> Answer:
     return Answer(document=_document(found))
 
 
-@command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
+@job(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
 def snapshot(
     context: CommandContext,
     name: OneTopic = None,
@@ -189,22 +189,19 @@ def snapshot(
     all_topics: AllTopics = False,
     master: Master = None,
     reason: Reason = "",
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Rebuild what is open and what is aborted from the log of a topic, or of all, and keep it as a snapshot.
 
     Workers write snapshots by themselves after changes; this reads whole logs, and mends a snapshot that is damaged.
     """
     topics = one_or_all(context, name, all_topics=all_topics)
     context.require_store()
-    return run_job(
-        context,
+    return Job(
         lambda client: client.build_transaction_snapshots(
             topics, master=master or "", reason=reason, actor=context.actor
         ),
         "building snapshots",
         built,
-        wait=wait,
     )
 
 

@@ -10,16 +10,8 @@ from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import ended, run_job
-from workers.cli.options import (
-    DryRun,
-    DurableDelete,
-    Reason,
-    TopicArgument,
-    Wait,
-    known_names,
-    known_number,
-)
+from workers.cli.jobs import Asked, Job, ended, job
+from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_names, known_number
 from workers.cli.output import Answer, note
 from workers.pages.texts import fields
 
@@ -93,7 +85,7 @@ def _tombstone(found: "Tombstone") -> dict[str, object]:
     return {**told, "generation": found.generation, "tombstone": True}
 
 
-@command(ledger, "delete", "TOPIC 4 5 --dry-run", 'TOPIC 4 5 --reason "bad import"')
+@job(ledger, "delete", "TOPIC 4 5 --dry-run", 'TOPIC 4 5 --reason "bad import"')
 def delete(
     context: CommandContext,
     name: TopicArgument,
@@ -103,8 +95,7 @@ def delete(
     durable_delete: DurableDelete = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Delete ledgers in two phases: out of the list in one transaction, then from storage, confirmed.
 
     A ledger that something still needs is refused without --force, one that is open always.
@@ -116,18 +107,16 @@ def delete(
     def answer(workflow_id: str, result: "Certificate") -> Answer:
         return ended(context, {"workflow_id": workflow_id}, result.outcomes, topic=topic, ledger_ids=wanted)
 
-    return run_job(
-        context,
+    return Job(
         lambda client: client.delete_ledgers(
             topic, wanted, force, reason, context.actor, durable_delete=durable_delete
         ),
         "deleting ledgers",
         answer,
-        wait=wait,
     )
 
 
-@command(
+@job(
     ledger,
     "operate",
     "TOPIC 4 --remove-copy OFFLOADED_LEDGER",
@@ -144,8 +133,7 @@ def operate(
     durable_delete: DurableDelete = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Take copies of one ledger away in one transaction; once none is left the ledger ends.
 
     All of it happens, or it is refused and nothing does.
@@ -164,12 +152,10 @@ def operate(
         document = {"workflow_id": workflow_id}
         return ended(context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id])
 
-    return run_job(
-        context,
+    return Job(
         lambda client: client.operate(topic, operation, reason, context.actor, durable_delete=durable_delete),
         "taking copies away",
         answer,
-        wait=wait,
     )
 
 

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.positions import LedgerId
-from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
-from workers.cli.jobs import counted, ended, in_part, left_of, run_job
+from workers.cli.jobs import Asked, Job, counted, ended, in_part, job, left_of
 from workers.cli.jobs import why as why_failed
 from workers.cli.ledger.ledgers import preview
-from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, Wait, known_number
+from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
 from workers.pages.texts import fields
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
     from workflows.offload.values import OffloadTopicResult
 
 
-@command(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
-def trim(
-    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False, wait: Wait = True
-) -> Answer:
+@job(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
+def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False) -> Asked:
     """Delete ledgers that every subscription has consumed and that retention does not keep."""
     found = context.topic(name)
     if dry_run:
@@ -35,12 +32,10 @@ def trim(
         done = {"workflow_id": workflow_id, "detached": result.detached, "deleted": result.deleted}
         return ended(context, done, result.outcomes, topic=found)
 
-    return run_job(
-        context, lambda client: client.trim_topic(found, reason, context.actor), "trimming", answer, wait=wait
-    )
+    return Job(lambda client: client.trim_topic(found, reason, context.actor), "trimming", answer)
 
 
-@command(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
+@job(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
 def delete(
     context: CommandContext,
     name: TopicArgument,
@@ -48,8 +43,7 @@ def delete(
     durable_delete: DurableDelete = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Delete a topic with its subscriptions, schemas, delayed messages and every ledger, needed or not.
 
     Transactions that have part in it go on without it. A deletion that runs is joined, one that was
@@ -61,12 +55,10 @@ def delete(
         copies = {component: dict(kinds) for component, kinds in contents.copies.items()}
         going = {"ledgers": dict(contents.ledgers), "copies": copies, "subscriptions": contents.subscriptions}
         return Answer(document={"dry_run": True, **going})
-    return run_job(
-        context,
+    return Job(
         lambda client: client.delete_topic(found, reason, context.actor, durable_delete=durable_delete),
         "deleting the topic",
         lambda workflow_id, result: ended(context, {"workflow_id": workflow_id}, result.outcomes, topic=found),
-        wait=wait,
     )
 
 
@@ -82,7 +74,7 @@ DeletePrimary = Annotated[
 ]
 
 
-@command(topic, "offload", "TOPIC --dry-run", "TOPIC --ledger 4 --ledger 5", 'TOPIC --delete-primary --reason "cold"')
+@job(topic, "offload", "TOPIC --dry-run", "TOPIC --ledger 4 --ledger 5", 'TOPIC --delete-primary --reason "cold"')
 def offload(
     context: CommandContext,
     name: TopicArgument,
@@ -91,20 +83,17 @@ def offload(
     delete_primary: DeletePrimary = False,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Copy closed ledgers to the tiered bucket, checked by reading them back; they stay readable all along."""
     found, wanted = context.topic(name), [LedgerId(one) for one in dict.fromkeys(ledger)] if ledger else None
     if wanted is not None:
         context.catalog.offloads.check(found.topic_id, wanted)
     if dry_run:
         return _offload_preview(context, found, wanted, delete_primary=delete_primary)
-    return run_job(
-        context,
+    return Job(
         lambda client: client.offload_topic(found, wanted, delete_primary, reason, context.actor),
         "offloading",
         lambda workflow_id, result: _offloaded(context, found, workflow_id, result, delete_primary=delete_primary),
-        wait=wait,
     )
 
 
