@@ -71,6 +71,7 @@ class Job(Generic[R]):
     start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, R]]]"  # starts it, or joins it
     doing: str  # text for people while it is waited for
     answer: Callable[[str, R], Answer]  # from the workflow's id and its result
+    begun: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # where it is not waited for
 
 
 Asked = Answer | Job[Any]
@@ -104,7 +105,7 @@ def _run(context: CommandContext, asked: Job[Any], *, wait: bool) -> Answer:
     async def work(client: "Sexton") -> Answer:
         handle = await asked.start(client)
         if not wait:
-            return Answer(document=started(client, handle))
+            return asked.begun(started(client, handle))
         return asked.answer(handle.id, await finished(client, handle, asked.doing))
 
     return context.with_client(work)

@@ -4,25 +4,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.reconciliation import rules
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.command import command, group
+from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.jobs import counted, finished, in_part, started
-from workers.cli.options import DryRun, Master, Reason, Wait
+from workers.cli.jobs import Asked, Job, counted, in_part, job
+from workers.cli.options import DryRun, Master, Reason
 from workers.cli.output import Answer, note
 from workers.pages.texts import shown_s
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation, ReconciliationRun
-    from workers.client import Sexton
+    from workflows.reconciliation.values import ApplyOrphansResult, ReconcileOrphansResult
 
 
 orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
@@ -57,9 +57,7 @@ RunId = Annotated[
 PLAN = "plan-8c1d5f0e9a3b"  # of examples
 
 
-@command(
-    orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait"
-)
+@job(orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait")
 def plan(
     context: CommandContext,
     *,
@@ -67,35 +65,33 @@ def plan(
     unsafe_age: UnsafeAge = False,
     inventory: Inventory = None,
     master: Master = None,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
     age_s = parse_duration(older_than, "older-than")
     rules.check_age(age_s, unsafe=unsafe_age)
     context.require_store()
     inventories = [_seen_by_workers(one) for one in inventory or ()]
 
-    async def work(client: "Sexton") -> Answer:
-        handle = await client.plan_orphans(
+    return Job(
+        lambda client: client.plan_orphans(
             older_than_s=age_s,
             unsafe_age=unsafe_age,
             inventories=inventories,
             master=master or "",
             actor=context.actor,
-        )
-        if not wait:
-            return begun(client, handle)
-        return _planned(await finished(client, handle, "planning"), handle.id)
+        ),
+        "planning",
+        _planned,
+        begun=_begun,
+    )
 
-    return context.with_client(work)
 
-
-def begun(client: "Sexton", handle: Any) -> Answer:  # noqa: ANN401 - Temporal's handle, of any result
+def _begun(run: Mapping[str, object]) -> Answer:
     """The run that was started. People see the plan's id apart from that of Temporal's run, which no command takes."""
-    document, plan_id = started(client, handle), handle.id.partition("/")[2]
+    plan_id = str(run["workflow_id"]).partition("/")[2]
     note(f"once it has ended: sexton orphans report {plan_id}")
-    shown = {"plan": plan_id, "workflow": handle.id, "Temporal's run": document["run_id"]}
-    return Answer(document={**document, "plan": plan_id}, shown=shown)
+    shown = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
+    return Answer(document={**run, "plan": plan_id}, shown=shown)
 
 
 def _seen_by_workers(path: str) -> str:
@@ -113,8 +109,9 @@ def _seen_by_workers(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _planned(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the workflow's own type
+def _planned(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
     found = result.found
+    assert found is not None, "a refusal was raised"
     counts = {kind.value: int(found.findings.get(kind.value, 0)) for kind in FindingKind}
     sizes = {kind.value: int(found.size_bytes.get(kind.value, 0)) for kind in FindingKind}
     for sentence in found.left_out:
@@ -172,7 +169,7 @@ MaxShare = Annotated[
 ]
 
 
-@command(
+@job(
     orphans,
     "apply",
     f"{PLAN} --dry-run",
@@ -186,22 +183,20 @@ def apply(
     max_orphan_share: MaxShare = rules.MAX_ORPHAN_SHARE,
     reason: Reason = "",
     dry_run: DryRun = False,
-    wait: Wait = True,
-) -> Answer:
+) -> Asked:
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
     found = context.catalog.reconciliation.run(run_id)
     if dry_run:
         return _preview(context.catalog.reconciliation, found, max_orphan_share)
 
-    async def work(client: "Sexton") -> Answer:
-        handle = await client.apply_orphans(
+    return Job(
+        lambda client: client.apply_orphans(
             run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
-        )
-        if not wait:
-            return begun(client, handle)
-        return _applied(await finished(client, handle, "applying"), handle.id)
-
-    return context.with_client(work)
+        ),
+        "applying",
+        _applied,
+        begun=_begun,
+    )
 
 
 def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share: float) -> Answer:
@@ -230,7 +225,7 @@ def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share:
     return answer
 
 
-def _applied(result: Any, workflow_id: str) -> Answer:  # noqa: ANN401 - the workflow's own type
+def _applied(workflow_id: str, result: "ApplyOrphansResult") -> Answer:
     done = result.done
     document: dict[str, object] = {
         "run_id": result.run_id,
