@@ -6,7 +6,7 @@ is told to run no script and to load nothing: whatever stands in a topic's name 
 Source: W3C, "Content Security Policy Level 3"; Jinja, "Autoescaping".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
@@ -66,11 +66,18 @@ def rendered(template: str, **values: Any) -> str:  # noqa: ANN401 - whatever a 
     return str(_environment().get_template(template).render(policy=POLICY, **values))
 
 
+def streamed(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - whatever a template shows
+    """The same page in parts, so that rows which pass by are not in memory together."""
+    return iter(_environment().get_template(template).generate(policy=POLICY, **values))
+
+
 @cache
 def _environment() -> Any:  # noqa: ANN401 - of a package whose import takes a command 30 ms
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415
 
     loader = FileSystemLoader(Path(__file__).parent)
-    return Environment(
+    made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, cache_size=-1
     )
+    made.filters["harmless"] = harmless
+    return made
