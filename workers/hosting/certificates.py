@@ -1,21 +1,17 @@
 """Certificates of ours: until when each of them is good, so that it is renewed before a service refuses us."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from temporalio.common import MetricMeter
-
-from infra.catalog.engine.connections import parsed_url
+from infra.catalog.engine.urls import parsed_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
 from workers.settings.tls_files import read_chain
 
 _SOON: Final = timedelta(days=7)
 _SHARE: Final = 4  # of the life of one that lives shortly, as those that a program renews
-_AT_START: Final = "temporal_cert_file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,30 +64,3 @@ def check_certificates(settings: Settings) -> str:
             advice = "renew it, then restart the workers one by one"
             raise ServiceFailed("certificates", f"{one} alone: {one.path}", advice=advice)
     return ", ".join(map(str, found))
-
-
-class CertificateGauges:
-    """`sexton_certificate_expiry_timestamp_seconds`, by setting.
-
-    Of Temporal's it tells of the certificate that this process has held since its start; the others are read with every
-    connection that is made, hence as their files are now.
-    """
-
-    def __init__(self, meter: MetricMeter, settings: Settings) -> None:
-        """Take the meter of the process's runtime, and what names the files."""
-        self._files = files_of_certificates(settings)
-        self._until = meter.create_gauge(
-            "sexton_certificate_expiry_timestamp_seconds", "When our certificate for a service ends", "s"
-        )
-        self._held = dict(self._ends(_AT_START))
-
-    def read(self) -> None:
-        """Show them once; a file that is being replaced, or is away, leaves its last value."""
-        others = (end for name in self._files if name != _AT_START for end in self._ends(name))
-        for name, until_s in (*self._held.items(), *others):
-            self._until.set(until_s, {"setting": name})
-
-    def _ends(self, name: str) -> Iterator[tuple[str, int]]:
-        with suppress(InvalidInput):
-            if name in self._files:
-                yield name, int(read_certificate(name, self._files[name]).until.timestamp())

@@ -34,7 +34,6 @@ from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
 from workers.client.schedules import require_readable
-from workers.hosting.certificates import CertificateGauges
 from workers.hosting.codec_page import add_codec
 from workers.hosting.gauges import catalog_gauges, show_readiness
 from workers.hosting.http import Pages, new_pages, serving
@@ -192,7 +191,7 @@ async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncItera
         yield
         return
     meter = shown.metrics.runtime.metric_meter
-    gauges = catalog_gauges(meter, log, CertificateGauges(meter, settings).read)
+    gauges = catalog_gauges(meter, log, settings)
     async with alongside(gauges.run()), alongside(show_readiness(meter, shown.readiness)):
         yield
 

@@ -8,13 +8,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from temporalio.common import MetricGauge, MetricMeter
 
-from logstore.errors import SextonError
+from logstore.errors import InvalidInput, SextonError
 from logstore.ports.catalog import (
     DelayedCounts,
     Inflight,
@@ -30,8 +31,11 @@ from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
 from logstore.transactions.transactions import TransactionState
 from workers.assembly.log import LogStore
+from workers.hosting.certificates import files_of_certificates, read_certificate
 from workers.hosting.readiness import Readiness
+from workers.settings import Settings
 
+_AT_START: Final = "temporal_cert_file"
 _LOOKED_AT: Final = 100  # of plans that failed or are at work, behind which none is looked for
 _EVERY_S: Final = 15.0  # Prometheus' usual interval: each scrape sees a new value
 _READINESS_EVERY_S: Final = 5.0
@@ -52,7 +56,10 @@ class Sample:
     labels: Mapping[str, str] | None = None
 
 
-def showing(meter: MetricMeter, ask: Callable[[], Iterable[Sample]]) -> Callable[[], None]:
+Source = Callable[[], Iterable[Sample]]
+
+
+def showing(meter: MetricMeter, ask: Source) -> Callable[[], None]:
     """Asks once, and shows the answer at the meter of the process's runtime; raises what the source raises."""
     gauges: dict[str, MetricGauge] = {}
 
@@ -170,6 +177,29 @@ def of_replicas(replication: Replication) -> Iterator[Sample]:
             yield Sample("sexton_records_replica_lag_seconds", round(one.lag_s), about, "s", label)
 
 
+def of_certificates(settings: Settings) -> Callable[[], Iterator[Sample]]:
+    """A source of gauges: until when each certificate is good, by setting.
+
+    Of Temporal's it tells of the certificate that this process has held since its start; the others are read with every
+    connection that is made, hence as their files are now. A file that is being replaced, or is away, leaves its value.
+    """
+    files = files_of_certificates(settings)
+
+    def ends(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+        for name in names:
+            with suppress(InvalidInput):
+                yield name, int(read_certificate(name, files[name]).until.timestamp())
+
+    held = list(ends(files.keys() & {_AT_START}))
+
+    def ask() -> Iterator[Sample]:
+        name, about = "sexton_certificate_expiry_timestamp_seconds", "When our certificate for a service ends"
+        for setting, until_s in (*held, *ends(one for one in files if one != _AT_START)):
+            yield Sample(name, until_s, about, "s", {"setting": setting})
+
+    return ask
+
+
 def of_readiness(readiness: Readiness) -> Iterator[Sample]:
     """The readiness probe of this worker, as a whole and by check."""
     about = "1 while the worker takes work and its services answer"
@@ -221,10 +251,11 @@ class CatalogGauges:
         self._told = True
 
 
-def catalog_gauges(meter: MetricMeter, log: LogStore, certificates: Callable[[], None]) -> CatalogGauges:
-    """All of one process but its readiness; `certificates` shows those of its files."""
+def catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> CatalogGauges:
+    """All of one process but its readiness."""
     catalog, records = log.catalog, log.catalog.records
-    sources: Sequence[Callable[[], Iterable[Sample]]] = (
+    sources: Sequence[Source] = (
+        of_certificates(settings),
         partial(of_deletions, catalog.deletions.inflight),
         partial(of_plans, catalog.reconciliation.runs),
         partial(of_transactions, catalog.transactions.counts),
@@ -232,7 +263,7 @@ def catalog_gauges(meter: MetricMeter, log: LogStore, certificates: Callable[[],
         partial(of_records, records.state, catalog.tombstones.counts, records.waiting_deletions),
         partial(of_replicas, log.records.replication),
     )
-    return CatalogGauges(certificates, *(showing(meter, source) for source in sources))
+    return CatalogGauges(*(showing(meter, source) for source in sources))
 
 
 async def show_readiness(meter: MetricMeter, readiness: Readiness) -> None:

@@ -10,7 +10,8 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, series
 from tests.tls import Authority
-from workers.hosting.certificates import CertificateGauges, check_certificates, files_of_certificates, read_certificate
+from workers.hosting.certificates import check_certificates, files_of_certificates, read_certificate
+from workers.hosting.gauges import of_certificates, showing
 from workers.operations import status
 from workers.settings import Settings
 
@@ -86,18 +87,18 @@ def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_pa
     old, new = (authority.pair(name, name, left=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90)))
     cert = Path(shutil.copy(old, tmp_path / "ours.pem"))
     meter = FakeMeter()
-    gauges = CertificateGauges(meter, _settings(tmp_path, cert))
-    gauges.read()
+    read = showing(meter, of_certificates(_settings(tmp_path, cert)))
+    read()
     assert {
         meter.values[series(_GAUGE, setting=name)] for name in files_of_certificates(_settings(tmp_path, cert))
     } == {_until(old)}
     shutil.copy(new, cert)
-    gauges.read()
+    read()
     assert meter.values[series(_GAUGE, setting="temporal_cert_file")] == _until(old)
     assert meter.values[series(_GAUGE, setting="zookeeper_cert_file")] == _until(new)
     assert meter.values[series(_GAUGE, setting="database_url")] == _until(new)
     cert.unlink()
-    gauges.read()
+    read()
     assert meter.values[series(_GAUGE, setting="database_url")] == _until(new)
     with pytest.raises(InvalidInput, match="zookeeper_cert_file: expected a file that can be read"):
         read_certificate("zookeeper_cert_file", str(cert))
