@@ -34,7 +34,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.objects import Buckets, OwnedStore
 from workers import VERSION

@@ -11,9 +11,9 @@ from logstore.delayed.buckets import BucketLimits
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.services import RollPolicy
-from logstore.offload.locations import DRIVER, CopyLocation
+from logstore.offload.tiered import DRIVER, CopyLocation
 from logstore.ports.bulk import BulkJobs
-from logstore.records.services.currency import require_current
+from logstore.records.services.publishing import require_current
 from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import NamedFunctions, RecordPolicies
@@ -123,19 +123,10 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
 
     def mains() -> Mapping[str, "Main"]:
-        from spark.delayed.building import delayed_mains  # noqa: PLC0415
-        from spark.reconciliation.backend import native_mains  # noqa: PLC0415
-        from spark.records.rebuilding import record_mains  # noqa: PLC0415
-        from spark.transactions.building import transaction_mains  # noqa: PLC0415
+        from spark.jobs import native_mains, record_mains  # noqa: PLC0415
 
-        addresses = native_addresses(settings)
         records = store_address(settings, Role.RECORDS, settings.records_bucket)
-        return {
-            **native_mains(addresses),
-            **transaction_mains(addresses),
-            **delayed_mains(addresses),
-            **record_mains(records),
-        }
+        return {**native_mains(native_addresses(settings)), **record_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:

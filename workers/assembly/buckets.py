@@ -11,7 +11,7 @@ from logstore.clock import Backoff
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore, OwnStores
-from logstore.offload.locations import CopyLocation
+from logstore.offload.tiered import CopyLocation
 from workers.settings import Settings, read_recorded
 from workers.settings.tls_files import TlsFiles
 

@@ -13,7 +13,7 @@ from threading import Lock
 from activities.records.following import RecordFollowing
 from activities.records.rebuilding import Loaded, Rebuilding
 from infra.catalog import open_catalog
-from infra.catalog.engine.urls import shown_url
+from infra.catalog.engine.connections import shown_url
 from infra.catalog.records.following import open_replica
 from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused

@@ -18,12 +18,12 @@ from workers.pages.texts import fields, shown_us
 
 if TYPE_CHECKING:
     from workers.settings import Settings
-    from workflows.records.rebuild_values import RebuildCatalogProgress, RebuildCatalogResult
+    from workflows.records.values import RebuildCatalogProgress, RebuildCatalogResult
 
 
 def known_database(url: str) -> str:
     """The URL of a database that can hold a catalog."""
-    from infra.catalog.engine.urls import parsed_url, shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import parsed_url, shown_url  # noqa: PLC0415 - start-up time
 
     try:
         parsed_url(url)

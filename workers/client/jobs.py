@@ -19,9 +19,8 @@ from logstore.ports.catalog import Topic
 from workers.identity import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
 from workflows import limits, search_attributes
-from workflows.building.values import BuildResult, BuildTopicsInput
 from workflows.deletion.values import DeletionPolicy
-from workflows.jobs import Job, Request
+from workflows.jobs import BuildResult, BuildTopicsInput, Job, Request
 from workflows.offload.values import OffloadPolicy
 
 Q = TypeVar("Q", bound=Request)

@@ -23,8 +23,8 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound, DeletePolicy
 from workers.client import schedules
-from workers.client.batches import Batches, released
 from workers.client.connections import connect_client
+from workers.client.deletion_batches import Batches, released
 from workers.client.jobs import Handle, of_run, of_topic
 from workers.client.store_jobs import StoreJobs
 from workers.client.transactions import TransactionJobs

@@ -12,7 +12,6 @@ from logstore.reconciliation import rules
 from logstore.records.tombstones import DeletePolicy
 from workers.client.jobs import Handle, OwnJobs, of_run, of_topic
 from workflows import limits, search_attributes
-from workflows.building.values import BuildResult
 from workflows.delayed.values import (
     BUILD_DELAYED_INDEX,
     MERGE_BUCKETS,
@@ -23,6 +22,7 @@ from workflows.delayed.values import (
     SealBucketsInput,
     SealBucketsResult,
 )
+from workflows.jobs import BuildResult
 from workflows.offload.values import (
     OFFLOAD_LEDGER,
     OFFLOAD_TOPIC,

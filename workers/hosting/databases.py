@@ -33,10 +33,12 @@ from workers.hosting.interceptors import ActivityEdge
 from workers.identity import buckets_of, require_namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
-from workflows.records.follow_values import FOLLOW_RECORDS, FollowRecordsInput, FollowRecordsResult
 from workflows.records.rebuild_catalog import RebuildCatalog
 from workflows.records.values import (
+    FOLLOW_RECORDS,
     REBUILD_CATALOG,
+    FollowRecordsInput,
+    FollowRecordsResult,
     RebuildCatalogInput,
     RebuildCatalogProgress,
     RebuildCatalogResult,
@@ -141,7 +143,7 @@ async def _rebuilt(
     request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
     queue = f"{settings.task_queue}-{rebuild}"
     does = parts.activities
-    steps = [
+    steps: list[Callable[..., Any]] = [
         does.begin,
         does.find_rows,
         does.load_rows,

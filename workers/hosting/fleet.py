@@ -107,11 +107,13 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
     stop, in_hand = asyncio.Event(), RunningActivities()
     end = LastMoment(settings.drain_timeout, in_hand)
     with open_log(settings) as log:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # until now they end the process at once
-            asyncio.get_running_loop().add_signal_handler(number, lambda: (end.begin(), stop.set()))
+
+        def told() -> None:
+            end.begin()
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):  # until now they end the process at once
+            asyncio.get_running_loop().add_signal_handler(number, told)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = new_ownership(

@@ -25,8 +25,7 @@ from logstore.ports.catalog import (
     TombstoneCounts,
     TransactionCounts,
 )
-from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.results import PlanResult, plan_result
+from logstore.reconciliation.findings import FindingKind, PlanResult, plan_result
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
 from logstore.transactions.transactions import TransactionState

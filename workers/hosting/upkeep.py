@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from infra.telemetry.pruning import prune
+from infra.telemetry.span_files import prune
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
 from logstore.ports.objects import OwnedStore
-from logstore.records.services.currency import require_current
+from logstore.records.services.publishing import require_current
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 

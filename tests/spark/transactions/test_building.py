@@ -18,7 +18,6 @@ from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
-from spark.transactions.building import transaction_mains
 from workers.assembly.adapters import native_addresses, open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -251,7 +252,9 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
 def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
     """The root's help is written from the table; a command that the table lacks could not be called."""
     folder = Path(cli.__file__).parent
-    files = [path for path in folder.rglob("*.py") if "@command(" in path.read_text(encoding="utf-8")]
+    files = [
+        path for path in folder.rglob("*.py") if re.search("^@(command|job)[(]", path.read_text("utf-8"), re.MULTILINE)
+    ]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
     assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.beside)}
     for name, entry in COMMANDS.items():
