@@ -76,11 +76,11 @@ class BulkDelete:
     being exchanged may have refused, and single deletes are several times slower.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Retries, rate: DeleteRate) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
-        self._patience, self._rate = patience, rate
-        self._singly = SingleDelete(client, bucket, patience=patience, rate=rate)
-        self._ability = _Ability(patience.clock.monotonic_s)
+        self._retries, self._rate = retries, rate
+        self._singly = SingleDelete(client, bucket, retries=retries, rate=rate)
+        self._ability = _Ability(retries.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete `keys`; what each met is in the report.
@@ -106,7 +106,7 @@ class BulkDelete:
         return counts.report()
 
     def _in_rounds(self, todo: list[str], counts: DeleteCounts) -> None:
-        """Ask for all keys page by page, then again for those with a temporary error, while there is patience."""
+        """Ask for all keys page by page, then again for those with a temporary error, while attempts are left."""
         failures = 0
         while todo:
             again: dict[str, str] = {}
@@ -114,11 +114,11 @@ class BulkDelete:
             while at < len(todo):
                 at += self._page(todo, at, counts, again)
             failures += 1
-            if again and failures == self._patience.backoff.attempts:
+            if again and failures == self._retries.backoff.attempts:
                 counts.failed.update(again)
                 return
             if again:
-                self._patience.wait(failures)
+                self._retries.wait(failures)
             todo = list(again)
 
     def _page(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
@@ -127,7 +127,7 @@ class BulkDelete:
         refused: _BulkRefused | None = None
         if self._ability.worth_asking:
             try:
-                return self._patience.ask(lambda: self._bulk(todo, at, counts, again))
+                return self._retries.ask(lambda: self._bulk(todo, at, counts, again))
             except _BulkRefused as error:
                 refused = error
         page, before = todo[at : at + self._rate.page], len(counts.deleted)

@@ -153,7 +153,7 @@ class _StandIn(S3ObjectStore):
     """
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
-        super().__init__(home.client, location.bucket, patience=home.patience)
+        super().__init__(home.client, location.bucket, retries=home.retries)
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:

@@ -28,8 +28,8 @@ class Listing:
     disorder that spans pages is an error: a consumer that merges two sorted streams would lose keys.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, patience: Retries, *, prefix: str, start_after: str) -> None:
-        self._client, self._patience = client, patience
+    def __init__(self, client: "S3Client", bucket: str, retries: Retries, *, prefix: str, start_after: str) -> None:
+        self._client, self._retries = client, retries
         self._prefix, self._start_after = prefix, start_after
         self._what = f"list {bucket}/{prefix}"
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
@@ -85,7 +85,7 @@ class Listing:
         if early:
             self._request["StartAfter"] = early
         while True:
-            page = self._patience.ask(self._page)
+            page = self._retries.ask(self._page)
             yield page
             if not page["IsTruncated"]:
                 return

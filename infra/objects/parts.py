@@ -27,9 +27,9 @@ _MOST_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; 5 MiB 
 class PartedUploads:
     """Uploads in parts of one bucket; any number of threads may use one instance."""
 
-    def __init__(self, client: "S3Client", bucket: str, *, patience: Retries, part_bytes: int) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, part_bytes: int) -> None:
         self._client, self._bucket = client, bucket
-        self._patience, self._part_bytes = patience, part_bytes
+        self._retries, self._part_bytes = retries, part_bytes
 
     def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file; False when the key is taken, perhaps by an earlier try of this very call.
@@ -38,13 +38,13 @@ class PartedUploads:
             StoreUnavailable: No answer; whatever was sent is aborted if the store answers to that.
             OutcomeUnknown: Somebody else ended this upload.
         """
-        upload_id = self._patience.ask(lambda: self._begin(key, metadata, proceed))
+        upload_id = self._retries.ask(lambda: self._begin(key, metadata, proceed))
         try:
             parts = [
-                self._patience.ask(partial(self._part, key, upload_id, number, body, proceed))
+                self._retries.ask(partial(self._part, key, upload_id, number, body, proceed))
                 for number, body in enumerate(self._parts(file), start=1)
             ]
-            if self._patience.ask(lambda: self._complete(key, upload_id, parts, proceed)):
+            if self._retries.ask(lambda: self._complete(key, upload_id, parts, proceed)):
                 return True
         except Exception:
             self._try_to_abort(key, upload_id)
@@ -54,7 +54,7 @@ class PartedUploads:
 
     def abort(self, key: str, upload_id: str) -> None:
         """End the upload: what is sent to it later is refused, and so is its completion."""
-        self._patience.ask(lambda: self._abort(key, upload_id))
+        self._retries.ask(lambda: self._abort(key, upload_id))
 
     def _what(self, verb: str, key: str) -> str:
         return f"{verb} {self._bucket}/{key}"
@@ -125,7 +125,7 @@ class PartedUploads:
         """Each upload that was neither completed nor aborted, with its id, for keys with the prefix."""
         key_marker = upload_marker = ""
         while True:
-            page = self._patience.ask(partial(self._page, prefix, key_marker, upload_marker))
+            page = self._retries.ask(partial(self._page, prefix, key_marker, upload_marker))
             for each in page.get("Uploads", ()):
                 yield OpenUpload(key=each["Key"], started_us=micros(each.get("Initiated"))), each["UploadId"]
             if not page.get("IsTruncated"):

@@ -38,10 +38,10 @@ class SingleDelete:
     """Single deletes in one bucket, a few at a time; safe to share among threads."""
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, patience: Retries, rate: DeleteRate, parallelism: int = 8
+        self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate, parallelism: int = 8
     ) -> None:
         self._client, self._bucket = client, bucket
-        self._patience, self._rate, self._parallelism = patience, rate, parallelism
+        self._retries, self._rate, self._parallelism = retries, rate, parallelism
 
     def delete(self, keys: Sequence[str], counts: DeleteCounts) -> None:
         """Delete each key by a request of its own and enter what the store says of it.
@@ -67,7 +67,7 @@ class SingleDelete:
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         between_units()
         try:
-            return self._patience.ask(lambda: self._one(key))
+            return self._retries.ask(lambda: self._one(key))
         except SextonError:
             hopeless.set()
             raise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class S3ObjectStore:
     """`ObjectStore` over one bucket; any number of threads may use one instance.
 
-    Every request is retried with jittered waits while `patience` lasts: botocore's own retries are off, so
+    Every request is retried with jittered waits within the bounds of `retries`: botocore's own retries are off, so
     that the attempts are ours to see. Keys that some supported store confuses with others are neither
     written nor deleted (see `infra.objects.keys`).
     """
@@ -32,15 +32,15 @@ class S3ObjectStore:
         client: "S3Client",
         bucket: str,
         *,
-        patience: Retries | None = None,
+        retries: Retries | None = None,
         rate: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
-        self._patience = patience or Retries()
+        self._retries = retries or Retries()
         self._part_bytes = part_bytes
-        self._parted = PartedUploads(client, bucket, patience=self._patience, part_bytes=part_bytes)
-        self._deletes = BulkDelete(client, bucket, patience=self._patience, rate=rate or DeleteRate())
+        self._parted = PartedUploads(client, bucket, retries=self._retries, part_bytes=part_bytes)
+        self._deletes = BulkDelete(client, bucket, retries=self._retries, rate=rate or DeleteRate())
 
     @property
     def client(self) -> "S3Client":
@@ -48,9 +48,9 @@ class S3ObjectStore:
         return self._client
 
     @property
-    def patience(self) -> Retries:
+    def retries(self) -> Retries:
         """How often and how long it retries."""
-        return self._patience
+        return self._retries
 
     @property
     def endpoint(self) -> str:
@@ -64,7 +64,7 @@ class S3ObjectStore:
 
     def for_bucket(self, bucket: str) -> "S3ObjectStore":
         """Another bucket of the same store, over the same connections, with a pace of its own."""
-        return S3ObjectStore(self._client, bucket, patience=self._patience)
+        return S3ObjectStore(self._client, bucket, retries=self._retries)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
         """Store the object unless the key is taken; done, too, when the key holds these very bytes and metadata.
@@ -77,7 +77,7 @@ class S3ObjectStore:
         """
         check_written_key(key)
         check_metadata(metadata)
-        if not self._patience.ask(lambda: self._put(key, body, metadata)):
+        if not self._retries.ask(lambda: self._put(key, body, metadata)):
             raise self._taken(key)
 
     def put_file_if_absent(
@@ -98,7 +98,7 @@ class S3ObjectStore:
                 proceed()
                 return self._put(key, body, metadata)
 
-            stored = self._patience.ask(put)
+            stored = self._retries.ask(put)
         else:
             stored = self._parted.put(key, file, metadata, proceed) or self._holds_file(key, file, metadata)
         if not stored:
@@ -117,7 +117,7 @@ class S3ObjectStore:
     def get(self, key: str) -> StoredObject | None:
         """The whole object, or None when the store says NoSuchKey (and no other kind of 404)."""
         check_key(key)
-        return self._patience.ask(lambda: self._get(key))
+        return self._retries.ask(lambda: self._get(key))
 
     def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
         """`length` bytes from `start`, fewer at the end and none behind it; None when there is no object.
@@ -129,12 +129,12 @@ class S3ObjectStore:
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
-        return self._patience.ask(lambda: self._get_range(key, start, length, stating or {}))
+        return self._retries.ask(lambda: self._get_range(key, start, length, stating or {}))
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """The object's facts and its user metadata, or None when the store says NoSuchKey."""
         check_key(key)
-        return self._patience.ask(lambda: self._head(key))
+        return self._retries.ask(lambda: self._head(key))
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         """Objects with the prefix that sort after `start_after`, ascending by UTF-8 bytes, in pages.
@@ -145,7 +145,7 @@ class S3ObjectStore:
             StoreUnavailable: A page could not be had; the listing is not complete.
             Unsupported: The store's order differs from that of the keys over more than a page.
         """
-        listing = Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after=start_after)
+        listing = Listing(self._client, self.bucket, self._retries, prefix=prefix, start_after=start_after)
         return listing.objects(first_page)
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
@@ -154,7 +154,7 @@ class S3ObjectStore:
         Raises:
             StoreUnavailable: A page could not be had; the listing is not complete.
         """
-        return Listing(self._client, self.bucket, self._patience, prefix=prefix, start_after="").level()
+        return Listing(self._client, self.bucket, self._retries, prefix=prefix, start_after="").level()
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """Delete the keys in pages that adapt to the store's pace; an absent key counts as deleted.

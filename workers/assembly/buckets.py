@@ -117,5 +117,5 @@ def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S
         **haste,
     )
     return S3ObjectStore(
-        client, settings.primary_bucket, patience=Retries(backoff=Backoff(attempts=1)) if hasty else None
+        client, settings.primary_bucket, retries=Retries(backoff=Backoff(attempts=1)) if hasty else None
     )

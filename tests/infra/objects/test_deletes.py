@@ -117,7 +117,7 @@ def test_delete_where_bulk_is_refused_goes_one_by_one_and_remembers(
 def test_delete_in_bulk_is_tried_again_a_while_after_a_refusal_and_later_each_time_it_is_refused() -> None:
     """One single 501 of a gateway that was being exchanged had a worker delete one by one for life."""
     now, answers = [0.0], [fault(501, "NotImplemented")] * 2
-    patience = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None, monotonic_s=lambda: now[0]))
+    retries = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None, monotonic_s=lambda: now[0]))
 
     def script(request: Request) -> Answer:
         return answers.pop() if request.is_bulk_delete and answers else confirm_all(request)
@@ -128,7 +128,7 @@ def test_delete_in_bulk_is_tried_again_a_while_after_a_refusal_and_later_each_ti
         return {r.method for r in peer.requests[before:]}
 
     with scripted(script) as peer:
-        store = store_at(peer, patience)
+        store = store_at(peer, retries)
         assert methods(0) == {"POST", "DELETE"}
         assert methods(9) == {"DELETE"}
         assert methods(11) == {"POST", "DELETE"}
@@ -213,7 +213,7 @@ def test_delete_one_by_one_reports_each_key() -> None:
 
 
 def test_delete_one_by_one_on_a_store_that_went_down_asks_few_and_raises() -> None:
-    """A dead store is not asked for every key: the first to lose patience spares it the rest."""
+    """A dead store is not asked for every key: the first key that uses up its retries spares it the rest."""
     with scripted(no_bulk_and_then(Answer(0))) as peer, pytest.raises(StoreUnavailable):
         store_at(peer).delete(keys(300))
     assert len(peer.requests) < 100
@@ -264,9 +264,9 @@ class Budget:
 def test_deletes_of_eight_threads_on_a_throttling_store_finish_without_a_storm() -> None:
     """Field case 104: page and rate adapt: goodput stays near what the store affords, refusals stay few."""
     budget = Budget(keys_per_s=4000, burst=800)
-    patience = Retries(backoff=Backoff(attempts=12, first_s=0.02, longest_s=0.3))
+    retries = Retries(backoff=Backoff(attempts=12, first_s=0.02, longest_s=0.3))
     with scripted(budget) as peer:
-        store = store_at(peer, patience)
+        store = store_at(peer, retries)
         with ThreadPoolExecutor(8) as threads:
             reports = list(threads.map(store.delete, [[f"{t}/{n}" for n in range(1000)] for t in range(8)]))
     assert sum(len(r.deleted) for r in reports) == 8000

@@ -21,7 +21,7 @@ UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 
 
 def store(endpoint: str, region: str) -> S3ObjectStore:
-    return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", patience=NO_WAITS)
+    return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", retries=NO_WAITS)
 
 
 def copies(found: S3Buckets) -> TieredCopies:

@@ -38,9 +38,9 @@ class Moved:
 def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
     """Between half and the whole of 0.1, 0.2, 0.4 ... s, never the same for all: no herd."""
     clock = Moved()
-    patience = Retries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
+    retries = Retries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
     for failures in range(1, 7):
-        patience.wait(failures)
+        retries.wait(failures)
     for slept, longest in zip(clock.slept, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8], strict=True):
         assert longest / 2 <= slept <= longest
     assert len(set(clock.slept)) == 6
@@ -49,9 +49,9 @@ def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
 def test_ask_gives_up_by_time_as_well_as_by_attempts() -> None:
     """Slow failures end the asking before the attempts are used up."""
     clock = Moved()
-    patience = Retries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
+    retries = Retries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
     with pytest.raises(StoreUnavailable):
-        patience.ask(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
+        retries.ask(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
     assert 4.0 <= clock.now - 100.0 < 5.0
 
 
@@ -66,9 +66,9 @@ def test_ask_passes_other_errors_at_once() -> None:
 def test_retry_after_of_the_store_is_waited_for() -> None:
     """A store that names its wait gets it, up to the longest of ours."""
     clock = Moved()
-    patience = Retries(clock=clock.clock)
+    retries = Retries(clock=clock.clock)
     with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), OK)) as peer:
-        store_at(peer, patience).put_if_absent("key", b"", metadata={})
+        store_at(peer, retries).put_if_absent("key", b"", metadata={})
     assert len(clock.slept) == 1
     assert 2.0 <= clock.slept[0] <= 2.2
 
@@ -105,7 +105,7 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
     assert (pace.page, pace._rate) == (1000, math.inf)
 
 
-def test_patience_asks_no_second_time_for_what_was_ended() -> None:
+def test_retries_ask_no_second_time_for_what_was_ended() -> None:
     """The first time it asks all the same, for what cleans up after the end."""
     clock, asked = Moved(), []
 

@@ -28,13 +28,13 @@ FOREIGN = [Answer(200, b"<html>sign in</html>", {"Content-Type": "text/html"}), 
 """What stands between us and the store answers so to anything, GET and PUT alike."""
 
 
-def store_at(peer: Peer, patience: Retries = NO_WAITS) -> S3ObjectStore:
-    return S3ObjectStore(make_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", patience=patience)
+def store_at(peer: Peer, retries: Retries = NO_WAITS) -> S3ObjectStore:
+    return S3ObjectStore(make_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", retries=retries)
 
 
 def parting(store: S3ObjectStore) -> S3ObjectStore:
     """The same store, which sends files of more than 5 bytes in parts."""
-    return S3ObjectStore(store._client, store.bucket, patience=NO_WAITS, part_bytes=5)
+    return S3ObjectStore(store._client, store.bucket, retries=NO_WAITS, part_bytes=5)
 
 
 def in_turn(*answers: Answer) -> Callable[[Request], Answer]:
@@ -99,7 +99,7 @@ def test_a_store_that_keeps_silent_raises_store_unavailable_by_the_read_timeout(
     quiet = Answer(200, b"", {"ETag": '"e"', "Content-Length": "10"})
     with scripted(in_turn(quiet)) as peer:
         client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.1)
-        store = S3ObjectStore(client, "bucket", patience=NO_WAITS)
+        store = S3ObjectStore(client, "bucket", retries=NO_WAITS)
         with pytest.raises(StoreUnavailable, match="get bucket/key"):
             store.get("key")
 
@@ -260,7 +260,7 @@ def test_get_of_a_body_cut_short_is_asked_again() -> None:
     cut = Answer(200, b"half", {"ETag": '"e"', "Content-Length": "8", "Connection": "close"})
     with scripted(in_turn(cut, found(b"complete"))) as peer:
         client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.2)
-        store = S3ObjectStore(client, "bucket", patience=NO_WAITS)
+        store = S3ObjectStore(client, "bucket", retries=NO_WAITS)
         stored = store.get("key")
     assert stored is not None
     assert stored.body == b"complete"
