@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from workers.settings import SERVICES, Settings, read_secret
+from workers.settings import SERVICES, Settings, temporal_api_key
 
 _OF_OTHERS: Final = {
     "TEMPORAL_NAMESPACE": "temporal_namespace",
@@ -13,7 +13,6 @@ _OF_OTHERS: Final = {
     "TEMPORAL_TLS_SERVER_NAME": "temporal_server_name",
     "TEMPORAL_TLS_CLIENT_CERT_PATH": "temporal_cert_file",
     "TEMPORAL_TLS_CLIENT_KEY_PATH": "temporal_key_file",
-    "TEMPORAL_API_KEY": "temporal_api_key",
     "AWS_ACCESS_KEY_ID": "s3_access_key",
     "AWS_SECRET_ACCESS_KEY": "s3_secret_key",
     "AWS_ENDPOINT_URL_S3": "s3_endpoint",
@@ -34,11 +33,10 @@ def exports(settings: Settings) -> Mapping[str, str]:
 
     Raises:
         ServiceFailed: No Temporal is known.
-        InvalidInput: The file of Temporal's API key cannot be read.
+        InvalidInput: Temporal's API key is given twice, or its file cannot be read.
     """
     known = {name: _text(getattr(settings, said)) for name, said in _OF_OTHERS.items()}
-    if settings.temporal_api_key_file:
-        known["TEMPORAL_API_KEY"] = read_secret("temporal_api_key_file", settings.temporal_api_key_file)
+    known["TEMPORAL_API_KEY"] = temporal_api_key(settings)
     known["TEMPORAL_TLS"] = "true" if settings.temporal_by_tls else ""
     fields = type(settings).model_fields
     trust = {name for name in SERVICES if name.endswith(_OF_TRUST) and getattr(settings, name) != fields[name].default}

@@ -12,7 +12,7 @@ from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import REFUSED_KEY
-from workers.settings import Settings, read_secret
+from workers.settings import Settings, read_secret, temporal_api_key
 from workers.settings.files import read_bytes
 from workers.settings.tls_files import TlsFiles
 
@@ -44,12 +44,8 @@ def temporal_access(settings: Settings) -> TemporalAccess:
     Raises:
         InvalidInput: A file cannot be used, the API key is given twice, or what needs TLS is given where TLS is off.
     """
-    if settings.temporal_api_key.get_secret_value() and settings.temporal_api_key_file:
-        raise InvalidInput(_KEY_FILE, expected="it or temporal_api_key, not both", found=settings.temporal_api_key_file)
+    key = temporal_api_key(settings)
     files = TlsFiles.of(settings, "temporal")
-    key = settings.temporal_api_key.get_secret_value()
-    if settings.temporal_api_key_file:
-        key = read_secret(_KEY_FILE, settings.temporal_api_key_file)
     if settings.temporal_by_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
     tls = _tls(files, settings.temporal_server_name) if settings.temporal_by_tls else None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from logstore.errors import InvalidInput
+from workers.settings.model import Settings
 
 
 def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
@@ -52,3 +53,15 @@ def read_secret(field: str, path: str) -> str:
             field, expected=f"{rule} (it has several lines, or characters that are not printed)", found=path
         )
     return text
+
+
+def temporal_api_key(settings: Settings) -> str:
+    """The API key for Temporal, which stands in a setting or in a file; empty where none is given.
+
+    Raises:
+        InvalidInput: It is given in both, or its file cannot be read or is empty.
+    """
+    key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
+    if key and path:
+        raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)
+    return read_secret("temporal_api_key_file", path) if path else key

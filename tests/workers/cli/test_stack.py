@@ -1,6 +1,7 @@
 """`up down env status doctor demo config worker`."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_env_exports_files_of_tls_and_who_we_are(run: Run, services: FakeService
         "TEMPORAL_API_KEY": "key",
         "AWS_CA_BUNDLE": "/etc/sexton/ca.pem",
     }
+
+
+def test_env_refuses_an_api_key_that_is_given_twice(run: Run, services: FakeServices, tmp_path: Path) -> None:
+    """As every command that reaches Temporal does, instead of telling one of the two keys."""
+    file = tmp_path / "api-key"
+    file.write_text("another\n")
+    services.environ |= {"SEXTON_TEMPORAL_API_KEY": "key", "SEXTON_TEMPORAL_API_KEY_FILE": str(file)}
+    assert "expected it or temporal_api_key, not both" in run("env").stderr
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])
