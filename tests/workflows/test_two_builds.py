@@ -1,5 +1,6 @@
 """Two builds side by side on a real server: rolled out by a share, made current, rolled back."""
 
+import asyncio
 import math
 import uuid
 from collections import Counter
@@ -23,6 +24,7 @@ from workflows.records.values import ReplicateRecordsInput, ReplicateRecordsResu
 
 pytestmark = pytest.mark.external_service
 
+_AT_ONCE_S = 30.0  # on a busy machine; a new build is waited for twice as long
 _MANY = 24  # runs of which each begins on either build with even chances: all on one side is 1 in 8 million
 
 
@@ -185,6 +187,22 @@ async def test_share_that_is_none_is_refused(house: House, share: float) -> None
     """Also what is no number, which is neither less than 0 nor more than 100."""
     with pytest.raises(InvalidInput, match="ramp: expected a share of new runs, 0 to 100 per cent"):
         await deploy(house.client, house.queue, "a", ramp=share)
+
+
+async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> None:
+    """Temporal knows all of a build that is current: that it cannot ramp too has nothing to do with its start."""
+    async with house.build("a"):
+        await deploy_new(house.client, house.queue, "a")
+        async with asyncio.timeout(_AT_ONCE_S):
+            with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
+                await deploy_new(house.client, house.queue, "a", ramp=10)
+
+
+async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:
+    """Its worker begins after the call."""
+    deployed = asyncio.create_task(deploy_new(house.client, house.queue, "a"))
+    async with house.build("a"):
+        assert (await deployed).current == "a"
 
 
 async def test_build_that_never_served_is_refused(house: House) -> None:

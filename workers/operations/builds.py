@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from temporalio.api.deployment.v1 import WorkerDeploymentInfo, WorkerDeploymentVersion
-from temporalio.api.enums.v1 import RoutingConfigUpdateState, WorkerDeploymentVersionStatus
+from temporalio.api.enums.v1 import RoutingConfigUpdateState, TaskQueueType, WorkerDeploymentVersionStatus
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkerDeploymentRequest,
     DescribeWorkerDeploymentVersionRequest,
@@ -103,16 +103,21 @@ async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Col
         build_id: The build's, which Temporal knows.
         dead: Identities of workers whose processes are known to be gone.
     """
+    unserved: set[str] = set()
+    for queue, kind in await _queues(client, name, build_id):
+        pollers = await live_pollers(client, queue, kind, dead=dead)
+        told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
+        if (name, build_id) not in told:
+            unserved.add(queue)
+    return sorted(unserved)
+
+
+async def _queues(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
+    """The task queues that the build has served."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
     wanted = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
     found = await client.workflow_service.describe_worker_deployment_version(wanted)
-    unserved: set[str] = set()
-    for queue in found.version_task_queues:
-        pollers = await live_pollers(client, queue.name, queue.type, dead=dead)
-        told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
-        if (name, build_id) not in told:
-            unserved.add(queue.name)
-    return sorted(unserved)
+    return {(queue.name, queue.type) for queue in found.version_task_queues}
 
 
 async def deploy(
@@ -184,19 +189,37 @@ async def _require_workers(client: Client, name: str, build_id: str, dead: Colle
 async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
     """As `deploy`, for a build whose worker has just begun to poll: Temporal learns of it a moment later.
 
-    It learns of one queue after the other, and refuses a build that lacks a queue of the current one.
+    It learns of one queue after the other, and refuses a build that lacks a queue of the current one. Only such a
+    refusal is waited for; another one would be the same after any wait.
 
     Raises:
-        PreconditionFailed: As `deploy`, where Temporal does not learn of all of it in time.
+        PreconditionFailed: As `deploy`: at once where Temporal knows all of the build, else where it does not learn of
+            all of it in time.
     """
     give_up = time.monotonic() + _REGISTERED_WITHIN_S
     while True:
+        known = await _is_known(client, name, build_id)  # before the call: it may learn of the rest meanwhile
         try:
-            return await deploy(client, name, build_id, ramp=ramp)
+            return await deploy(client, name, build_id, ramp=ramp, without_workers=known)  # they were seen just now
         except PreconditionFailed:
-            if time.monotonic() > give_up:
+            if known or time.monotonic() > give_up:
                 raise
         await asyncio.sleep(0.1)
+
+
+async def _is_known(client: Client, name: str, build_id: str) -> bool:
+    """Whether Temporal knows of the build, of its workers, and that it serves each queue of the current build."""
+    found = await read_deployment(client, name)
+    if build_id not in {row.build_id for row in found.builds}:
+        return False
+    try:
+        current = await _queues(client, name, found.current) if found.current else set()
+        served = current <= await _queues(client, name, build_id)
+        return served and not await unserved_queues(client, name, build_id)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # listed a moment before it can be described
+            return False
+        raise
 
 
 async def _known_to_queues(client: Client, name: str) -> Deployment:
