@@ -28,6 +28,11 @@ class OwnCertificate:
         """Whether it should have been renewed: it ends in a week, or a quarter of its life is left if that is less."""
         return self.until - datetime.now(UTC) < min(_SOON, (self.until - self.since) / _SHARE)
 
+    def ending(self) -> str:
+        """When it ends or ended, as a sentence that names setting and file."""
+        ends = "ended" if self.until <= datetime.now(UTC) else "ends"
+        return f"the certificate that {self.setting} names, {self.path}, {ends} at {self.until:%Y-%m-%dT%H:%MZ}"
+
     def __str__(self) -> str:
         return f"{self.setting} until {self.until:%Y-%m-%dT%H:%MZ}"
 
@@ -62,5 +67,5 @@ def check_certificates(settings: Settings) -> str:
     for one in found:
         if one.is_due:
             advice = "renew it, then restart the workers one by one"
-            raise ServiceFailed("certificates", f"{one} alone: {one.path}", advice=advice)
+            raise ServiceFailed("certificates", one.ending(), advice=advice)
     return ", ".join(map(str, found))

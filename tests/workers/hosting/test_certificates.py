@@ -66,7 +66,11 @@ def test_certificate_that_should_have_been_renewed_is_told(
     settings = Settings(home=tmp_path, zookeeper_cert_file=str(cert))
     assert read_certificate("zookeeper_cert_file", str(cert)).is_due is due
     if due:
-        with pytest.raises(ServiceFailed, match=r"zookeeper_cert_file until .* alone.*renew it"):
+        ends = "ended" if left < timedelta(0) else "ends"
+        sentence = (
+            rf"certificates: the certificate that zookeeper_cert_file names, {cert}, {ends} at 2\d{{3}}-\S+Z; renew it"
+        )
+        with pytest.raises(ServiceFailed, match=sentence):
             check_certificates(settings)
     else:
         assert check_certificates(settings).startswith("zookeeper_cert_file until ")
