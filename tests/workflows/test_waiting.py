@@ -10,10 +10,13 @@ from typing import Any, cast
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.api.enums.v1 import EventType, PendingActivityState, TimeoutType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
+from temporalio.api.enums.v1 import EventType, PendingActivityState, TaskQueueType, TimeoutType, VersioningBehavior
+from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
+from temporalio.api.workflow.v1 import PendingActivityInfo, WorkflowExecutionVersioningInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueResponse,
+    PollWorkflowTaskQueueRequest,
+)
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
@@ -22,8 +25,9 @@ from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
-from workers.client import Sexton
+from workers.client import Sexton, serving
 from workers.client import waiting as waits_for
+from workers.client.serving import why_not_taken
 from workers.client.waiting import JobStopped, _tree, result_of
 from workers.operations.builds import deploy_new
 from workers.settings import Settings
@@ -79,6 +83,44 @@ async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(hou
         await waits.hears(f"no build of {house.queue} is current", "workers of a poll", "worker deploy --build-id a")
         await deploy_new(house.client, house.queue, "a")
         await waits.task
+
+
+async def test_waiting_while_no_worker_of_the_current_build_polls_names_the_build_and_what_to_do(house: House) -> None:
+    """Its workers have stopped: one of another build gets none of its work before that is made current."""
+    async with house.build("a"):
+        await deploy_new(house.client, house.queue, "a")
+    current = f"build a of {house.queue} is current, and no worker of it polls the task queue {house.queue}"
+    async with waiting(house, await house.trim()) as waits:
+        await waits.hears(current, "start one of that build", "worker deploy --build-id ID")
+        async with house.build("b"):
+            await waits.hears(f"{current}, though workers of b do; start one", "worker deploy --build-id b")
+            await deploy_new(house.client, house.queue, "b")
+            await waits.task
+
+
+async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another build may be current and served: it gets nothing of such a run."""
+    pollers = [PollerInfo(identity="w2")]
+    pollers[0].deployment_options.deployment_name, pollers[0].deployment_options.build_id = "store", "b"
+
+    async def described(*_: object) -> DescribeTaskQueueResponse:
+        found = DescribeTaskQueueResponse(pollers=pollers)
+        found.versioning_info.current_deployment_version.deployment_name = "store"
+        found.versioning_info.current_deployment_version.build_id = "b"
+        return found
+
+    async def live(*_: object) -> list[PollerInfo]:
+        return pollers
+
+    monkeypatch.setattr(serving, "described", described)
+    monkeypatch.setattr(serving, "live_pollers", live)
+    told, kind = WorkflowExecutionVersioningInfo(), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    assert "though w2 polled it" in await why_not_taken(cast("Client", None), "replicate-records", told, "sexton", kind)
+    told.behavior = VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
+    told.deployment_version.deployment_name, told.deployment_version.build_id = "store", "a"
+    said = await why_not_taken(cast("Client", None), "replicate-records", told, "sexton", kind)
+    expected = "replicate-records is pinned to build a of store, and no worker of it polls the task queue sexton"
+    assert said == f"{expected}; start one of that build"
 
 
 async def test_waiting_for_what_another_started_says_since_when(house: House) -> None:
@@ -144,7 +186,7 @@ async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
     async def served(*_: object) -> str:
         return "nobody has picked it up"
 
-    monkeypatch.setattr(waits_for, "_served", served)
+    monkeypatch.setattr(waits_for, "why_not_taken", served)
     states = PendingActivityState
     state = states.PENDING_ACTIVITY_STATE_STARTED if running else states.PENDING_ACTIVITY_STATE_SCHEDULED
     one = PendingActivityInfo(state=state, attempt=2 if lost else 1, last_worker_identity="7@host")
@@ -153,7 +195,7 @@ async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
     if lost:
         one.last_failure.message = "activity Heartbeat timeout"
         one.last_failure.timeout_failure_info.timeout_type = TimeoutType.TIMEOUT_TYPE_HEARTBEAT
-    look: Any = SimpleNamespace(id="reconcile-orphans/plan-1", queue="sexton")
+    look: Any = SimpleNamespace(id="reconcile-orphans/plan-1", queue="sexton", versioning=lambda: None)
     told = await waits_for._of_activity(cast("Client", None), look, one)
     assert told.startswith("activity reconciliation.run_bulk of reconcile-orphans/plan-1 ")
     assert ("after attempt 1 lost its worker" in told) is lost

@@ -5,7 +5,7 @@ command that waits for it here says within seconds why.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,14 +15,11 @@ from temporalio.api.enums.v1 import (
     PendingActivityState,
     TaskQueueType,
     TimeoutType,
-    WorkerVersioningMode,
 )
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
-from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflow.v1 import PendingActivityInfo, WorkflowExecutionVersioningInfo
 from temporalio.api.workflowservice.v1 import (
-    DescribeTaskQueueRequest,
     DescribeWorkflowExecutionResponse,
     GetWorkflowExecutionHistoryRequest,
     GetWorkflowExecutionHistoryReverseRequest,
@@ -33,6 +30,7 @@ from temporalio.service import RPCError
 
 from logstore.deletion.intents import Refusal
 from logstore.errors import SextonError
+from workers.client.serving import why_not_taken
 from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
@@ -58,7 +56,6 @@ _DEEPEST: Final = 3  # a trim, its batch, and what the batch hands over
 _MOST_CHILDREN: Final = 10  # looked at of one job
 _ANSWERED_WITHIN_S: Final = 2.0  # by a worker, to a query
 _SAYS_NOTHING: Final = {f"{what}{how}" for what in ("", "workflow ") for how in ("terminated", "cancelled", "canceled")}
-_SERVE: Final = "start one with `sexton worker run`, or `sexton up`"
 _LEFT: Final = {
     OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
@@ -93,6 +90,10 @@ class _Look:
         """Differs once anything has moved; that a task is handed out, and its time is over, moves nothing."""
         beats = [(one.activity_id, str(one.heartbeat_details)) for one in self.found.pending_activities]
         return self.id, self.found.workflow_execution_info.execution.run_id, self.moved, *beats
+
+    def versioning(self) -> WorkflowExecutionVersioningInfo:
+        """The build that it runs on, and whether it is pinned there."""
+        return self.found.workflow_execution_info.versioning_info
 
 
 async def result_of(
@@ -214,8 +215,8 @@ async def _of_task(client: Client, look: _Look) -> str:
         told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}): {why}"
         stop = f"`temporal workflow terminate --workflow-id {look.id}`"
         return f"{told}; the worker's log says where; it goes on once a worker can do it, or stop it with {stop}"
-    return f"the workflow task of {look.id} waits: " + await _served(
-        client, look.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    return f"the workflow task of {look.id} waits: " + await why_not_taken(
+        client, look.id, look.versioning(), look.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     )
 
 
@@ -231,7 +232,8 @@ async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) ->
     if one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
         return f"{name} is being done{_by_worker(one)}{before}; wait for it{_until_noticed(one)}"
     queue = one.activity_options.task_queue.name or look.queue
-    return f"{name} waits{before}: " + await _served(client, queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+    kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    return f"{name} waits{before}: " + await why_not_taken(client, look.id, look.versioning(), queue, kind)
 
 
 def _by_worker(one: PendingActivityInfo) -> str:
@@ -245,33 +247,6 @@ def _until_noticed(one: PendingActivityInfo) -> str:
     silent_s = one.activity_options.heartbeat_timeout.ToSeconds()
     taken = f"; if that worker is lost, another one takes it up after {silent_s} s of silence" if silent_s else ""
     return f"{slow}{taken}"
-
-
-async def _served(client: Client, queue: str, kind: TaskQueueType.ValueType) -> str:
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
-    )
-    answer = await client.workflow_service.describe_task_queue(request)
-    pollers = answer.pollers
-    if not pollers:
-        return f"no worker polls the task queue {queue}; {_SERVE}"
-    builds = _builds(pollers)
-    if builds and not answer.versioning_info.current_deployment_version.build_id:
-        deployment, build_id = builds[-1]
-        return (
-            f"no build of {deployment} is current, though workers of {build_id} poll the task queue {queue}: only a"
-            f" current build gets new work; `sexton worker deploy --build-id {build_id}`"
-        )
-    names = ", ".join(sorted({one.identity for one in pollers})[:3])
-    return f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago; {_SERVE}"
-
-
-def _builds(pollers: Iterable[PollerInfo]) -> list[tuple[str, str]]:
-    """Deployments and builds of the workers; none where one of them takes part in no versioning, and gets new work."""
-    told = [one.deployment_options for one in pollers]
-    if any(one.worker_versioning_mode != WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED for one in told):
-        return []
-    return sorted({(one.deployment_name, one.build_id) for one in told})
 
 
 async def _newest(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
