@@ -108,7 +108,7 @@ def bring_all_up(services: Collection[Service], on_progress: Callable[[str], Non
 
     Args:
         services: At least one.
-        on_progress: Called from this thread, a sentence for each service that is ready.
+        on_progress: Called from this thread: what is started, then a sentence for each service that is ready.
 
     Returns:
         The names of those that this call started.
@@ -118,6 +118,9 @@ def bring_all_up(services: Collection[Service], on_progress: Callable[[str], Non
     """
     cancelled = Event()
     started: list[Service] = []
+    absent = [service.name for service in services if service.process.running() is None]
+    if absent:
+        on_progress(f"starting {', '.join(absent)}")
     try:
         with ThreadPoolExecutor(len(services)) as pool:
             futures = [pool.submit(_bring_up, service, started, cancelled) for service in services]

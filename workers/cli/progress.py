@@ -1,19 +1,23 @@
-"""A bar on stderr for work longer than a second, and only on a terminal."""
+"""What work that takes long is at: a bar on a terminal, and for some work lines on stderr where there is none."""
 
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from workers.cli.output import note
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _PATIENCE_S = 1.0
+_NO_BARS = {"dumb", "unknown"}  # terminals on which Rich draws nothing before the end
 
 
 class ProgressBar:
-    """A description of the work in hand; silent until it has gone on for a second."""
+    """A description of the work in hand; silent until it is shown."""
 
     def __init__(self, text: str) -> None:
         """Begin with a description."""
@@ -50,13 +54,18 @@ class ProgressBar:
 
 
 @contextmanager
-def watching(text: str) -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second."""
+def watching(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
+    """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second.
+
+    Args:
+        text: What the block does.
+        at_once: Whether the bar is drawn from the first moment on.
+    """
     bar = ProgressBar(text)
     timer = threading.Timer(_PATIENCE_S, bar.show)
     timer.daemon = True
     if sys.stderr.isatty():
-        timer.start()
+        (bar.show if at_once else timer.start)()  # in this thread, before the block's imports compete with Rich's
     try:
         yield bar
     finally:
@@ -64,3 +73,20 @@ def watching(text: str) -> Iterator[ProgressBar]:
         if timer.is_alive():
             timer.join()  # it may be drawing its first frame
         bar.hide()
+
+
+@contextmanager
+def telling_steps(text: str) -> Iterator[Callable[[str], None]]:
+    """Tell each step of a block that surely takes long as the step begins.
+
+    On a terminal it is the text of a bar that is drawn at once, elsewhere a line on stderr.
+
+    Args:
+        text: The first step.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") in _NO_BARS:
+        note(text)
+        yield note
+        return
+    with watching(text, at_once=True) as bar:
+        yield bar.say

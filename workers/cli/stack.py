@@ -11,7 +11,7 @@ from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.exports import exports as env_of
 from workers.cli.output import Answer
-from workers.cli.progress import watching
+from workers.cli.progress import telling_steps, watching
 
 stack = group("stack", "The embedded stack.", path="")
 
@@ -25,8 +25,8 @@ def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: Free
 
     A service that runs already is left alone.
     """
-    with watching("starting the stack") as bar:
-        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=bar.say)
+    with telling_steps("starting the stack") as say:
+        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=say)
     return Answer(document=found, title="The stack is up")
 
 
@@ -75,8 +75,8 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 @command(stack, "demo", "", "--topics 5 --ledgers 40 --keep")
 def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
-    with watching("starting a throw-away stack") as bar:
-        report = context.services.demo(context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=bar.say)
+    with telling_steps("starting a throw-away stack") as say:
+        report = context.services.demo(context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=say)
     code = ExitCode.DONE if report.ok else ExitCode.FAILED
     return Answer(document=report.to_json(), shown=report.rows, code=code)
 

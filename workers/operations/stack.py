@@ -56,7 +56,8 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         extra |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
-            with_client(settings, lambda client: _ready_for_runs(client, settings, build if earlier is None else None))
+            new = build if earlier is None else None
+            with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress))
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -74,10 +75,14 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     }
 
 
-async def _ready_for_runs(client: Client, settings: Settings, build: WorkerDeploymentVersion | None) -> None:
+async def _ready_for_runs(
+    client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say
+) -> None:
     """Apply the schedules; the build of a worker that was just started becomes current, or no run would begin."""
     if build:
+        on_progress(f"making build {build.build_id} current")
         await deploy_new(client, build.deployment_name, build.build_id)
+    on_progress("applying the schedules")
     await Sexton(client, settings).apply_schedules()
 
 

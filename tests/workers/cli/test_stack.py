@@ -1,12 +1,17 @@
 """`up down env status doctor demo config worker`."""
 
+import os
+import select
 import shlex
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
+from workers.cli import progress
+from workers.cli.progress import telling_steps
 from workers.settings import SERVICES
 
 
@@ -77,6 +82,38 @@ def test_up_flags_are_passed_on(run: Run, services: FakeServices) -> None:
     """`--no-worker` and `--free-ports` reach the stack."""
     assert run("up", "--no-worker", "--free-ports").exit_code == 0
     assert services.calls[0][:3] == ("up", True, True)
+
+
+def test_up_without_a_terminal_tells_each_step_in_a_line_as_it_begins(run: Run, services: FakeServices) -> None:
+    """A log of it shows what takes long; the answer stays the one document on stdout."""
+    told = run("up", "--json")
+    assert document(told)["worker_pids"] == [5]
+    assert told.stderr.splitlines()[:3] == ["starting the stack", "noise of a library", "half way"]
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_up_on_a_terminal_shows_its_step_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the second that other work gets before a bar is drawn; a terminal that draws no bars gets lines."""
+    monkeypatch.setattr(progress, "_PATIENCE_S", 1e6)
+    monkeypatch.setenv("TERM", kind)
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:  # noqa: PTH123
+        monkeypatch.setattr("sys.stderr", terminal)
+        with telling_steps("starting the stack") as say:
+            assert _seen(screen, b"starting the stack")
+            say("half way")
+            assert _seen(screen, b"half way")
+        monkeypatch.undo()
+
+
+def _seen(screen: FileIO, text: bytes) -> bool:
+    shown = b""
+    while text not in shown:
+        ready, _, _ = select.select([screen], [], [], 60)
+        if not ready:
+            return False
+        shown += screen.read(4096)
+    return True
 
 
 def test_down_names_what_was_stopped(run: Run) -> None:
