@@ -16,7 +16,14 @@ from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
 from workers.operations import builds
-from workers.operations.builds import Deployment, deploy, deploy_new, read_deployment, unserved_queues
+from workers.operations.builds import (
+    Deployment,
+    deploy,
+    deploy_new,
+    deploy_unless_served,
+    read_deployment,
+    unserved_queues,
+)
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeletionPolicy
 from workflows.records.replicate_records import ReplicateRecords
@@ -196,6 +203,19 @@ async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> 
         async with asyncio.timeout(_AT_ONCE_S):
             with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
                 await deploy_new(house.client, house.queue, "a", ramp=10)
+
+
+async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: House) -> None:
+    """An operator chose that one; once its workers have gone, the new one is current, or no run would begin."""
+    name = house.queue
+    async with house.build("b"):
+        async with house.build("a"):
+            assert (await deploy_unless_served(house.client, name, "a")).current == "a"
+            assert (await deploy_unless_served(house.client, name, "b")).current == "a"
+            await deploy(house.client, name, "b", ramp=10)
+            again = await deploy_unless_served(house.client, name, "a")
+            assert (again.current, again.ramping) == ("a", "b")
+        assert (await deploy_unless_served(house.client, name, "b")).current == "b"
 
 
 async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:

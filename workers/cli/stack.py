@@ -10,7 +10,7 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.exports import exports as env_of
-from workers.cli.output import Answer
+from workers.cli.output import Answer, note
 from workers.cli.progress import telling_steps, watching
 
 stack = group("stack", "The embedded stack.", path="")
@@ -26,7 +26,9 @@ def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: Free
     A service that runs already is left alone.
     """
     with telling_steps("starting the stack") as say:
-        found = context.services.up(context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=say)
+        found = context.services.up(
+            context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=say, say=note
+        )
     return Answer(document=found, title="The stack is up")
 
 

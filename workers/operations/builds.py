@@ -207,6 +207,29 @@ async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | 
         await asyncio.sleep(0.1)
 
 
+async def deploy_unless_served(client: Client, name: str, build_id: str, *, dead: Collection[str] = ()) -> Deployment:
+    """As `deploy_new`, but what an operator chose stays so: another current build whose workers poll, and a ramp.
+
+    Args:
+        client: Of the namespace.
+        name: The deployment's.
+        build_id: The build's, whose worker has just begun to poll.
+        dead: As of `unserved_queues`.
+
+    Returns:
+        The deployment, whose current build is this one or that other one.
+
+    Raises:
+        PreconditionFailed: As `deploy_new`.
+    """
+    found = await read_deployment(client, name)
+    if found.current == build_id:
+        return found
+    if found.current and not await unserved_queues(client, name, found.current, dead=dead):
+        return found
+    return await deploy_new(client, name, build_id)
+
+
 async def _is_known(client: Client, name: str, build_id: str) -> bool:
     """Whether Temporal knows of the build, of its workers, and that it serves each queue of the current build."""
     found = await read_deployment(client, name)

@@ -17,12 +17,13 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
+from infra.stack.workers import dead_workers
 from logstore.errors import ServiceFailed
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, with_client
 from workers.client.jobs import OwnJobs
 from workers.identity import adopt_buckets, buckets_of, own_build
-from workers.operations.builds import deploy_new
+from workers.operations.builds import deploy_unless_served
 from workers.operations.status import WORKER, polling
 from workers.settings import OFF, Settings
 
@@ -35,8 +36,15 @@ _SHOWN_OF_HOME = 40  # characters: an id has 128 at most
 Say = Callable[[str], None]
 
 
-def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
+def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say) -> dict[str, object]:
     """Start what does not run, and return when all is healthy; see `infra.stack.up`.
+
+    Args:
+        settings: The home's.
+        no_worker: Whether services alone are started.
+        free_ports: Whether any free ports are taken instead of those of the settings.
+        on_progress: Called with each step as it begins.
+        say: Called with a sentence that people should have read when all is up.
 
     Raises:
         ServiceFailed: Something could not be started. Servers and worker of this call are stopped again.
@@ -57,7 +65,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
             new = build if earlier is None else None
-            with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress))
+            with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress, say))
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -76,12 +84,16 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
 
 
 async def _ready_for_runs(
-    client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say
+    client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say, say: Say
 ) -> None:
-    """Apply the schedules; the build of a worker that was just started becomes current, or no run would begin."""
+    """Apply the schedules; a new worker's build becomes current, unless workers of the current one poll."""
     if build:
-        on_progress(f"making build {build.build_id} current")
-        await deploy_new(client, build.deployment_name, build.build_id)
+        on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
+        dead = dead_workers(StackHome.at(settings.home))
+        found = await deploy_unless_served(client, build.deployment_name, build.build_id, dead=dead)
+        if found.current != build.build_id:
+            deploy = f"`sexton worker deploy --build-id {build.build_id}`"
+            say(f"{found}, and its workers poll, so this worker's build was not made current; {deploy} does it")
     on_progress("applying the schedules")
     await Sexton(client, settings).apply_schedules()
 

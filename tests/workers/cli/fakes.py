@@ -525,7 +525,7 @@ class FakeServices(Services):
         """The fake client."""
         return self.client
 
-    def up(self, settings: Any, *, no_worker: bool, free_ports: bool, on_progress: Say) -> dict[str, object]:
+    def up(self, settings: Any, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say) -> dict[str, object]:
         """Remember the call, and print as careless libraries do."""
         print("noise of a library")  # noqa: T201
         on_progress("half way")
