@@ -9,15 +9,20 @@ Pages may show names of topics, so persons who may not see these must not reach 
 address, a request by any other name than `localhost` or an IP address is refused: a web site whose name was made to
 mean this machine could otherwise have its visitors' browsers read it.
 
+A connection holds a file of the process. So it serves one request, which must be there whole within seconds, and there
+are only so many connections at once: `Bounds`.
+
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """
 
+import asyncio
 import errno
 import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
@@ -37,6 +42,15 @@ _log = logging.getLogger(__name__)
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers one request. It runs on the worker's event loop: what blocks goes to a thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What clients may hold of a process. A probe needs none of it for longer than a moment."""
+
+    connections: int = 100  # beyond these, the oldest one that has sent no whole request ends
+    read_within_s: float = 10.0  # a request, from the connection's start on; the same again for its body
+    answered_within_s: float = 60.0  # from the request on, until the client has taken all
 
 
 class Pages:
@@ -77,14 +91,18 @@ def new_pages(readiness: Readiness, metrics_url: str) -> Pages:
     return pages
 
 
+_BOUNDS: Final = Bounds()
+
+
 @asynccontextmanager
-async def serving(address: str, pages: Pages) -> AsyncIterator[str]:
+async def serving(address: str, pages: Pages, bounds: Bounds = _BOUNDS) -> AsyncIterator[str]:
     """Serve the pages while the block runs; what it is given is the base of their URLs, "" where nothing listens.
 
     Args:
         address: `host:port`, or `off`. Port 0 is any free one, and a port that is taken gives way to a free one, with a
             warning: several workers on one machine are told the same address.
         pages: What is shown; more may be added later.
+        bounds: Of its connections.
 
     Raises:
         InvalidInput: The host is none of this machine, or the port may not be used by this user.
@@ -94,17 +112,71 @@ async def serving(address: str, pages: Pages) -> AsyncIterator[str]:
         return
     listener = _listener(address)
     host, port = listener.getsockname()[:2]
-    app = web.Application(middlewares=[_plain], client_max_size=_MOST_BYTES)
+    gate = _Gate(bounds)
+    app = web.Application(middlewares=[_plain, gate.read_whole], client_max_size=_MOST_BYTES)
     if ipaddress.ip_address(host).is_loopback:
         app.middlewares.append(_by_address)
     app.router.add_route("*", "/{path:.*}", pages.answer)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LEAVE_S)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_LEAVE_S,
+        keepalive_timeout=bounds.read_within_s,  # of the first request as well
+        lingering_time=_LEAVE_S,  # for the rest of a request that was refused
+    )
     await runner.setup()
     try:
-        await web.SockSite(runner, listener).start()
-        yield f"http://{joined(host, port)}"
+        server = await asyncio.get_running_loop().create_server(lambda: gate.admitted(runner), sock=listener)
+        with closing(server):
+            yield f"http://{joined(host, port)}"
     finally:
         await runner.cleanup()
+
+
+class _Gate:
+    """Lets connections in, and ends those that take too long."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._answered: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # whose request is there, and their ends
+
+    def admitted(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """The protocol of a new connection; room for it is made among those that wait for a request."""
+        server = runner.server
+        if server is None:
+            return _Refused()
+        found = [one for one in server.connections if one.transport is not None]  # the oldest first
+        for gone in self._answered.keys() - set(found):
+            self._answered.pop(gone).cancel()
+        excess = len(found) - self._bounds.connections + 1
+        waiting = [one for one in found if one not in self._answered][: max(excess, 0)]
+        for one in waiting:
+            one.force_close()
+        return _Refused() if len(waiting) < excess else server()
+
+    @web.middleware
+    async def read_whole(self, request: web.Request, handler: Page) -> web.StreamResponse:
+        """Read the request before it is answered, and see that the connection ends."""
+        try:
+            async with asyncio.timeout(self._bounds.read_within_s):
+                await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="the request was not there in time\n") from None
+        except (web.RequestPayloadError, ConnectionError):
+            raise web.HTTPBadRequest(text="the request cannot be read\n") from None
+        if request.transport is not None:  # the end is also for a client that does not take what it asked for
+            end = asyncio.get_running_loop().call_later(self._bounds.answered_within_s, request.transport.abort)
+            self._answered[request.protocol] = end
+        return await handler(request)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """End it."""
+        transport.close()
 
 
 def _listener(address: str) -> socket.socket:
@@ -125,12 +197,14 @@ def _bound(host: str, port: int) -> socket.socket:
 
 @web.middleware
 async def _plain(request: web.Request, handler: Page) -> web.StreamResponse:
-    """No answer is kept by anybody, nor taken for something else than it says."""
+    """No answer is kept by anybody, nor taken for something else than it says, and no request follows on another."""
     try:
         answer = await handler(request)
     except web.HTTPException as refused:
         refused.headers.update(_HEADERS)
+        refused.force_close()
         raise
+    answer.force_close()
     for name, value in _HEADERS.items():
         answer.headers.setdefault(name, value)
     return answer

@@ -5,14 +5,16 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from aiohttp import ClientSession, web
 
 from infra.telemetry.endpoints import start_metrics
 from logstore.errors import InvalidInput
 from tests.faults.real import eventually
-from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.http import Bounds, Pages, new_pages, serving
 from workers.hosting.readiness import Phase, Readiness
 from workers.hosting.upkeep import alongside
 from workers.settings import OFF
@@ -23,11 +25,12 @@ def _shown(
     *,
     address: str = "127.0.0.1:0",
     pages: Pages | None = None,
+    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
 ) -> None:
     """Ask of the pages while they are served."""
 
     async def run() -> None:
-        async with serving(address, pages or new_pages(Readiness(), "")) as url, ClientSession() as session:
+        async with serving(address, pages or new_pages(Readiness(), ""), bounds) as url, ClientSession() as session:
             await ask(session, url)
 
     asyncio.run(run())
@@ -159,3 +162,98 @@ def test_host_that_is_not_ours_is_refused(address: str) -> None:
 
     with pytest.raises(InvalidInput, match="http_address"):
         _shown(never, address=address)
+
+
+async def _connected(url: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(sent)
+    return reader, writer
+
+
+_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"", b""),
+        (_HEAD, b""),
+        (_HEAD + b"Content-Length: 9\r\n\r\nhalf", b"HTTP/1.1 408 "),
+        (_HEAD + b"\r\n", b"HTTP/1.1 200 "),
+    ],
+    ids=["nothing", "half a head", "half a body", "all, and then nothing"],
+)
+def test_connection_whose_request_does_not_come_whole_is_ended(sent: bytes, answered: bytes) -> None:
+    """It holds a file of the process: neither a client that sleeps nor one that dribbles keeps it."""
+
+    async def ask(_session: ClientSession, url: str) -> None:
+        reader, writer = await _connected(url, sent)
+        told = await asyncio.wait_for(reader.read(), 30)
+        assert told.startswith(answered)
+        assert bool(told) is bool(answered)
+        writer.close()
+
+    _shown(ask, bounds=Bounds(read_within_s=0.2))
+
+
+def test_client_that_does_not_take_its_answer_is_ended() -> None:
+    """What is left of the answer would be kept for it."""
+    pages = Pages()
+
+    async def page(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=bytes(64 * 1024 * 1024))
+
+    pages.add("/long", page)
+
+    async def ask(_session: ClientSession, url: str) -> None:
+        held = psutil.Process().num_fds
+        before = held()
+        with socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0)) as client:
+            client.sendall(_HEAD.replace(b"healthz", b"long") + b"\r\n")
+            assert await asyncio.to_thread(client.recv, 12) == b"HTTP/1.1 200"
+            assert held() == before + 2
+            await eventually(lambda: held() == before + 1, "the client's end alone")
+
+    _shown(ask, pages=pages, bounds=Bounds(answered_within_s=2))
+
+
+def test_connections_that_send_nothing_leave_room_for_one_that_asks() -> None:
+    """A probe is answered at once, and the oldest that waits has to go; more than the bound stay open at no time."""
+
+    async def ask(_session: ClientSession, url: str) -> None:
+        silent = [await _connected(url) for _ in range(20)]
+        await eventually(lambda: sum(reader.at_eof() for reader, _ in silent) == 16, "four of the silent ones")
+        assert [reader.at_eof() for reader, _ in silent] == [True] * 16 + [False] * 4
+        reader, writer = await _connected(url, _HEAD + b"\r\n")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200 ")
+        await eventually(silent[16][0].at_eof, "the oldest that was left")
+        for _, one in [*silent, (reader, writer)]:
+            one.close()
+
+    _shown(ask, bounds=Bounds(connections=4, read_within_s=600))
+
+
+def test_connection_for_which_there_is_no_room_among_answers_is_refused() -> None:
+    """An answer that is being made is not broken off for a newcomer."""
+    pages, held, begun = Pages(), asyncio.Event(), list[str]()
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        begun.append(request.path)
+        await held.wait()
+        return web.Response(text="at last")
+
+    pages.add("/slow", page)
+
+    async def ask(_session: ClientSession, url: str) -> None:
+        asked = [await _connected(url, _HEAD.replace(b"healthz", b"slow") + b"\r\n") for _ in range(2)]
+        await eventually(lambda: len(begun) == 2, "both answers to be made")
+        reader, writer = await _connected(url)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        held.set()
+        for answer, _ in asked:
+            assert (await asyncio.wait_for(answer.read(), 30)).endswith(b"at last")
+        for _, one in [*asked, (reader, writer)]:
+            one.close()
+
+    _shown(ask, pages=pages, bounds=Bounds(connections=2))
