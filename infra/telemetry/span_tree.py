@@ -31,9 +31,11 @@ class Node:
 
     def walk(self) -> "Iterator[Node]":
         """This one and all below, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        waiting = [self]  # no generators within each other: each span would pass through all above it
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += reversed(node.children)
 
 
 def span_trees(rows: TraceRows) -> list[Node]:

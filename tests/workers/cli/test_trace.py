@@ -1,14 +1,20 @@
 """`sexton trace`: the tree that an operator reads, and what is said where there is none."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.telemetry.span_reader import SpanRow, TraceRows
+from infra.telemetry.span_tree import Node, span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
+from workers.cli.trace.lines import FoundTrace
+from workers.cli.trace.page import page
 
 _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
 
@@ -168,3 +174,27 @@ def test_trace_of_an_unknown_id_is_bad_input(run: Run, services: FakeServices, n
     assert "collector" not in told["message"]
     services.sends_spans_to = "http://collector:4318"
     assert "http://collector:4318" in document(run("trace", name, "--json"), 2)["error"]["message"]
+
+
+def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a chain of thousands every span is below all before it: to look below each would take minutes."""
+    looks, many, walk = [0], 3_000, Node.walk
+
+    def counted(node: Node) -> Iterator[Node]:
+        for one in walk(node):
+            looks[0] += 1
+            yield one
+
+    rows = TraceRows(trace_id=TRACE)
+    for at in range(many):
+        parent = f"{at - 1:016x}" if at else None
+        row = SpanRow(
+            span_id=f"{at:016x}", parent_id=parent, name=f"step {at}", service="s", start_ns=at, end_ns=2 * many - at
+        )
+        rows.spans[row.span_id] = row if at < many - 1 else replace(row, error="the last one failed")
+    found = FoundTrace(trace_id=TRACE, workflow_id=None, roots=span_trees(rows), left_out=0, unreadable=0, related=[])
+    monkeypatch.setattr(Node, "walk", counted)
+    drawn = page(found)
+    assert looks[0] <= 20 * many
+    assert drawn.count('<div class="row') == many
+    assert drawn.count('<details class="way" open>') == 200, "the way to the error is open"

@@ -82,13 +82,13 @@ class FoundTrace:
 
 def drawn(found: FoundTrace, every: bool) -> Group:
     """The whole answer: a line about the trace, its trees, and where else the workflow was spoken of."""
-    facts = found.facts()
+    facts, start_ns = found.facts(), found.start_ns  # once: it looks at all spans
     many = "error" if facts["errors"] == 1 else "errors"
     failed = Text(f"{facts['errors']:,} {many}", style="bold red" if facts["errors"] else "")
     head = Text(f"trace {found.trace_id}\n", style="bold")
-    about = f"{facts['started']}, {length(found.end_ns - found.start_ns)}, {facts['spans']:,} spans, "
+    about = f"{facts['started']}, {length(found.end_ns - start_ns)}, {facts['spans']:,} spans, "
     parts = [head.append(about, style="not bold").append_text(failed)]
-    trees = [_tree(root if every else with_groups(root), found.start_ns) for root in found.roots]
+    trees = [_tree(root if every else with_groups(root), start_ns) for root in found.roots]
     return Group(*parts, *trees, *_rest(found))
 
 

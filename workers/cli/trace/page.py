@@ -65,8 +65,9 @@ def page(found: FoundTrace) -> str:
     """The page; everything that stands in a span is escaped."""
     about = found.facts()
     drawing = _Drawing(found)
-    rows = [row for root in found.roots for row in drawing.rows(with_groups(root), {}, 0)]
-    shown = {row.kind for row in rows}
+    for root in found.roots:
+        drawing.draw(with_groups(root))
+    shown = {row.kind for row in drawing.rows}
     return rendered(
         "trace.html",
         title=found.workflow_id or found.trace_id,
@@ -78,7 +79,7 @@ def page(found: FoundTrace) -> str:
         services=about["services"],
         kinds=[(kind, words) for kind, words in _KINDS.items() if kind in shown],
         ticks=[drawing.tick(left) for left in _TICKS],
-        rows=rows,
+        rows=drawing.rows,
         notes=list(_notes(found, drawing.left_out)),
     )
 
@@ -99,6 +100,8 @@ class _Drawing:
         self._start_ns = found.start_ns
         self._whole_ns = max(1, found.end_ns - found.start_ns)
         self._room = _MOST_ROWS
+        self._failed: set[int] = set()  # by identity: nodes that failed, or one below them did
+        self.rows: list[Row] = []
         self.left_out = 0
 
     def tick(self, percent: int) -> dict[str, str]:
@@ -106,23 +109,27 @@ class _Drawing:
         at_ns = self._whole_ns * percent // 100
         return {"left": str(percent), "relative": length(at_ns), "absolute": _clock(self._start_ns + at_ns)}
 
-    def rows(self, node: Node, above: Mapping[str, Any], depth: int) -> Iterator[Row]:
-        """The span's line, and those below it."""
+    def draw(self, root: Node) -> None:
+        """Add the lines of a tree."""
+        self._failed = _failed(root)
+        self._add(root, {}, 0)
+
+    def _add(self, node: Node, above: Mapping[str, Any], depth: int) -> None:
         if self._room <= 0:
             self.left_out += sum(1 for _ in node.walk())
             return
         self._room -= 1
         below = node.alike[:_MOST_ALIKE] or node.children
         self.left_out += max(0, len(node.alike) - _MOST_ALIKE)
-        failed = any(one.span.error for one in node.walk())
+        failed = id(node) in self._failed
         calls = all(one.span.call for one in node.children)  # a database is asked much for each step
         closed = bool(node.alike) or (not failed and (calls or depth >= _OPEN_DEPTH))
-        yield self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed)
+        self.rows.append(self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed))
         if below:
             known = above if node.alike else said(node, above)
             for child in below:
-                yield from self.rows(child, known, depth + 1)
-            yield Row(ends=True)
+                self._add(child, known, depth + 1)
+            self.rows.append(Row(ends=True))
 
     def _row(
         self, node: Node, known: Mapping[str, Any], depth: int, *, branch: bool, opened: bool, failed: bool
@@ -152,6 +159,20 @@ class _Drawing:
             left=f"{left:.3f}",
             wide=f"{min(100 * node.length_ns / self._whole_ns, 100 - left):.3f}",
         )
+
+
+def _failed(root: Node) -> set[int]:
+    """The identities of nodes that failed, or one below them did: each node is looked at once, the deepest first."""
+    nodes, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
+        nodes.append(node)
+        waiting += node.alike or node.children  # what a group shows below is below one of its spans
+    found: set[int] = set()
+    for node in reversed(nodes):
+        if node.span.error or any(id(child) in found for child in node.children):
+            found.add(id(node))
+    return found
 
 
 def _kind(span: SpanRow) -> str:

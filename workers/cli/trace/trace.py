@@ -42,7 +42,8 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     reader = SpanReader(context.settings.traces_dir)
     found = _found(context, reader, name)
     facts = found.facts()
-    told: dict[str, Any] = {**facts, "tree": [document(root, found.start_ns) for root in found.roots]}
+    start_ns = found.start_ns  # once: it looks at all spans
+    told: dict[str, Any] = {**facts, "tree": [document(root, start_ns) for root in found.roots]}
     if html is not None:
         _write_page(html, found)
         told["html"] = str(html)
