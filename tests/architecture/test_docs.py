@@ -1,6 +1,8 @@
 """The documents name what exists, lead where they say, and tell an operator of every job what to do with it."""
 
+import ast
 import re
+from codeop import CommandCompiler
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,9 @@ _BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
 _HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+_PIECE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ANSWERS = ("see", "stop", "resume", "undo")
+_PIECES = _PIECE.findall((ROOT / "docs" / "guides" / "programs.md").read_text(encoding="utf-8"))
 _DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -43,6 +47,18 @@ def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
 def test_page_of_the_reference_is_what_the_code_says() -> None:
     """`make reference` was run after the last edit."""
     assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize("piece", _PIECES, ids=range(len(_PIECES)))
+def test_piece_of_the_session_with_programs_can_be_pasted_into_a_prompt(piece: str) -> None:
+    """`python -m asyncio` takes a statement at a time, and ends an indented block at an empty line alone."""
+    compiled, waiting = CommandCompiler(), list[str]()
+    compiled.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for line in piece.splitlines():
+        waiting.append(line)
+        if compiled("\n".join(waiting), symbol="single") is not None:
+            waiting.clear()
+    assert waiting == [], "the last statement waits for an empty line, which is copied by nobody"
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
