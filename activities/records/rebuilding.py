@@ -187,6 +187,8 @@ class Rebuilding:
             revived_ledgers=[int(one) for one in report.revived_ledgers],
             missing_data=report.missing_data,
             missing_ledgers=[int(one) for one in report.missing_ledgers],
+            schemas_left_out=report.schemas_left_out,
+            schemas_left_out_of=list(report.schemas_left_out_of),
         )
 
     @defined(name="rebuild.let_go")

@@ -108,6 +108,8 @@ class RebuildAdopted:
     revived_ledgers: list[int] = field(default_factory=list)  # a sample
     missing_data: int = 0
     missing_ledgers: list[int] = field(default_factory=list)  # a sample
+    schemas_left_out: int = 0  # versions that came back without their ledgers
+    schemas_left_out_of: list[str] = field(default_factory=list)  # topics, a sample
 
 
 def counts(value: object) -> dict[str, int]:

@@ -89,17 +89,23 @@ def _answer(result: "RebuildCatalogResult") -> Answer:
         note(
             f"data is missing: objects of {adopted.missing_data} ledgers are absent, as of {ids}; see `ledger explain`"
         )
+    if adopted.schemas_left_out:
+        topics = ", ".join(adopted.schemas_left_out_of[:10])
+        note(
+            f"{adopted.schemas_left_out} versions of schemas came back without their ledgers and were left out, of"
+            f" {topics}: set them again with `sexton topic schema set`, or delete the topics again"
+        )
     document: dict[str, object] = {
         **fields(result, "rebuild manifest records tombstones"),
         **fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
-        **fields(adopted, "missing_data missing_ledgers"),
+        **fields(adopted, "missing_data missing_ledgers schemas_left_out schemas_left_out_of"),
         "unflushed_window": [shown_us(result.flushed_us), shown_us(result.begun_us)],
         "skipped": result.skipped_blocks,
     }
     if result.skipped_blocks:
         rows = [{"id": key, "error": why} for key, _, why in (one.partition(": ") for one in result.skipped)]
         return in_part(document, rows)
-    shown = {name: value for name, value in document.items() if not name.endswith("_ledgers") or value}
+    shown = {name: value for name, value in document.items() if not name.endswith(("_ledgers", "_of")) or value}
     return Answer(document=document, shown=shown)
 
 

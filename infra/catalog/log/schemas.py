@@ -82,6 +82,12 @@ def remove_versions(connection: Connection, topic_id: TopicId) -> int:
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
+def leave_out(connection: Connection, gone: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
+    """Remove versions, and return their ledgers, each with its topic."""
+    rows = connection.execute(delete(t.schema_version).where(gone).returning(_V.ledger_id, _V.topic_id))
+    return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+
+
 def _newest(connection: Connection, topic_id: TopicId, *which: ColumnElement[bool]) -> SchemaVersion | None:
     """The newest version of the topic, or of those that are asked for."""
     query = select(t.schema_version).where(_V.topic_id == topic_id, *which).order_by(_V.version.desc()).limit(1)

@@ -15,7 +15,8 @@ from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, value_of
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
-from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, unsettled
+from infra.catalog.log.schemas import leave_out
+from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, topics_of, unsettled
 from infra.catalog.records.log_rows import end_adoption, is_adopting
 from infra.catalog.records.settling import CAUSE, settle
 from infra.catalog.transactions.snapshots import drop_snapshots
@@ -84,6 +85,8 @@ class SqlAdoption(OnDatabase):
         now = self._db.now_us(connection)
         _detach_revived(connection, now)
         _forget_absent_snapshots(connection)
+        gone = leave_out(connection, ~_is_listed(t.schema_version.c.ledger_id))
+        tell(connection, gone, Adoptee.LEFT_OUT, over=True)
         _detach_unnamed(connection, now)
         close_followed(connection, now_us=now)
         recount_all(connection)
@@ -170,8 +173,11 @@ def _detach_revived(connection: Connection, now_us: int) -> None:
 def _gone(column: ColumnElement[Any]) -> ColumnElement[bool]:
     """Whether a row names a ledger that is in no list, or of which adoption has found nothing or not all."""
     found = and_(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == Adoptee.MISSING.value)
-    listed = exists().where(_L.ledger_id == column, _L.place.is_not(None))
-    return and_(column.is_not(None), or_(~listed, exists().where(found)))
+    return and_(column.is_not(None), or_(~_is_listed(column), exists().where(found)))
+
+
+def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    return exists().where(_L.ledger_id == column, _L.place.is_not(None))
 
 
 def _forget_absent_snapshots(connection: Connection) -> None:
@@ -208,4 +214,6 @@ def _report(connection: Connection) -> AdoptionReport:
         revived_ledgers=sample(connection, Adoptee.REVIVED),
         missing_data=ledgers(Adoptee.MISSING),
         missing_ledgers=sample(connection, Adoptee.MISSING),
+        schemas_left_out=ledgers(Adoptee.LEFT_OUT),
+        schemas_left_out_of=topics_of(connection, Adoptee.LEFT_OUT),
     )

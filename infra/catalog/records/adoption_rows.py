@@ -92,8 +92,15 @@ def _settling(dialect: str) -> Statement:
     return Statement(sql=mine.values(values), rows=told)
 
 
-def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Adoptee) -> None:
-    """Write down what became of ledgers of which storage was not asked, or said nothing new."""
+def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Adoptee, *, over: bool = False) -> None:
+    """Write down what became of ledgers of which storage was not asked, or said nothing new.
+
+    Args:
+        connection: Of the transaction.
+        ledgers: With their topics.
+        became: The same of all.
+        over: Whether it stands in the place of what was written down of them before.
+    """
     rows = [
         {
             "ledger_id": ledger_id,
@@ -108,6 +115,8 @@ def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Ad
     ]
     if rows:
         connection.execute(ignoring_conflict(connection, t.adoption), rows)
+        if over:
+            settled(connection, dict.fromkeys(ledgers, became), {})
 
 
 def counted(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
@@ -120,6 +129,12 @@ def sample(connection: Connection, became: Adoptee) -> tuple[LedgerId, ...]:
     """The first ids of those of which that became."""
     page = select(_A.ledger_id).where(_A.adoptee == became.value).order_by(_A.ledger_id).limit(SAMPLE)
     return tuple(LedgerId(one) for one in connection.execute(page).scalars())
+
+
+def topics_of(connection: Connection, became: Adoptee) -> tuple[str, ...]:
+    """The first names of topics that have ledgers of which that became."""
+    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == became.value)
+    return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(SAMPLE)).scalars())
 
 
 def is_left(connection: Connection) -> bool:

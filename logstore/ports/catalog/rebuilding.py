@@ -129,11 +129,12 @@ class Adoptee(StrEnum):
     DETACHED = "DETACHED"  # nothing names it: an intent stands for it
     REVIVED = "REVIVED"  # it came back from an older version of its record, and is detached again
     MISSING = "MISSING"  # objects of it are absent: reported, and kept
+    LEFT_OUT = "LEFT_OUT"  # a schema's, deleted with its topic: the version came back without it, and was left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionReport:
-    """What adoption did. Ids ascend; of each list at most `SAMPLE`."""
+    """What adoption did. Ids ascend; of each list, and of names, at most `SAMPLE`."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
@@ -142,6 +143,8 @@ class AdoptionReport:
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
     missing_ledgers: tuple[LedgerId, ...] = ()
+    schemas_left_out: int = 0  # versions
+    schemas_left_out_of: tuple[str, ...] = ()  # topics that they were of, by name, ascending
 
 
 class Adoption(Protocol):
@@ -188,7 +191,8 @@ class Adoption(Protocol):
         """Do what needs no look at storage, of all topics.
 
         Ledgers that no list names, or that have a later intent, are detached; of a list only the last ledger stays
-        open; entries with a delivery time are counted; rows that name ledgers without objects forget them; unfinished
+        open; entries with a delivery time are counted; rows that name ledgers without objects forget them; versions of
+        schemas whose ledgers have gone are left out, because they could be neither read nor set again; unfinished
         intents get the catalog's epoch.
         """
 
@@ -200,4 +204,4 @@ class Adoption(Protocol):
 
 
 SAMPLE = 100
-"""Ids of each list in a report, at most."""
+"""Ids and names of each list in a report, at most."""

@@ -43,6 +43,20 @@ def test_rebuild_document_has_the_fields_of_the_contract(
     assert (named["skip_unreadable"], named["master"]) == (False, "spark://127.0.0.1:7077")
 
 
+def test_rebuild_names_the_topics_of_schemas_that_were_left_out(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to do: the topics serve without them."""
+    adopted = RebuildAdopted(schemas_left_out=2, schemas_left_out_of=["persistent://a/b/c"])
+    left_out = RebuildCatalogResult(rebuild="r", adopted=adopted)
+    monkeypatch.setattr(services, "rebuild", lambda settings, **named: left_out)
+    done = run("records", "rebuild", "--into", _URL, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["schemas_left_out_of"] == ["persistent://a/b/c"]
+    assert "2 versions of schemas came back without their ledgers" in done.stderr
+    assert "persistent://a/b/c: set them again with `sexton topic schema set`" in done.stderr
+
+
 def test_rebuild_that_left_blocks_out_ends_in_part_and_names_them(
     run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -463,6 +463,41 @@ def test_component_ledger_that_nothing_names_gets_an_intent(losing: Losing) -> N
     assert (report.adopted_ledgers, report.detached) == (0, 1)
 
 
+@pytest.mark.parametrize("way", ["gone", "unlisted", "unlisted, and its objects are there"])
+def test_schema_whose_ledger_was_deleted_with_its_topic_is_left_out_and_named(losing: Losing, way: str) -> None:
+    """A topic that was deleted plainly came back with the version alone: it could be neither read nor set again."""
+    with losing.process() as log:
+        topic = _topic(log)
+        ledger_id = log.schemas.set(topic, b"content").ledger_id
+        losing.flush()
+    if "there" not in way:
+        losing.world.store.delete([one.key for one in losing.world.store.list(ledger_prefix(ledger_id))])
+    rows = [f"DELETE FROM {table} WHERE ledger_id = {ledger_id}" for table in ("segment", "ledger_copy", "ledger")]
+    losing.lose(*(rows if way == "gone" else [f"UPDATE ledger SET place = NULL WHERE ledger_id = {ledger_id}"]))
+    report = losing.adopt()
+    assert (report.schemas_left_out, report.schemas_left_out_of) == (1, (_NAME,))
+    assert (report.revived, report.missing_data) == (0, 0)
+    with losing.process() as log:
+        found = log.catalog.topics.get(_NAME)
+        assert log.schemas.all(found.topic_id) == []
+        assert log.schemas.set(found, b"content").version == 0
+        assert log.schemas.read(found)[1] == b"content"
+
+
+def test_schema_whose_objects_are_lost_is_reported_as_missing_data_and_kept(losing: Losing) -> None:
+    """Its ledger is listed, so no delete has taken them: an operator may bring them back."""
+    with losing.process() as log:
+        topic = _topic(log)
+        made = log.schemas.set(topic, b"content")
+        losing.flush()
+    losing.world.store.delete([one.key for one in losing.world.store.list(ledger_prefix(made.ledger_id))])
+    losing.lose()
+    report = losing.adopt()
+    assert (report.schemas_left_out, report.missing_ledgers) == (0, (made.ledger_id,))
+    with losing.process() as log:
+        assert log.schemas.all(topic.topic_id) == [made]
+
+
 def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
     """They say so themselves."""
     with losing.process() as log:
