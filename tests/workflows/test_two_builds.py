@@ -16,14 +16,8 @@ from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
 from workers.operations import builds
-from workers.operations.builds import (
-    Deployment,
-    deploy,
-    deploy_new,
-    deploy_unless_served,
-    read_deployment,
-    unserved_queues,
-)
+from workers.operations.builds import Deployment, deploy, read_deployment, unserved_queues
+from workers.operations.new_builds import deploy_new, deploy_unless_served
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeletionPolicy
 from workflows.records.replicate_records import ReplicateRecords

@@ -29,7 +29,7 @@ from workers.client import Sexton, serving
 from workers.client import waiting as waits_for
 from workers.client.serving import why_not_taken
 from workers.client.waiting import JobStopped, _tree, result_of
-from workers.operations.builds import deploy_new
+from workers.operations.new_builds import deploy_new
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk

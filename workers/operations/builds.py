@@ -30,7 +30,6 @@ from workers.settings import Settings
 
 _PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
 _IN_PROGRESS: Final = RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_IN_PROGRESS
-_REGISTERED_WITHIN_S: Final = 60.0
 _KNOWN_WITHIN_S: Final = 30.0
 _WHOLE: Final = 100  # per cent
 _REFUSED: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT}
@@ -104,7 +103,7 @@ async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Col
         dead: Identities of workers whose processes are known to be gone.
     """
     unserved: set[str] = set()
-    for queue, kind in await _queues(client, name, build_id):
+    for queue, kind in await queues_of(client, name, build_id):
         pollers = await live_pollers(client, queue, kind, dead=dead)
         told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
         if (name, build_id) not in told:
@@ -112,7 +111,7 @@ async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Col
     return sorted(unserved)
 
 
-async def _queues(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
+async def queues_of(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
     """The task queues that the build has served."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
     wanted = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
@@ -184,65 +183,6 @@ async def _require_workers(client: Client, name: str, build_id: str, dead: Colle
         expected = "expected workers that poll each of its task queues now"
         found = f"found none at {', '.join(unserved)}; start one of that build first"
         raise PreconditionFailed(f"build {build_id} of {name}: {expected}, {found}")
-
-
-async def deploy_new(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
-    """As `deploy`, for a build whose worker has just begun to poll: Temporal learns of it a moment later.
-
-    It learns of one queue after the other, and refuses a build that lacks a queue of the current one. Only such a
-    refusal is waited for; another one would be the same after any wait.
-
-    Raises:
-        PreconditionFailed: As `deploy`: at once where Temporal knows all of the build, else where it does not learn of
-            all of it in time.
-    """
-    give_up = time.monotonic() + _REGISTERED_WITHIN_S
-    while True:
-        known = await _is_known(client, name, build_id)  # before the call: it may learn of the rest meanwhile
-        try:
-            return await deploy(client, name, build_id, ramp=ramp, without_workers=known)  # they were seen just now
-        except PreconditionFailed:
-            if known or time.monotonic() > give_up:
-                raise
-        await asyncio.sleep(0.1)
-
-
-async def deploy_unless_served(client: Client, name: str, build_id: str, *, dead: Collection[str] = ()) -> Deployment:
-    """As `deploy_new`, but what an operator chose stays so: another current build whose workers poll, and a ramp.
-
-    Args:
-        client: Of the namespace.
-        name: The deployment's.
-        build_id: The build's, whose worker has just begun to poll.
-        dead: As of `unserved_queues`.
-
-    Returns:
-        The deployment, whose current build is this one or that other one.
-
-    Raises:
-        PreconditionFailed: As `deploy_new`.
-    """
-    found = await read_deployment(client, name)
-    if found.current == build_id:
-        return found
-    if found.current and not await unserved_queues(client, name, found.current, dead=dead):
-        return found
-    return await deploy_new(client, name, build_id)
-
-
-async def _is_known(client: Client, name: str, build_id: str) -> bool:
-    """Whether Temporal knows of the build, of its workers, and that it serves each queue of the current build."""
-    found = await read_deployment(client, name)
-    if build_id not in {row.build_id for row in found.builds}:
-        return False
-    try:
-        current = await _queues(client, name, found.current) if found.current else set()
-        served = current <= await _queues(client, name, build_id)
-        return served and not await unserved_queues(client, name, build_id)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:  # listed a moment before it can be described
-            return False
-        raise
 
 
 async def _known_to_queues(client: Client, name: str) -> Deployment:

@@ -23,7 +23,7 @@ from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, with_client
 from workers.client.jobs import OwnJobs
 from workers.identity import adopt_buckets, buckets_of, own_build
-from workers.operations.builds import deploy_unless_served
+from workers.operations.new_builds import deploy_unless_served
 from workers.operations.status import WORKER, polling
 from workers.settings import OFF, Settings
 
