@@ -15,7 +15,6 @@ from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.ports.objects import Removal
 from tests.fakes.catalog import FakeCatalog
-from tests.fakes.catalog.deletions import FakeDeletions
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model, Trouble
 from tests.state_machines import AT_LENGTH, play
@@ -141,7 +140,7 @@ def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
     """A row may be taken whoever is at work on it."""
-    patch.setattr(FakeDeletions, "_require_free", lambda *_: None)
+    patch.setattr("tests.fakes.catalog.deletions.require_free", lambda *_args, **_options: None)
 
 
 def _without_cursors(patch: pytest.MonkeyPatch) -> None:
