@@ -45,7 +45,7 @@ from workflows.deletion.values import (
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ObjectIdentifierTypeDef
 
-_SHAPES = ((100, 24, 5), (10, 160, 5), (100, 1_024, 2), (10, 10_240, 2))
+_SHAPES = ((100, 24, 5), (10, 160, 5), (100, 512, 2), (10, 5_120, 2))
 """Objects a ledger, ledgers, rounds; of the last two a chunk's rows hold few shards, of the first two each is alone."""
 _IDLE_RUNS = 40
 _MANY = (200, 3_000)
