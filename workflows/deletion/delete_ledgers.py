@@ -188,15 +188,16 @@ class DeleteLedgers:
         return None
 
     async def _next_page(self) -> RangesPage:
-        """The next ranges; what is too little for full chunks is shared out among all that may run at once."""
-        request, policy = self._request, self._request.policy
-        left = self._progress.intents - sum(self._progress.outcomes.values())
-        share = max(_FEWEST, -(-left // policy.parallelism)) if left > 0 else policy.chunk
+        """The next ranges; what is left is shared out so that as many chunks as may run at once do so until the end."""
+        request, at_once = self._request, max(1, self._request.policy.parallelism)
+        most = min(request.policy.chunk, max(1, self._most_rows // at_once))
+        left = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
+        chunks = -(-left // (most * at_once)) * at_once
         page = RangesInput(
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=min(policy.chunk, share, max(1, self._most_rows // policy.parallelism)),
+            rows=min(most, max(_FEWEST, -(-left // chunks))) if chunks else most,
             limit=_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)

@@ -319,12 +319,12 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     assert max(asked) == 1000 // house.policy.parallelism
 
 
-@pytest.mark.parametrize(("ledgers", "chunks"), [(5, 1), (24, 2)])
-async def test_delete_ledgers_shares_a_small_batch_out_among_all_chunks(
-    house: House, ledgers: int, chunks: int
+@pytest.mark.parametrize(("ledgers", "most", "chunks"), [(5, 100, 1), (24, 100, 2), (24, 11, 4)])
+async def test_delete_ledgers_shares_a_batch_out_among_all_chunks(
+    house: House, ledgers: int, most: int, chunks: int
 ) -> None:
-    """What does not fill them all keeps them all at work, unless it is too little to be worth an activity."""
-    house.policy = DeletionPolicy(chunk=100, parallelism=2)
+    """All that may run at once are at work until the end, unless it is too little to be worth an activity."""
+    house.policy = DeletionPolicy(chunk=most, parallelism=2)
     async with house.worker():
         assert (await (await house.delete(house.world.fill(ledgers))).result()).deleted == ledgers
     assert len(house.attempts("deletion.delete_chunk")) == chunks
