@@ -13,11 +13,12 @@ from activities.deletion import metrics
 from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, filed, filing, own_cause, own_claim
 from activities.deletion.phase_two import (
     chunk_result,
-    examine_and_remove,
+    examine,
     finish,
     hand_over,
     later,
     raise_if_nothing_answered,
+    remove,
     result_of,
     sentence,
     unfinished,
@@ -144,7 +145,8 @@ class LedgerDeletion:
             found, pace = queue.intents(batch, request.chunk), DeletionPace(request.objects_per_s)
             intents = pace.slice(found)
             open_ones = unfinished(intents)
-            ended, errors = examine_and_remove(open_ones, self._storages, self._flushes, heartbeats, pace)
+            examined = examine(open_ones, self._storages, self._flushes, heartbeats)
+            ended, errors = remove(examined, self._storages, heartbeats, pace)
             changed = finish(queue, open_ones, ended, holder=batch)
             metrics.received(one for one in open_ones if one.row_id in changed)
             raise_if_nothing_answered(ended, errors)
@@ -207,7 +209,8 @@ class LedgerDeletion:
             return result_of(intent)
         metrics.received([intent])
         with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
-            ended, errors = examine_and_remove([intent], self._storages, self._flushes, heartbeats, DeletionPace())
+            examined = examine([intent], self._storages, self._flushes, heartbeats)
+            ended, errors = remove(examined, self._storages, heartbeats, DeletionPace())
             changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
             if errors:
                 raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)

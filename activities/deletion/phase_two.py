@@ -3,10 +3,9 @@
 Source: PIP-186, second phase, steps 3 to 6.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final
 
 from temporalio.exceptions import ApplicationError
 
@@ -33,9 +32,6 @@ from logstore.ports.catalog import Deletions, Ended
 from logstore.ports.objects import CopyStorage, Removal, Storages
 from logstore.records.services.flush_requests import FlushRequests
 
-_TOGETHER: Final = 1_000
-"""Objects, about as many as one request deletes, of ledgers that are looked at together and then deleted."""
-
 
 @dataclass(slots=True)
 class Examination:
@@ -44,42 +40,6 @@ class Examination:
     ended: list[Ended] = field(default_factory=list)  # no delete is needed, or none is allowed
     copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # ours, to be removed
     errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
-
-
-def examine_and_remove(
-    intents: Sequence[DeletionIntent],
-    storages: Storages,
-    flushes: FlushRequests,
-    heartbeats: Heartbeats,
-    pace: DeletionPace,
-) -> tuple[list[Ended], dict[int, SextonError]]:
-    """Some at a time, so that little time passes between the look at a ledger and its delete.
-
-    Chunks at work at the same time then list and delete in turns: listings keep this process busy, deletes the store.
-
-    Returns:
-        What ended, and the error of each row that did not.
-    """
-    ended: list[Ended] = []
-    errors: dict[int, SextonError] = {}
-    for part in _parts(intents):
-        part_ended, part_errors = remove(examine(part, storages, flushes, heartbeats), storages, heartbeats, pace)
-        ended += part_ended
-        errors |= part_errors
-    return ended, errors
-
-
-def _parts(intents: Sequence[DeletionIntent]) -> Iterator[list[DeletionIntent]]:
-    part: list[DeletionIntent] = []
-    objects = 0
-    for intent in intents:
-        if part and objects + intent.segments + 1 > _TOGETHER:
-            yield part
-            part, objects = [], 0
-        part.append(intent)
-        objects += intent.segments + 1
-    if part:
-        yield part
 
 
 def examine(

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from activities import heartbeats
-from activities.deletion import phase_two
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import ChunkResult
@@ -115,25 +114,6 @@ def test_chunk_absent_from_a_store_that_is_not_the_catalogs_is_not_gone(world: W
         "CatalogMismatch: bucket b: expected ours, found no marker; look",
     )
     assert world.left_of(there) == []
-
-
-def test_chunk_of_many_objects_deletes_some_ledgers_before_it_looks_at_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Little time passes between the look at a ledger and its delete; what fails in one part spoils no other."""
-    monkeypatch.setattr(phase_two, "_TOGETHER", 7)  # two ledgers of three objects
-    first, second, bad, fourth, last = world.fill(5)
-    world.detach()
-    world.objects.calls.clear()
-    world.objects.plan(at(bad, Operation.DELETE, FaultKind.KEY_ERROR))
-    result = delete(world)
-    assert result.outcomes == {"DELETED": 4, "RETRYING": 1}
-    assert [key.ledger_id for key in result.alone] == [bad]
-    assert [world.left_of(one) for one in (first, second, fourth, last)] == [[]] * 4
-    calls = world.objects.calls
-    deleted = [number for number, (what, key) in enumerate(calls) if what is Operation.DELETE and "ledgers/" in key]
-    listed = [number for number, call in enumerate(calls) if call == (Operation.LIST, ledger_prefix(last))]
-    assert deleted[0] < listed[0]
 
 
 def test_chunk_asks_whose_store_it_is_once_and_only_where_something_is_absent(world: World) -> None:
