@@ -1,4 +1,4 @@
-"""Pages of a thousand keys, read by the C parser of XML alone, in half of the time of botocore's reading.
+"""Pages of a thousand keys, whose repeated elements the C parser of XML reads, in half of the time of botocore.
 
 A listing of ten million objects is ten thousand such pages. botocore walks the description of the answer for each
 element; here the elements that repeat are taken out of the answer first, and added to what botocore makes of the rest.
@@ -56,8 +56,11 @@ def _taking(name: str, read: _Read) -> Callable[..., None]:
         except (ET.ParseError, ValueError):
             return
         if found:
-            root[:] = [each for each in root if each.tag != space + name]
-            response_dict["body"] = ET.tostring(root)
+            rest = [each for each in root if each.tag != space + name]
+            if any(each.tag.rpartition("}")[2] == name for each in rest):
+                return  # of two namespaces, which only botocore reads together
+            root[:] = rest
+            response_dict["body"] = ET.tostring(root).replace(b"\r", b"&#13;")  # a bare one would be read as a new line
             customized_response_dict[name] = found
 
     return take

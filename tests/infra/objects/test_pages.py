@@ -16,11 +16,14 @@ _XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 _OBJECT = """<Contents><Key>a%2Bb/&amp;c%20d</Key><LastModified>2026-11-23T08:00:00.123Z</LastModified>
 <ETag>&#34;e&#34;</ETag><Size>7</Size><Owner><ID>x</ID><Size>9</Size></Owner><StorageClass>STANDARD</StorageClass></Contents>"""
 _PLAIN = "<Contents><Size>0</Size><Key>z</Key></Contents>"
+_OTHER = "<Contents xmlns=''><Size>1</Size><Key>b</Key></Contents>"
 _REST = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
 _LISTINGS = {
     "whole": f"<ListBucketResult {_XMLNS}><EncodingType>url</EncodingType>{_OBJECT}{_REST}{_PLAIN}</ListBucketResult>",
     "no namespace": f"<ListBucketResult>{_REST}{_PLAIN}{_OBJECT}</ListBucketResult>",
     "no object": f"<ListBucketResult {_XMLNS}>{_REST}</ListBucketResult>",
+    "two namespaces": f"<ListBucketResult {_XMLNS}>{_REST}{_PLAIN}{_OTHER}</ListBucketResult>",
+    "a carriage return": f"<ListBucketResult>{_REST.replace('>t<', '>t&#13;u<')}{_PLAIN}</ListBucketResult>",
     "no size": f"<ListBucketResult>{_REST}<Contents><Key>a</Key></Contents></ListBucketResult>",
 }
 _DELETED = f"""<DeleteResult {_XMLNS}><Deleted><Key>a&lt;b</Key><VersionId>v</VersionId></Deleted><Error><Key>c</Key>
