@@ -188,7 +188,7 @@ class DeleteLedgers:
         return None
 
     async def _next_page(self) -> RangesPage:
-        """The next ranges; what is left is shared out so that as many chunks as may run at once do so until the end."""
+        """The next ranges; what is left is shared out, so that as many chunks as may run at once end together."""
         request, at_once = self._request, max(1, self._request.policy.parallelism)
         most = min(request.policy.chunk, max(1, self._most_rows // at_once))
         left = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
