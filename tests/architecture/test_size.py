@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.source import modules
 
-_LONGEST_MODULE = 300
+_LONGEST_MODULE = 600
 _LONGEST_FUNCTION = 50
 _GENERATED = "infra/catalog/tables.py"  # by `make tables`: one list of columns
 _SCRIPTS = "infra/catalog/migrations/"  # a migration is one list of statements and is never changed
