@@ -88,6 +88,10 @@ def writing(stdout: TextIO) -> Iterator[None]:
             stdout.flush()
     except BrokenPipeError:
         _drop(stdout)
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        _drop(stdout)  # Rich ends the process with 1 where a reader is gone
     except OSError as fault:
         _drop(stdout)
         told = f"stdout cannot be written ({fault.strerror}): the command was done, its answer is lost"

@@ -61,7 +61,7 @@ class PlainGroup(TyperGroup):
         if not args and not ctx.resilient_parsing:
             if getattr(ctx.find_root().obj, "as_json", False):
                 raise UsageError("command", expected=_one_of(ctx), found=NOTHING, ctx=ctx)
-            return _heard(partial(_show_help, ctx))
+            _show_help(ctx)
         return _heard(partial(super().parse_args, ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
@@ -74,8 +74,9 @@ class PlainGroup(TyperGroup):
 
 
 def _show_help(ctx: Any) -> NoReturn:  # noqa: ANN401
-    if text := ctx.get_help():  # Rich has printed it, and leaves nothing to print
-        typer.echo(text)
+    with writing(sys.stdout):
+        if text := ctx.get_help():  # Rich has printed it, and leaves nothing to print
+            typer.echo(text)
     raise typer.Exit(2)
 
 

@@ -53,6 +53,26 @@ def test_help_that_cannot_be_written_is_one_sentence_and_a_code(home: Path, wher
     assert ended.stderr.count("\n") == 1, ended.stderr
 
 
+@pytest.mark.parametrize("line", ["config show", "config show --json", "--help", "topic append --help", "topic"])
+def test_reader_that_leaves_early_changes_no_exit_code(home: Path, line: str) -> None:
+    """`sexton … | head -1` ends as the command would with a reader that stays, and says nothing on stderr."""
+    code = 2 if line == "topic" else 0
+    program = f"""
+import os, subprocess, sys
+reader, writer = os.pipe()
+os.close(reader)
+sys.exit(subprocess.run(["{_SEXTON}", *"{line}".split()], stdout=writer).returncode)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "SEXTON_HOME": str(home)},
+    )
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
 def test_closed_stdin_and_stderr_are_no_obstacle(home: Path) -> None:
     """What is read from a closed stdin is nothing; what goes to a closed stderr goes nowhere."""
     ended = _shell(home, '"$SEXTON" topic list --json <&- 2>&-')
