@@ -109,10 +109,13 @@ _ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever 
 A first session:
   sexton up
   sexton topic create persistent://public/default/orders
-  sexton topic subscribe persistent://public/default/orders billing --from earliest
-  echo '{"payload": "two apples"}' | sexton topic append persistent://public/default/orders --file -
+  sexton topic subscribe persistent://public/default/orders billing \\
+    --from earliest
+  echo '{"payload": "two apples"}' \\
+    | sexton topic append persistent://public/default/orders --file -
   sexton topic roll persistent://public/default/orders
-  sexton topic ack persistent://public/default/orders --subscription billing --to 0:0
+  sexton topic ack persistent://public/default/orders --subscription billing \\
+    --to 0:0
   sexton topic trim persistent://public/default/orders --reason "end of day"
   sexton down
 """

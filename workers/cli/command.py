@@ -25,6 +25,8 @@ HomeFlag = Annotated[
 WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
 _ORDERS = "persistent://public/default/orders"
+_EXAMPLE_COLUMNS = 78  # of a terminal's 80 the help leaves the first and the last one free
+_SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
 @dataclass(slots=True)
@@ -197,5 +199,18 @@ def _signature(body: Callable[..., Answer]) -> inspect.Signature:
 
 def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the terminal breaks the lines
-    shown = "\n".join(f"  {line}" for line in examples).replace("TOPIC", _ORDERS)
+    shown = "\n".join(_fold_example(line.replace("TOPIC", _ORDERS)) for line in examples)
     return f"{text}\n\nExamples:\n{shown}" if examples else text
+
+
+def _fold_example(line: str) -> str:
+    """Return the example indented, and broken with backslashes so that a terminal of 80 columns does not break it."""
+    words = _SHELL_WORD.findall(line)
+    lines = [f"  {words[0]}"]
+    for word in words[1:]:
+        if len(f"{lines[-1]} {word}") > _EXAMPLE_COLUMNS - len(" \\"):
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return "\n".join(lines)

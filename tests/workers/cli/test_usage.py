@@ -1,14 +1,19 @@
 """What the parser refuses, what the help shows, and completion."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.core import TyperGroup
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS
+from workers.cli.app import COMMANDS, loaded
 
 _REFUSED = [
     (("topic", "creat"), "command: expected a command of `sexton topic` (nearest: create), found 'creat'"),
@@ -65,3 +70,41 @@ def test_completion_of_commands_is_given_to_the_shell(run: Run) -> None:
     told = subprocess.run([sexton], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["subscribe"]
     assert "--install-completion" in run("--help").stdout
+
+
+def _commands(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name in COMMANDS if not path else ():
+        yield from _below((name,), loaded(name))
+
+
+def _below(path: tuple[str, ...], found: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    names = found.list_commands(None) if isinstance(found, TyperGroup) else []
+    for name in names:
+        yield from _below((*path, name), found.get_command(None, name))
+    if not names:
+        yield path, found
+
+
+def _examples(text: str) -> list[str]:
+    """Whole lines of the examples, as a shell reads them."""
+    lines = text.rsplit("Examples:\n", maxsplit=1)[-1].split("\n\n", maxsplit=1)[0].rstrip().splitlines()
+    return [
+        " ".join(line.split()) for line in "\n".join(line.rstrip() for line in lines).replace("\\\n", "").splitlines()
+    ]
+
+
+def test_examples_of_every_help_can_be_pasted_from_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is longer than a line is broken with a backslash, and the terminal breaks nothing."""
+    monkeypatch.setenv("COLUMNS", "80")
+    seen = 0
+    for path, command in _commands():
+        known = _examples(command.help)
+        shown = run(*path, "--help").stdout
+        if "Examples:" in command.help:
+            assert max(map(len, shown.splitlines())) <= 80
+            assert _examples(re.sub(" +\n", "\n", shown)) == known, path
+            assert all("sexton" in line and "ORDERS" not in line for line in known), path
+            seen += 1
+    assert seen > 40
+    first = run("--help").stdout.partition("A first session:\n")[2].partition("\n\n")[0]
+    assert max(map(len, first.splitlines())) <= 80

@@ -48,7 +48,7 @@ class _Progress:
     "append",
     "TOPIC --file orders.jsonl",
     """echo '{"key": "k", "payload": "v"}' | sexton topic append TOPIC --file -""",
-    """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append ORDERS --file -""",
+    """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append TOPIC --file -""",
 )
 def append(
     context: CommandContext,
