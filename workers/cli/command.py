@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from workers.cli.context import CommandContext, Services
-from workers.cli.errors import ExitCode, Interrupted, failure_of, name_trace
+from workers.cli.errors import ExitCode, Interrupted, failure_of, name_fields, name_trace
 from workers.cli.output import Answer, emit, note, trace_line
-from workers.cli.usage import PlainCommand, PlainGroup, UsageError, refusal
+from workers.cli.usage import PlainCommand, PlainGroup, UsageError, field_by_spelling, refusal
 
 Body = TypeVar("Body", bound=Callable[..., Answer])
 
@@ -167,6 +167,7 @@ def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
                 context.ended(ExitCode.INTERRUPTED, arguments)
                 raise Interrupted(*stopped.args) from None  # a body may know better what is left
             except Exception as error:
+                name_fields(error, field_by_spelling(ctx))
                 failure = failure_of(error)
                 name_trace(error, context.ended(failure.code, arguments, failure))
                 raise

@@ -119,7 +119,7 @@ def redrive(
 ) -> Answer:
     """Try dead letters again, as if they had never been tried. All or none of the ids given."""
     if all == bool(ids):
-        raise InvalidInput("ids", expected="ids of deletions or --all, one of the two", found=ids or [])
+        raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
     wanted = None if all else ids
     if dry_run:
         return Answer(document={"dry_run": True, "started": context.catalog.upkeep.redrivable(wanted)})

@@ -16,6 +16,7 @@ from logstore.errors import (
 )
 
 _TRACE = "sexton_trace_id"  # where an error keeps it on its way to `failure_of`
+_FIELDS = "sexton_field_by_spelling"
 
 
 class ExitCode(IntEnum):
@@ -94,7 +95,18 @@ def failure_of(error: BaseException) -> Failure:
     """Classify any error, wherever it was raised: here, in a workflow or in Temporal's client."""
     remote = None if isinstance(error, SextonError) else _remote(error)  # ours says more than what it came from
     failure = _own(error) if remote is None else remote
+    typed = error.__dict__.get(_FIELDS, {}).get(failure.field)
+    if typed is not None:
+        message = failure.message
+        if message.startswith(f"{failure.field}:"):
+            message = f"{typed}{message.removeprefix(failure.field)}"
+        failure = replace(failure, field=typed, message=message)
     return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE))
+
+
+def name_fields(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
+    """Let `failure_of` name the error's field as it was typed, however the code that refused it spells it."""
+    error.__dict__[_FIELDS] = field_by_spelling
 
 
 def name_trace(error: BaseException, trace_id: str | None) -> None:

@@ -44,11 +44,14 @@ def known_names(param: typer.CallbackParam, names: list[str] | None) -> list[str
     return names
 
 
-def known_worker(worker_id: str | None) -> str | None:
+def known_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
     """A worker's id, if it can be one."""
     from logstore.ownership import checked_worker_id  # noqa: PLC0415 - start-up time
 
-    return None if worker_id is None else checked_worker_id(worker_id)
+    try:
+        return None if worker_id is None else checked_worker_id(worker_id)
+    except InvalidInput as error:
+        raise InvalidInput(field_of(param), expected=error.expected, found=worker_id) from None
 
 
 def known_transaction(txn: str | None) -> str | None:

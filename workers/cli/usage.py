@@ -1,5 +1,6 @@
 """Refusals of the parser of the command line, in the form of all other bad input: field, expected, found."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from logstore.errors import InvalidInput
+from workers.cli.errors import name_fields
 from workers.cli.output import writing
 
 
@@ -43,7 +45,11 @@ class PlainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Read the arguments; arguments that are left over are refused here."""
         ctx.allow_extra_args = True
-        left = _heard(partial(super().parse_args, ctx, args))
+        try:
+            left = _heard(partial(super().parse_args, ctx, args))
+        except InvalidInput as error:  # a callback's
+            name_fields(error, field_by_spelling(ctx))
+            raise
         if left and not ctx.resilient_parsing:
             raise UsageError("arguments", expected=f"no more than {_takes(self, ctx)}", found=left[0], ctx=ctx)
         return left
@@ -113,7 +119,7 @@ def refusal(error: typer.TyperException) -> UsageError:
     if option is not None:  # a value that is missing, or one too many
         takes = "requires" in error.message
         return UsageError(
-            option.lstrip("-").replace("-", "_"),
+            option.lstrip("-"),
             expected="a value" if takes else "no value: it is a flag",
             found=NOTHING if takes else _Bare("one"),
             ctx=ctx,
@@ -125,10 +131,18 @@ def refusal(error: typer.TyperException) -> UsageError:
 
 
 def field_of(parameter: Any) -> str:  # noqa: ANN401
-    """A parameter by the name that a person types: an option without its dashes, an argument as the help shows it."""
+    """The parameter as typed: an option without its leading dashes, an argument as the help shows it, in lower case."""
     if parameter.param_type_name == "argument":
         return str(parameter.display_name_raw).strip("[].").lower()
-    return str(max(parameter.opts, key=len)).lstrip("-").replace("-", "_")
+    return str(max(parameter.opts, key=len)).lstrip("-")
+
+
+def field_by_spelling(ctx: Any) -> dict[str, str]:  # noqa: ANN401
+    """The command's parameters as typed, by each other spelling that an error raised elsewhere may have for them."""
+    typed = [field_of(parameter) for parameter in ctx.command.get_params(ctx)]
+    return {
+        re.sub("[-_]", sign, field): field for field in typed for sign in "-_ " if re.sub("[-_]", sign, field) != field
+    }
 
 
 def _options(ctx: Any) -> list[str]:  # noqa: ANN401

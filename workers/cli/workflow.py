@@ -162,7 +162,7 @@ def replay(
     with says so here, with the event where the ways part. Without `--history` it is read from Temporal.
     """
     if history is not None and run_id is not None:
-        raise InvalidInput("run_id", expected="none with --history, because a file is of one run", found=run_id)
+        raise InvalidInput("run-id", expected="none with --history, because a file is of one run", found=run_id)
     found = _history(context, workflow_id, history, run_id)
     if debug:
         note("h lists the debugger's commands; b FILE:LINE stops elsewhere too, c goes on")

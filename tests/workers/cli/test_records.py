@@ -393,7 +393,7 @@ def test_operate_says_what_becomes_of_one_ledger(run: Run, services: FakeService
     assert (asked.ledger_id, asked.remove) == (4, {CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER})
     assert (asked.pass_over, asked.generation) == ({"slow"}, 2)
     assert services.client.durable == [False]
-    assert document(run("ledger", "operate", ORDERS, "4", "--json"), 2)["error"]["field"] == "remove_copy"
+    assert document(run("ledger", "operate", ORDERS, "4", "--json"), 2)["error"]["field"] == "remove-copy"
 
 
 def test_operate_tells_in_a_dry_run_whether_the_ledger_would_end(run: Run, services: FakeServices) -> None:

@@ -75,4 +75,4 @@ def test_history_of_another_workflow_is_refused(run: Run) -> None:
 def test_a_file_and_a_run_are_one_too_many(run: Run) -> None:
     """A file is of one run."""
     told = document(run("replay", "w", "--history", str(_TRIM), "--run-id", "r", "--json"), 2)["error"]
-    assert told["field"] == "run_id"
+    assert told["field"] == "run-id"

@@ -30,7 +30,7 @@ _REFUSED = [
     (("worker", "deploy", "--build-id", "b", "--ramp", "101"), "ramp: expected a number from 0 to 100, found '101'"),
     (("topic", "offload", ORDERS, "--ledger", "x"), "ledger: expected a whole number"),
     (("deletion", "list", "--state", "GONE"), "state: expected one of PENDING, DELETED, DEAD_LETTERED, found 'GONE'"),
-    (("up", "--no-worker=yes"), "no_worker: expected no value: it is a flag, found one"),
+    (("up", "--no-worker=yes"), "no-worker: expected no value: it is a flag, found one"),
     (("--json", "topic"), "command: expected one of create, list, show"),
 ]
 
@@ -108,3 +108,36 @@ def test_examples_of_every_help_can_be_pasted_from_80_columns(run: Run, monkeypa
     assert seen > 40
     first = run("--help").stdout.partition("A first session:\n")[2].partition("\n\n")[0]
     assert max(map(len, first.splitlines())) <= 80
+
+
+def test_refusal_names_every_option_as_it_is_typed(run: Run) -> None:
+    """An option whose value is missing, and a flag that is given one, in each command that has it."""
+    seen = set()
+    for path, command in _commands():
+        for option in command.params:
+            name = max(option.opts, key=len)
+            if option.param_type_name == "option" and name != "--help":
+                given = f"{name}=yes" if getattr(option, "is_bool_flag", False) else name
+                error = document(run("--json", *path, given), 2)["error"]
+                assert error["field"] == name.removeprefix("--"), path
+                seen.add(name)
+    assert {"--no-worker", "--older-than", "--eligible-age", "--run-id"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (("orphans", "report", "no plan!"), "run_id"),
+        (("orphans", "plan", "--older-than", "x"), "older-than"),
+        (("tombstones", "raid", "--eligible-age", "x"), "eligible-age"),
+        (("tombstones", "sizing", "--records", "1", "--key-bytes", "99999"), "key-bytes"),
+        (("topic", "create", ORDERS, "--retention-bytes", "-1"), "retention-bytes"),
+        (("worker", "run", "--worker-id", "a/b"), "worker-id"),
+        (("owners", "list", "--worker", "a/b"), "worker"),
+        (("deletion", "redrive"), "id"),
+    ],
+)
+def test_refusal_of_a_value_names_its_field_as_it_is_typed(run: Run, args: tuple[str, ...], field: str) -> None:
+    """One spelling, whichever part of the program refuses the value."""
+    error = document(run(*args, "--json"), 2)["error"]
+    assert (error["field"], error["message"].partition(":")[0]) == (field, field)
