@@ -132,7 +132,7 @@ async def say_what_is_owed(
             found = await asyncio.to_thread(transactions.get, transaction)
         except SextonError:  # the command itself meets it, and says so
             continue
-        why = next((f"{one.topic}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY)
+        why = next((f"{topic_shown(one.topic)}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY)
         told, before = f"{len(found.owed):,} of {len(found.participants):,} participants are not told yet: {why}", told
         if found.owed and found.decided_us is not None and told != before:
             say(f"{transaction} is {found.state.value}, which readers see already; {told}")
@@ -156,7 +156,7 @@ def resolve(
         await client.broadcast_transaction(found.txn)
 
     context.with_client(retry)
-    return Answer(document=_document(found))
+    return _shown_whole(found)
 
 
 @command(txn, "list", "", "--state COMMITTING --json")
@@ -177,8 +177,7 @@ def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100)
 @command(txn, "show", "3:17", "3:17 --json")
 def show(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
-    found = context.catalog.transactions.get(_parsed(transaction))
-    return Answer(document=_document(found))
+    return _shown_whole(context.catalog.transactions.get(_parsed(transaction)))
 
 
 @job(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
@@ -219,10 +218,26 @@ def _document(found: "StoredTransaction") -> dict[str, Any]:
     }
 
 
+def _shown_whole(found: "StoredTransaction") -> Answer:
+    """The transaction, and for people its participants in a table in which names and errors have lines of their own."""
+    document = _document(found)
+    rows: list[dict[str, Any]] = document["participants"]
+    columns = ("participant", "acknowledged", "settled", "how", "topic", "last_error")
+    participants = Answer(
+        document=rows,
+        shown=[{name: row[name] for name in columns} for row in rows],
+        title="participants",
+        empty="no participants",
+        beneath=("topic", "last_error"),
+    )
+    shown = {name: value for name, value in document.items() if name != "participants"}
+    return Answer(document=document, shown=shown, more=[participants])
+
+
 def _participant(one: "StoredParticipant") -> dict[str, Any]:
     return {
         "participant": str(one.participant),
-        "topic": one.topic,
+        "topic": topic_shown(one.topic),
         "subscription": one.participant.subscription or None,
         "acknowledged": sum(map(len, one.positions.values())),
         "settled": None if one.settled_us is None else shown_us(one.settled_us),

@@ -122,7 +122,8 @@ def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
 
     every = None if row["interval_s"] is None else format_duration(row["interval_s"])
     paused = "paused" if row["paused"] else None
-    rest = {name: row[name] for name in ("next_run", "last_run")}
+    # without the year a line of 80 columns has room for every name
+    rest = {name: row[name] and f"{row[name][5:10]} {row[name][11:16]}" for name in ("next_run", "last_run")}
     return {"id": row["id"], "workflow": row["workflow"], "every": paused or every, **rest}
 
 

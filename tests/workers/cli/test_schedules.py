@@ -1,7 +1,14 @@
 """`schedule list` and `schedule apply`."""
 
+from datetime import UTC, datetime
+
+import pytest
+
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
+from workers.client.schedules import ScheduleRow, recurring
+from workers.settings import Settings
+from workflows.deletion.values import DeletionPolicy
 
 
 def test_schedule_list_tells_when_each_runs(run: Run) -> None:
@@ -31,3 +38,31 @@ def test_schedule_apply_with_an_interval_that_is_none_is_bad_input(run: Run, ser
     for value in ("-1s", "soon", "31d"):
         services.environ["SEXTON_TRIM_INTERVAL"] = value
         assert "trim_interval" in document(run("schedule", "apply", "--json"), 2)["error"]["message"]
+
+
+def test_schedule_list_shows_every_name_whole_on_80_columns(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids and workflows are what a person types again; times have no year there, and no line breaks."""
+    jobs = recurring(Settings(home=services.cwd, replica_buckets="copy"), DeletionPolicy())
+    moment = datetime(2026, 11, 20, 17, 5, 9, tzinfo=UTC)
+
+    async def list_schedules() -> list[ScheduleRow]:
+        return [
+            ScheduleRow(
+                schedule_id=job.schedule_id,
+                workflow=job.job.name,
+                interval_s=job.interval_s or 60,
+                next_run=moment,
+                last_run=moment,
+                paused=job.schedule_id == "sexton-raid",
+            )
+            for job in jobs
+        ]
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(services.client, "list_schedules", list_schedules)
+    _, _, *lines = run("schedule", "list").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [[job.schedule_id, job.job.name] for job in jobs]
+    assert max(map(len, lines)) <= 80
+    assert all(line.endswith("  11-20 17:05  11-20 17:05") for line in lines)

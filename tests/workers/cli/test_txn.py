@@ -14,6 +14,7 @@ from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.txn import _document, say_what_is_owed
+from workers.pages.texts import topic_shown
 
 
 @pytest.fixture
@@ -117,3 +118,24 @@ def test_resolve_of_the_last_participant_wakes_the_broadcast_that_waits(
     about = ("--participant", str(history.world.topic.topic_id), "--reason", "it is gone")
     found = document(run("txn", "resolve", str(txn), *about, "--json"))
     assert (found["state"], found["owed"], told) == ("COMMITTED", 0, [txn])
+
+
+def test_show_for_people_has_names_and_errors_whole_on_80_columns(
+    run: Run, services: FakeServices, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both stand beneath the row of their participant; nothing is cut, and nothing is wider than the terminal."""
+    error = "StoreUnavailable: s3 does not answer. Try again, or look at `sexton status` and at the logs of the worker."
+    history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
+    (txn,) = history.decided
+    transactions = history.world.catalog.transactions
+    transactions.failed(txn, {transactions.get(txn).owed[0].participant: error})
+    services.log.catalog.transactions = transactions
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("txn", "show", str(txn)).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert f"\n    {topic_shown(history.world.topic.name)}\n" in shown
+    assert error in " ".join(shown.split())
+    (participant,) = document(run("txn", "show", str(txn), "--json"))["participants"]
+    assert participant["topic"] == topic_shown(history.world.topic.name)
+    assert participant["last_error"] == error
