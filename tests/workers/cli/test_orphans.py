@@ -492,6 +492,21 @@ def test_page_has_charts_of_kinds_topics_and_ages(run: Run, asked: Asked, tmp_pa
     assert {"deleted", "kept", "a workflow works on it"} <= set(seen.text)
 
 
+def test_charts_keep_the_size_of_their_text_on_a_screen_of_400_pixels(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """Bars are shares of the width there is; a name and its value share a line, and both have room on it."""
+    text, _ = page_of(run, tmp_path / "orphans.html")
+    assert "viewBox" not in text, "text would shrink with the chart"
+    charts = re.findall("<svg .*?</svg>", text, re.DOTALL)
+    assert len(charts) == 3
+    for chart in charts:
+        assert set(re.findall(' x="([^"]*)"', chart)) <= {"0", "100%"}
+        widths = re.findall(' width="([^"]*)"', chart)
+        assert widths
+        assert all(0 <= float(width.removesuffix("%")) <= 100 and width.endswith("%") for width in widths)
+        names, values = (re.findall(f'class="{part}"[^>]*>([^<]*)<', chart) for part in ("name", "value"))
+        assert all(7 * (len(name) + len(value)) < 330 for name, value in zip(names, values, strict=True))
+
+
 def test_page_takes_a_kind_and_a_limit(run: Run, asked: Asked, tmp_path: Path) -> None:
     """Charts count all of the kind, the table shows the first."""
     _, seen = page_of(run, tmp_path / "orphans.html", "--limit", "1")

@@ -1,6 +1,7 @@
 """`sexton trace`: the tree that an operator reads, and what is said where there is none."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,22 @@ def test_trace_as_a_page_needs_nothing_from_outside(run: Run, tmp_path: Path) ->
     assert 'style="left:83.333%;width:2.222%"' in text, "the failed call began at 75 of 90 ms and took 2"
     assert not any(word in text for word in ("http:", "https:", "<script", "src=", "href=", "url(", "@import", "<try>"))
     assert 'Content-Security-Policy" content="default-src &#39;none&#39;;' in text
+
+
+@pytest.mark.usefixtures("traces")
+def test_trace_as_a_page_has_room_for_names_on_a_screen_of_400_pixels(run: Run, tmp_path: Path) -> None:
+    """There a span's name has a line of its own above its times and its bar, whatever its depth."""
+    page = tmp_path / "trace.html"
+    assert run("trace", "trim-topic/7", "--html", str(page)).exit_code == 0
+    narrow = page.read_text().partition("@media (max-width: 34rem) {")[2].partition("\n}")[0]
+    columns = re.search("grid-template-columns: ([^;]*) minmax", narrow)
+    indent = re.search(r"min\(var\(--d\), (\d+)\) \* (\.\d+)rem \+ 1rem", narrow)
+    assert columns
+    assert indent
+    pixels, body = 16, 2 * 0.8
+    assert (sum(float(column.removesuffix("rem")) for column in columns[1].split()) + body) * pixels < 400 / 2
+    assert (int(indent[1]) * float(indent[2]) + 1 + body) * pixels < 400 / 3
+    assert re.search(r"\.text { grid-column: 1 / -1;", narrow)
 
 
 def test_trace_of_machines_whose_clocks_differ_begins_with_its_earliest_span(run: Run, services: FakeServices) -> None:
