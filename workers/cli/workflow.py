@@ -20,6 +20,9 @@ from workers.pages.texts import topic_shown
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
 
+    from workers.client import Sexton
+    from workers.client.visibility import WorkflowRow
+
 
 workflow = group("workflow", "Jobs in Temporal.")
 
@@ -69,9 +72,10 @@ class Kind(StrEnum):
 Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
 InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most workflows to show, newest first.")]
+All = Annotated[bool, typer.Option("--all", help="Also completed runs of recurring jobs, several each minute.")]
 
 
-@command(workflow, "list", "--type trim-topic --status Running", "--json")
+@command(workflow, "list", "--type trim-topic --status Running", "--all --json")
 def list_workflows(
     context: CommandContext,
     *,
@@ -79,15 +83,23 @@ def list_workflows(
     status: InStatus = None,
     topic: OfTopic = None,
     limit: Limit = 100,
+    all_runs: All = False,
 ) -> Answer:
-    """List jobs, newest first."""
-    encoded = encoded_topic(topic)
-    rows = [
-        {name: _plain(value) for name, value in asdict(found).items()}
-        for found in context.with_client(lambda client: client.list_workflows(type, status, encoded, limit))
-    ]
+    """List jobs, newest first.
+
+    Completed runs that a schedule started are shown with --all, or where --type names their type; `sexton schedule
+    list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
+    """
+    encoded, finished_recurring = encoded_topic(topic), all_runs or type is not None
+
+    async def work(client: "Sexton") -> "list[WorkflowRow]":
+        return await client.list_workflows(type, status, encoded, limit, finished_recurring=finished_recurring)
+
+    rows = [{name: _plain(value) for name, value in asdict(found).items()} for found in context.with_client(work)]
     if not rows and (type or status or topic):
         note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
+    if not rows and not finished_recurring and status in {None, Status.COMPLETED}:
+        note("completed runs of recurring jobs are left out: --all shows them")
     shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
     columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
     narrow = [{name: row.get(name) for name in columns} for row in shown]

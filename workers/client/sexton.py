@@ -252,6 +252,8 @@ class Sexton(StoreJobs, TransactionJobs):
         status: str | None = None,
         topic: str | None = None,
         limit: int = 100,
+        *,
+        finished_recurring: bool = True,
     ) -> list[WorkflowRow]:
         """Jobs, newest first.
 
@@ -260,8 +262,11 @@ class Sexton(StoreJobs, TransactionJobs):
             status: Temporal's name of a status, e.g. `Running`.
             topic: An encoded topic name.
             limit: The most workflows to return.
+            finished_recurring: Whether completed runs that a schedule started are among them.
         """
-        return await visible_workflows(self.client, type, status, topic, limit=limit)
+        return await visible_workflows(
+            self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring
+        )
 
     async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
         """Bring the namespace's recurring jobs to what the settings say; see `workers.client.schedules`."""

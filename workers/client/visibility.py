@@ -31,12 +31,24 @@ _STATUS = {one: "".join(word.capitalize() for word in one.name.split("_")) for o
 
 
 async def visible_workflows(
-    client: Client, type_: str | None, status: str | None, topic: str | None, *, limit: int
+    client: Client,
+    type_: str | None,
+    status: str | None,
+    topic: str | None,
+    *,
+    limit: int,
+    finished_recurring: bool = True,
 ) -> list[WorkflowRow]:
-    """Jobs of a type, in a status, of a topic by its encoded name, as far as these are given; newest first."""
+    """Jobs of a type, in a status, of a topic by its encoded name, as far as these are given; newest first.
+
+    Without `finished_recurring`, completed runs that a schedule started are left out; those that run or failed are not.
+    """
     wanted = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in wanted.items() if value}
-    query = " AND ".join(f'{name} = "{value}"' for name, value in quoted.items())
+    conditions = [f'{name} = "{value}"' for name, value in quoted.items()]
+    if not finished_recurring:
+        conditions.append('(ExecutionStatus != "Completed" OR TemporalScheduledById IS NULL)')
+    query = " AND ".join(conditions)
     return [_row(execution) async for execution in client.list_workflows(query, limit=limit)]
 
 

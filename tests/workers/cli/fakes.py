@@ -363,6 +363,7 @@ class FakeClient:
 
     result: FakeResult | BaseException = field(default_factory=lambda: FakeResult({"DELETED": 3}))
     asked: list[tuple[object, ...]] = field(default_factory=list)
+    finished_recurring: list[bool] = field(default_factory=list)
     dead: int = 3  # dead letters
     durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
     batches: FakeBatches = field(default_factory=FakeBatches)
@@ -452,9 +453,10 @@ class FakeClient:
         ]
 
     async def list_workflows(
-        self, type_: str | None, status: str | None, topic: str | None, limit: int
+        self, type_: str | None, status: str | None, topic: str | None, limit: int, *, finished_recurring: bool
     ) -> list[WorkflowRow]:
         self.asked.append((type_, status, topic, limit))
+        self.finished_recurring.append(finished_recurring)
         return [
             WorkflowRow(
                 workflow_id="trim-topic/7",

@@ -70,6 +70,7 @@ def test_deletions_are_listed_by_topic_and_by_ledger(run: Run, world: World) -> 
     [
         (("--type", "trim-topic"), "Temporal knows no workflow of type trim-topic"),
         (("--topic", NAME, "--status", "Failed"), f"Temporal knows no Failed workflow of topic {NAME}"),
+        ((), "completed runs of recurring jobs are left out: --all shows them"),
     ],
 )
 def test_workflows_that_nobody_knows_are_said(
@@ -77,12 +78,21 @@ def test_workflows_that_nobody_knows_are_said(
 ) -> None:
     """Temporal has no word for what it has never seen."""
 
-    async def none(*asked: object) -> list[object]:
+    async def none(*asked: object, **more: object) -> list[object]:
         return []
 
     monkeypatch.setattr(services.client, "list_workflows", none)
     answer = run("workflow", "list", *options, "--json")
     assert (document(answer), answer.stderr.splitlines()) == ([], [told])
+
+
+@pytest.mark.parametrize(("options", "shown"), [((), False), (("--all",), True), (("--type", "sweep-records"), True)])
+def test_completed_runs_of_recurring_jobs_are_listed_where_they_are_asked_for(
+    run: Run, services: FakeServices, options: tuple[str, ...], shown: bool
+) -> None:
+    """By --all, or by their type."""
+    assert run("workflow", "list", *options).exit_code == 0
+    assert services.client.finished_recurring == [shown]
 
 
 def test_types_of_workflows_are_those_that_workers_run() -> None:

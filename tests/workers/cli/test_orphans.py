@@ -152,8 +152,8 @@ def test_inventory_at_a_url_starts_nothing(url: str, run: Run, asked: Asked) -> 
 
 def test_inventory_of_the_examples_is_taken(run: Run, asked: Asked) -> None:
     """Each command line that the help shows can be typed."""
-    shown = re.sub(r"\\ *\n *", "", run("orphans", "plan", "--help").stdout)
-    shown = re.findall(r"^ *sexton (orphans plan.*)$", shown, re.MULTILINE)
+    text = re.sub(r"\\ *\n *", "", run("orphans", "plan", "--help").stdout)
+    shown = re.findall(r"^ *sexton (orphans plan.*)$", text, re.MULTILINE)
     assert len(shown) == 3
     for line in shown:
         assert run(*line.split()).exit_code == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.core import TyperGroup
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS
@@ -78,7 +77,7 @@ def _commands(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any
 
 
 def _below(path: tuple[str, ...], found: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    names = found.list_commands(None) if isinstance(found, TyperGroup) else []
+    names: list[str] = found.list_commands(None) if hasattr(found, "list_commands") else []
     for name in names:
         yield from _below((*path, name), found.get_command(None, name))
     if not names:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio import workflow
 from temporalio.client import (
     Schedule,
     ScheduleActionStartWorkflow,
@@ -18,8 +19,10 @@ from temporalio.client import (
     ScheduleSpec,
 )
 from temporalio.service import RPCError
+from temporalio.worker import Worker
 
 from logstore.errors import InvalidInput
+from tests.workflows.house import assert_eventually
 from workers.client import Sexton
 from workers.client.payload_codec import key_of
 from workers.client.schedules import AppliedSchedule, require_readable
@@ -139,6 +142,37 @@ def test_the_sweep_of_records_runs_as_soon_as_its_schedule_is_made(quiet: Settin
     apply(quiet)
     begun = {name: handle(quiet, name, "describe").info.num_actions for name in OURS}
     assert begun == {name: int(name == "sexton-records") for name in OURS}
+
+
+@workflow.defn(name="sweep-records", sandboxed=False)
+class _Sweep:
+    @workflow.run
+    async def run(self, arg: Any) -> None:
+        """End at once."""
+
+
+def test_completed_runs_that_a_schedule_started_can_be_left_out_of_a_list(quiet: Settings) -> None:
+    """Those that run are listed, and so are completed ones of the same type that a person started."""
+
+    async def work(sexton: Sexton) -> None:
+        async def listed(*, finished: bool) -> list[tuple[str, str]]:
+            rows = await sexton.list_workflows(type="sweep-records", finished_recurring=finished)
+            return sorted((row.workflow_id, row.status) for row in rows if row.workflow_id not in earlier)
+
+        async def is_listed(*wanted: tuple[str, str], finished: bool) -> bool:
+            return [(name[:7], status) for name, status in await listed(finished=finished)] == list(wanted)
+
+        earlier: set[str] = set()
+        earlier = {name for name, _ in await listed(finished=True)}
+        await sexton.apply_schedules()
+        await assert_eventually(lambda: is_listed(("sweep-r", "Running"), finished=False))
+        async with Worker(sexton.client, task_queue=quiet.task_queue, workflows=[_Sweep]):
+            await sexton.client.execute_workflow("sweep-records", {}, id="by-hand", task_queue=quiet.task_queue)
+            both = (("by-hand", "Completed"), ("sweep-r", "Completed"))
+            await assert_eventually(lambda: is_listed(*both, finished=True))
+        assert await is_listed(both[0], finished=False)
+
+    with_temporal(quiet, work)
 
 
 def test_schedules_skip_overlaps_and_catch_up_within_a_bound(quiet: Settings) -> None:
