@@ -7,7 +7,7 @@ Source: Pulsar's retention policy (a limit of time, a limit of size, either of t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logstore.errors import InvalidInput, LedgerStillNeeded
 from logstore.log.ledgers import LedgerState
@@ -72,6 +72,13 @@ def detachable_prefix(
         if reason_to_keep(ledger, last=last, marks=marks) or not _outlived(ledger, policy, left, now_us):
             return
         yield ledger
+
+
+def closed_at(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
+    """Return the facts of an open ledger as they are once a roll has closed it; those of any other are unchanged."""
+    if ledger.state is not LedgerState.OPEN:
+        return ledger
+    return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)
 
 
 def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, Position]) -> str | None:

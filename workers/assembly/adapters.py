@@ -81,6 +81,15 @@ def store_clock(settings: Settings) -> Callable[[], int]:
     return now_us
 
 
+def roll_policy(settings: Settings) -> RollPolicy:
+    """When the settings say that a ledger is full."""
+    return RollPolicy(
+        max_entries=settings.ledger_max_entries,
+        max_size_bytes=settings.ledger_max_bytes,
+        max_age_s=settings.ledger_max_age,
+    )
+
+
 def _policies(settings: Settings) -> Policies:
     # what deletion will need of a tiered copy, whatever the settings are by then
     endpoint = "" if on_own_stack(settings) else settings.s3_endpoint
@@ -89,11 +98,7 @@ def _policies(settings: Settings) -> Policies:
         scratch=settings.home / "tmp",
         driver_metadata={"driver": DRIVER} | {name: value for name, value in known.items() if value},
         application=settings.application,
-        roll=RollPolicy(
-            max_entries=settings.ledger_max_entries,
-            max_size_bytes=settings.ledger_max_bytes,
-            max_age_s=settings.ledger_max_age,
-        ),
+        roll=roll_policy(settings),
         registration_timeout_s=settings.registration_timeout,
         cursor_inline_bytes=settings.cursor_inline_bytes,
         bucket_limits=BucketLimits(

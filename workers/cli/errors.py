@@ -99,7 +99,7 @@ def failure_of(error: BaseException) -> Failure:
     if typed is not None:
         message = failure.message
         if message.startswith(f"{failure.field}:"):
-            message = f"{typed}{message.removeprefix(failure.field)}"
+            message = f"{typed}{message.removeprefix(str(failure.field))}"
         failure = replace(failure, field=typed, message=message)
     return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE))
 

@@ -15,6 +15,7 @@ from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
     LedgerFacts,
     RetentionPolicy,
+    closed_at,
     detachable_prefix,
     reason_to_keep,
     require_unneeded,
@@ -50,26 +51,38 @@ class Detachable:
     finished: dict[str, int]  # asked for and ended before: outcome -> rows
 
 
-def detachable(connection: Connection, view: ListView, asked: Sequence[LedgerId] | None, *, force: bool) -> Detachable:
+def detachable(
+    connection: Connection,
+    view: ListView,
+    asked: Sequence[LedgerId] | None,
+    *,
+    force: bool,
+    rolled: LedgerId | None = None,
+) -> Detachable:
     """The ledgers that retention does not keep, or, with `asked`, all of these.
+
+    `rolled` is a last ledger that is taken for closed, with another one behind it.
 
     Raises:
         InvalidInput: No ids, or too many for one transaction.
         UnknownObject: An id that never was in this list.
         LedgerStillNeeded: One of the ledgers asked for must stay.
     """
-    return _by_retention(connection, view) if asked is None else _by_id(connection, view, asked, force=force)
+    if asked is None:
+        return _by_retention(connection, view, rolled)
+    return _by_id(connection, view, asked, force=force)
 
 
-def _by_retention(connection: Connection, view: ListView) -> Detachable:
+def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
     mine, listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
     total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(mine, listed)).scalar_one()
+    facts = _facts(connection, mine, view.now_us)
     prefix = detachable_prefix(
-        _facts(connection, mine, view.now_us),
+        (closed_at(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
         marks=view.marks,
         policy=view.policy,
         total_bytes=int(total or 0),
-        last=view.last,
+        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the one behind it, which is in no list yet
         now_us=view.now_us,
     )
     ids = [ledger.ledger_id for ledger in prefix]

@@ -44,11 +44,21 @@ class SqlPhaseOne(LeasedPort):
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
-    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+    def preview(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        force: bool,
+        rolled: LedgerId | None = None,
+    ) -> list[LedgerId]:
         """See `PhaseOne.preview`."""
-        return self._db.read(
-            lambda c: list(detachable(c, self._view(c, topic_id, lock=False), ledger_ids, force=force).ids)
-        )
+
+        def read(connection: Connection) -> list[LedgerId]:
+            view = self._view(connection, topic_id, lock=False)
+            return list(detachable(connection, view, ledger_ids, force=force, rolled=rolled).ids)
+
+        return self._db.read(read)
 
     def detach(
         self,

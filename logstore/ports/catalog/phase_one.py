@@ -42,8 +42,18 @@ class PhaseOne(Protocol):
         fence before it is committed. The other writes are no owner's: they look at no fence, under a lease either.
         """
 
-    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+    def preview(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        force: bool,
+        rolled: LedgerId | None = None,
+    ) -> list[LedgerId]:
         """What a detach would take out now; None asks for what retention does not keep. Changes nothing.
+
+        With `rolled`, the list's last ledger, the answer is what a detach would take out right after it was closed and
+        another one was opened behind it.
 
         Raises:
             UnknownObject, LedgerStillNeeded: As `detach`.

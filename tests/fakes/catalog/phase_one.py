@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from logstore.cursors import state as cursors
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.retention import LedgerFacts, detachable_prefix, require_unneeded
+from logstore.deletion.retention import LedgerFacts, closed_at, detachable_prefix, require_unneeded
 from logstore.deletion.rules import distinct
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
@@ -28,9 +28,16 @@ _BEFORE_ANY = LedgerId(-1)
 class FakePhaseOne(Batches):
     """The `PhaseOne` port."""
 
-    def preview(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+    def preview(
+        self,
+        topic_id: TopicId,
+        ledger_ids: Sequence[LedgerId] | None,
+        *,
+        force: bool,
+        rolled: LedgerId | None = None,
+    ) -> list[LedgerId]:
         with self._catalog.lock:
-            return self._doomed(topic_id, ledger_ids, force=force)[0]
+            return self._doomed(topic_id, ledger_ids, force=force, rolled=rolled)[0]
 
     def detach(
         self,
@@ -121,21 +128,23 @@ class FakePhaseOne(Batches):
         return Detached(batch_id=batch_id, ledgers=len(own), intents=len(mine))
 
     def _doomed(
-        self, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, force: bool
+        self, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, force: bool, rolled: LedgerId | None = None
     ) -> tuple[list[LedgerId], dict[str, int]]:
         """Listed ledgers that go, ascending, and how those ended that were asked for and are gone."""
         topic = self._catalog.topic(topic_id)
         listed = self._catalog.lists[topic_id]
-        last = listed[-1] if listed else _BEFORE_ANY
+        last = listed[-1] if listed and listed[-1] != rolled else _BEFORE_ANY
         marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.all(topic_id)}
         if asked is None:
+            now_us = self._catalog.now_us
+            facts = (closed_at(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
             prefix = detachable_prefix(
-                map(self._facts, listed),
+                facts,
                 marks=marks,
                 policy=topic.policy,
                 total_bytes=sum(self._catalog.ledger_rows[one].size_bytes for one in listed),
                 last=last,
-                now_us=self._catalog.now_us,
+                now_us=now_us,
             )
             return [ledger.ledger_id for ledger in prefix], {}
         wanted = distinct("ledger ids", asked)

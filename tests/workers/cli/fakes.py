@@ -60,6 +60,8 @@ class FakeLog:
         self.written: list[Acknowledge] = []
         self.subscribed: dict[str, Subscription] = {}
         self.previews: list[tuple[list[LedgerId] | None, bool]] = []
+        self.rolled: list[LedgerId | None] = []
+        self.last: Ledger | None = None
         self.fail_append_at: tuple[int, BaseException] | None = None
         self.closed = 0
         self.deletions = 1  # rows in the queue of phase two
@@ -86,7 +88,9 @@ class FakeLog:
         self.catalog = SimpleNamespace(
             topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
             delayed=self.index,
-            ledgers=SimpleNamespace(listed=self._listed, totals=self._totals, backlogs=self._backlogs),
+            ledgers=SimpleNamespace(
+                listed=self._listed, totals=self._totals, backlogs=self._backlogs, last=lambda _: self.last
+            ),
             components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
             phase_one=SimpleNamespace(
                 contents=self._contents,
@@ -243,8 +247,11 @@ class FakeLog:
         at = -1 if version is None else version
         return self._versions()[at], self.contents[at]
 
-    def _preview(self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool) -> list[LedgerId]:
+    def _preview(
+        self, topic_id: TopicId, ids: list[LedgerId] | None, *, force: bool, rolled: LedgerId | None = None
+    ) -> list[LedgerId]:
         self.previews.append((ids, force))
+        self.rolled.append(rolled)
         return [LedgerId(1), LedgerId(2)] if ids is None else ids
 
     def _failures(self, **asked: object) -> list[DeletionIntent]:

@@ -77,6 +77,23 @@ def test_offload_answers_ledgers_and_bytes(run: Run, asked: Asked, orders: str) 
     assert asked.started == [(orders, None, False, "")]
 
 
+def test_offload_shows_people_only_what_there_is(run: Run, asked: Asked, orders: str) -> None:
+    """No rows of zeros and of empty lists; why a ledger failed stands once, in the table of what failed."""
+    asked.result = OffloadTopicResult(offloaded=0)
+    shown = run("topic", "offload", orders).stdout
+    assert [line.split("  ")[0].strip() for line in shown.splitlines()] == ["workflow id", "offloaded", "bytes"]
+    asked.result = OffloadTopicResult(offloaded=1, failed=1, errors={4: "UploadUnproven: not there"})
+    shown = run("topic", "offload", orders, "--delete-primary").stdout
+    assert [line.split("  ")[0].strip() for line in shown.splitlines()][:5] == [
+        "workflow id",
+        "offloaded",
+        "bytes",
+        "failed count",
+        "removed",
+    ]
+    assert shown.count("UploadUnproven") == 1
+
+
 def test_offload_of_given_ledgers_with_removal_asks_for_just_that(run: Run, asked: Asked, orders: str) -> None:
     """A ledger named twice is one ledger; the reason travels to the audit log."""
     asked.result = OffloadTopicResult(offloaded=1, removed=1, outcomes={"DELETED": 1})

@@ -179,8 +179,21 @@ def test_topic_trim_says_where_it_can_be_watched(run: Run, orders: str, option: 
 def test_topic_trim_dry_run_starts_nothing(run: Run, services: FakeServices, orders: str) -> None:
     """What would go is told, and no workflow is started."""
     told = document(run("topic", "trim", orders, "--dry-run", "--json"))
-    assert told == {"dry_run": True, "detached": 2, "ledger_ids": [1, 2]}
+    assert told == {"dry_run": True, "rolled": None, "detached": 2, "ledger_ids": [1, 2], "pending": 1}
     assert (services.client.asked, services.log.previews) == ([], [(None, False)])
+    assert services.log.rolled == [None]
+
+
+@pytest.mark.parametrize(("max_entries", "rolled"), [("7", 9), ("8", None)])
+def test_topic_trim_dry_run_counts_the_last_ledger_that_the_trim_would_roll(
+    run: Run, services: FakeServices, orders: str, max_entries: str, rolled: int | None
+) -> None:
+    """One that is full by the settings goes with the same trim."""
+    services.environ["SEXTON_LEDGER_MAX_ENTRIES"] = max_entries
+    (ledger,) = services.log.catalog.ledgers.listed(1)
+    services.log.last = replace(ledger, ledger_id=LedgerId(9), entries=7, created_us=2**60)  # full, and not old
+    assert document(run("topic", "trim", orders, "--dry-run", "--json"))["rolled"] == rolled
+    assert services.log.rolled == [rolled]
 
 
 @pytest.mark.parametrize("outcome", ["RETRYING", "DEAD_LETTERED", "STILL_IN_USE"])

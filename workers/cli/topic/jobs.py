@@ -1,15 +1,17 @@
 """`topic trim`, `delete` and `offload`: jobs on one topic, started or tried out."""
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from logstore.deletion.intents import DeletionState
 from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, code_of_outcomes
 from workers.cli.jobs import Asked, Job, counted, ended, in_part, job, left_of
 from workers.cli.jobs import why as why_failed
-from workers.cli.ledger.ledgers import preview
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
@@ -20,19 +22,39 @@ if TYPE_CHECKING:
     from workflows.deletion.values import TrimTopicResult
     from workflows.offload.values import OffloadTopicResult
 
+_BEFORE_ANY = LedgerId(-1)
+_PREVIEW = 10_000  # ledgers that a dry run names
+
 
 @job(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
 def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False) -> Asked:
-    """Delete ledgers that every subscription has consumed and that retention does not keep."""
+    """Delete ledgers that every subscription has consumed and that retention does not keep.
+
+    First it rolls the last ledger if that is full or past its age. It also takes up copies that earlier jobs took out
+    of the catalog and left in storage: --dry-run counts those that are not gone yet as pending.
+    """
     found = context.topic(name)
     if dry_run:
-        return preview(context, found, None, force=False)
+        return _trim_preview(context, found)
 
     def answer(workflow_id: str, result: "TrimTopicResult") -> Answer:
         done = {"workflow_id": workflow_id, "detached": result.detached, "deleted": result.deleted}
         return ended(context, done, result.outcomes, topic=found)
 
     return Job(lambda client: client.trim_topic(found, reason, context.actor), "trimming", answer)
+
+
+def _trim_preview(context: CommandContext, found: "Topic") -> Answer:
+    """The ledgers that a trim would delete, with nothing changed: its roll of the last ledger is counted in."""
+    last = context.catalog.ledgers.last(found.topic_id)
+    is_due = last is not None and context.services.roll_policy(context.settings).due(
+        last, now_us=time.time_ns() // 1_000
+    )
+    rolled = last.ledger_id if last is not None and is_due else None
+    going = context.catalog.phase_one.preview(found.topic_id, None, force=False, rolled=rolled)
+    pending = context.catalog.deletions.list(DeletionState.PENDING, topic=found.name, ledger_id=None, limit=_PREVIEW)
+    document = {"dry_run": True, "rolled": rolled, "detached": len(going), "ledger_ids": [int(one) for one in going]}
+    return Answer(document={**document, "pending": len(pending)})
 
 
 @job(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
@@ -61,9 +83,6 @@ def delete(
         lambda workflow_id, result: ended(context, {"workflow_id": workflow_id}, result.outcomes, topic=found),
     )
 
-
-_BEFORE_ANY = LedgerId(-1)
-_PREVIEW = 10_000  # ledgers that a dry run names
 
 Ledgers = Annotated[
     list[int] | None,
@@ -127,10 +146,13 @@ def _offloaded(
     if delete_primary:
         doubts = {str(ledger_id): doubt for ledger_id, doubt in sorted(result.doubts.items())}
         document |= {"removed": result.removed, "unproved": result.unproved, "doubts": doubts, "outcomes": outcomes}
+    always = {"workflow_id", "offloaded", "bytes", *(["removed"] if delete_primary else [])}
+    told_below = {"failed", "errors", "doubts"}
+    shown = {name: value for name, value in document.items() if name in always or (value and name not in told_below)}
     deleted_in_part = code_of_outcomes(outcomes) is ExitCode.PARTIAL
     if not (result.failed or result.running or result.unproved or result.refused or deleted_in_part):
-        return Answer(document=document)
+        return Answer(document=document, shown=shown)
     told = [{"id": ledger, "error": why} for ledger, why in [*result.errors.items(), *result.doubts.items()]]
     left = left_of(context, topic=found) if deleted_in_part else ()
     kept = [{"id": one.ledger_id, "error": f"deletion {one.row_id}: {why_failed(one)}"} for one in left]
-    return in_part(document, [*told, *kept])
+    return replace(in_part(document, [*told, *kept]), shown=shown)

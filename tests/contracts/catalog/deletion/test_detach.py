@@ -45,6 +45,19 @@ def test_detach_by_retention_replaces_consumed_ledgers_by_intents(world: World) 
 
 
 @pytest.mark.postgres
+def test_preview_of_a_last_ledger_that_is_rolled_is_what_goes_after_the_roll(world: World) -> None:
+    """A trim rolls a last ledger that is due, and then deletes it; before, it stays, and so it does if it is needed."""
+    topic = new_topic(world)
+    ledgers = filled(world, topic.topic_id, 2, entries=10, size_bytes=100)
+    preview = world.catalog.phase_one.preview
+    assert preview(topic.topic_id, None, force=False) == ledgers[:1]
+    going = preview(topic.topic_id, None, force=False, rolled=ledgers[1])
+    assert listed(world, topic.topic_id) == ledgers
+    roll(world, topic.topic_id)
+    assert going == preview(topic.topic_id, None, force=False) == ledgers
+
+
+@pytest.mark.postgres
 def test_detach_files_intents_in_the_order_of_shards(sql_world: SqlWorld) -> None:
     """A range of rows holds few shards, whose ledgers share listings."""
     sql_world.start_ids_at(LedgerId(SHARDS - 2))
