@@ -2,8 +2,9 @@
 
 A component ledger is stored as a data ledger is: `meta.json` first, then its segments, here exactly one. That has one
 entry, or is a whole Parquet file of the component's own. It is created in two phases, as it is deleted in two: its row
-first, and only when all of it is in storage does the component's own transaction list it. A process that loses that
-race, or dies before it, leaves a newborn that the catalog files an intent for (apache/pulsar#350).
+first, and its place in a list last. The component's own transaction lists it once a HEAD has shown each of its objects.
+A process that loses that race, or dies before it, leaves a newborn that the catalog files an intent for
+(apache/pulsar#350).
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimed
 from logstore.failpoints import effect
 from logstore.log.entries import FOOTER, NewEntry, ProducedEntries, decode_segment, encode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, Component, LedgerStatement, digest_of, meta_key, segment_key
+from logstore.log.services.read_back import require_stored
 from logstore.log.services.registration import telling
 from logstore.log.services.segment_file import check_whole, vouching
 from logstore.ports.catalog import Components, Ledgers
@@ -169,8 +171,13 @@ class ComponentLedgers:
         return bytes(found[0].as_py())
 
     def _put(self, statement: LedgerStatement, segment: _Segment, deadline_s: float) -> bool:
-        """Whether both objects are stored; not when storage holds another ledger of that id."""
-        metadata = statement.to_metadata()
+        """Whether both objects are stored; not when storage holds another ledger of that id.
+
+        Each is read back after its PUT was answered. One that is not there is put again.
+        """
+        metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
+        own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
+        stating, content = metadata | segment.metadata, segment.content
 
         def proceed() -> None:
             between_units()
@@ -179,16 +186,16 @@ class ComponentLedgers:
 
         def put_meta() -> None:
             with effect("component.put_meta"):
-                key = meta_key(statement.ledger_id, statement.owner)
-                self._objects.put_if_absent(key, statement.to_json(), metadata=metadata)
+                self._objects.put_if_absent(own_meta_key, meta, metadata=metadata)
+            require_stored(self._objects, own_meta_key, size_bytes=len(meta), metadata=metadata)
 
         def put_segment() -> None:
-            key, content, stating = segment_key(statement.ledger_id, 0), segment.content, metadata | segment.metadata
             with effect("component.put_segment"):
                 if isinstance(content, bytes):
                     self._objects.put_if_absent(key, content, metadata=stating)
                 else:
                     self._objects.put_file_if_absent(key, content, metadata=stating, proceed=proceed)
+            require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=stating)
 
         try:
             for put in (put_meta, put_segment):

@@ -18,6 +18,8 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
+from logstore.log.ledgers import DIGEST, digest_of
+from logstore.log.services.read_back import require_stored
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
 from logstore.records.kinds import RecordKind
@@ -33,6 +35,9 @@ REPLICAS: Final = "records/replicas/"
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
+
+_WORD: Final = b"{}"
+"""Content of an object whose key says all: a pin, an acknowledgement, a revocation."""
 
 _NEAR: Final = 50
 """A manifest is pinned only while fewer are newer: the newest 100 are never removed, so the pin came in time."""
@@ -114,7 +119,7 @@ class RecordLog:
                 whose it is, its stamp says.
         """
         with effect("records.put_manifest"):
-            self._objects.put_if_absent(manifest.key, manifest.to_json(), metadata={})
+            self._put(manifest.key, manifest.to_json())
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
         """Store versions, ascending by id and sub, as blocks that no manifest names yet.
@@ -126,7 +131,7 @@ class RecordLog:
             between_units()
             block = describe(f"{kind}-{uuid4().hex}", kind, part, file)
             with effect("records.put_block"):
-                self._objects.put_if_absent(block.key, file, metadata={})
+                self._put(block.key, file)
             yield block
 
     def read_block(
@@ -159,7 +164,7 @@ class RecordLog:
         folder = f"{PINS}{what}/{_quoted(pin_id)}/"
         key = f"{folder}{manifest:012d}-{until_us:017d}"
         with effect("records.pin"):
-            self._objects.put_if_absent(key, b"{}", metadata={})
+            self._put(key, _WORD)
         self._only(folder, key)
 
     def pin_newest(self, pin_id: str, until_us: int, what: str) -> Manifest | None:
@@ -213,7 +218,7 @@ class RecordLog:
         folder = f"{REPLICAS}{_quoted(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
         with effect("records.acknowledge"):
-            self._objects.put_if_absent(key, b"{}", metadata={})
+            self._put(key, _WORD)
         self._only(folder, key)
 
     def register(self, replica_id: str, at_us: int) -> None:
@@ -232,7 +237,18 @@ class RecordLog:
         It is to be listed again afterwards: one that was registered meanwhile may not be revoked by this.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
-            self._objects.put_if_absent(self._revocation(replica_id), b"{}", metadata={})
+            self._put(self._revocation(replica_id), _WORD)
+
+    def _put(self, key: str, body: bytes) -> None:
+        """Store an object unless its key is taken, and read it back by a HEAD.
+
+        Raises:
+            AlreadyExists: The key holds another object.
+            UploadUnproven: The store answered the PUT, and does not show the object.
+        """
+        metadata = {} if body == _WORD else {DIGEST: digest_of(body)}
+        self._objects.put_if_absent(key, body, metadata=metadata)
+        require_stored(self._objects, key, size_bytes=len(body), metadata=metadata)
 
     def _revocation(self, replica_id: str) -> str:
         return f"{REPLICAS}{_quoted(replica_id)}/{_REVOKED}"

@@ -51,6 +51,15 @@ def test_seal_takes_what_is_not_due_and_says_how_far_it_looked(topic: Stored) ->
     assert (topic.buckets[1].first, topic.buckets[1].last) == (third[0], third[0])
 
 
+def test_bucket_whose_upload_was_answered_and_not_stored_is_put_again(topic: Stored) -> None:
+    """The topic's list never names a snapshot that the store does not show."""
+    (first,) = topic.append(5)
+    lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=lambda key: key.endswith(".parquet"))
+    topic.world.objects.plan(lost)
+    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=1)
+    assert topic.held() == _expected(topic, (5, first))
+
+
 def test_seal_waits_until_it_is_time(topic: Stored) -> None:
     """By messages, by ledgers, or when no new one has come for long; and each of them alone is enough."""
     topic.append(1, 2, 3)

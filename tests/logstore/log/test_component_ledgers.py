@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.deletion.intents import DeletionState, Outcome
-from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut
+from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import mark_footer
 from logstore.log.ledgers import Component, LedgerStatement, digest_of, meta_key, segment_key
@@ -148,6 +148,53 @@ def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World)
     assert len(world.catalog.ledger_rows) == 1
 
 
+def _is_segment(key: str) -> bool:
+    return key.endswith(".parquet")
+
+
+def _lost(which: int, *, times: int = 1) -> Fault:
+    """A PUT that is answered and stores nothing: of `meta.json` (0) or of the segment (1)."""
+    return Fault(
+        operation=Operation.PUT,
+        kind=FaultKind.LOST,
+        times=times,
+        matches=lambda key: _is_segment(key) is (which == 1),
+    )
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["meta", "segment"])
+def test_component_ledger_whose_upload_was_answered_and_not_stored_is_put_again(world: World, which: int) -> None:
+    """It is read back before it is published (apache/pulsar#22839)."""
+    world.objects.plan(_lost(which))
+    ledger_id = _write(world)
+    assert world.contents().read(ledger_id) == b"content"
+    assert len(world.objects.keys) == 2
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["meta", "segment"])
+def test_component_ledger_that_is_never_stored_is_never_published(world: World, which: int) -> None:
+    """However often the store says that it has it; what was current stays so."""
+    before = _write(world)
+    world.objects.plan(_lost(which, times=1000))
+    with pytest.raises(UploadUnproven, match="not there"):
+        _write(world, b"other")
+    assert [one.ledger_id for one in world.listed(Component.SCHEMA_STORAGE)] == [before]
+
+
+def test_component_ledger_that_is_stored_short_is_never_published(world: World) -> None:
+    """Its length is compared, and the digest in its metadata; the content goes to the next id."""
+
+    def cut() -> None:
+        (key,) = filter(_is_segment, world.objects.keys)
+        held = world.objects._held[key]
+        world.objects._held[key] = replace(held, body=held.body[:-1])
+
+    world.objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, matches=_is_segment, action=cut))
+    made = _write(world)
+    assert [one.ledger_id for one in world.listed(Component.SCHEMA_STORAGE)] == [made]
+    assert world.contents().read(made) == b"content"
+
+
 def _delete(world: World) -> None:
     """A trim takes the only newborn for abandoned, and phase two finds nothing of it."""
     for ledger_id in list(world.catalog.ledger_rows):
@@ -221,6 +268,17 @@ def test_component_ledger_of_a_file_that_takes_too_long_sends_nothing_more(world
         world.contents().store(_file_draft(world, file))
     assert len([one for one in world.objects.calls if one[0] is Operation.PART]) == 1
     assert (world.objects.unfinished, world.listed(Component.DELAYED_INDEX)) == (set(), [])
+
+
+@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
+def test_component_ledger_of_a_file_that_is_never_stored_is_never_published(
+    world: World, file: BinaryIO, part_bytes: int
+) -> None:
+    """The index of delayed messages is a file; in parts and whole it is read back."""
+    world.objects.part_bytes = part_bytes
+    world.objects.plan(_lost(1, times=1000))
+    with pytest.raises(UploadUnproven, match="not there"):
+        world.contents().store(_file_draft(world, file))
 
 
 def test_component_ledgers_are_stored_before_any_of_them_is_published(world: World, file: BinaryIO) -> None:

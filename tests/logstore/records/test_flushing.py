@@ -2,15 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from logstore.errors import CatalogMismatch, CatalogOutdated, CorruptData, PreconditionFailed, StoreUnavailable
+from logstore.errors import (
+    CatalogMismatch,
+    CatalogOutdated,
+    CorruptData,
+    PreconditionFailed,
+    StoreUnavailable,
+    UploadUnproven,
+)
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import FREE_IDS, PREFIX, Ceilings
+from logstore.records.manifest import BLOCKS, FREE_IDS, PREFIX, Ceilings
 from logstore.records.services.flushing import PAGE, Flusher, raised
 from logstore.records.services.publishing import publish, standing
 from logstore.records.services.record_log import RecordLog
@@ -91,11 +99,11 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
     late: list[tuple[str, bytes]] = []
     put = world.objects.put_if_absent
 
-    def lose(key: str, body: bytes, **facts: object) -> None:
+    def lose(key: str, body: bytes, **facts: Any) -> None:
         if key.startswith(PREFIX) and not late:
             late.append((key, body))
             raise StoreUnavailable("no answer")
-        put(key, body, metadata={})
+        put(key, body, **facts)
 
     world.objects.put_if_absent = lose  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
@@ -110,6 +118,20 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
     assert world.flush().manifest == 2
     assert world.returning() == world.standing()
     assert world.catalog.records.state().pending == frozenset()
+
+
+@pytest.mark.parametrize("lost", [PREFIX, BLOCKS], ids=["manifest", "block"])
+def test_flush_whose_upload_was_answered_and_not_stored_is_repeated(world: RecordsWorld, lost: str) -> None:
+    """The outbox keeps its rows until a HEAD shows the manifest and its blocks (apache/pulsar#22839)."""
+    world.create()
+    upload_lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=lambda key: key.startswith(lost))
+    world.objects.plan(upload_lost)
+    with pytest.raises(UploadUnproven, match="not there"):
+        world.flush()
+    assert world.catalog.records.state().outbox > 0
+    assert world.flush().manifest == 1
+    assert world.returning() == world.standing()
+    assert world.catalog.records.state().outbox == 0
 
 
 def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> None:

@@ -1,10 +1,19 @@
 """The record log in its bucket: manifests, blocks, pins, and what replicas acknowledged."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from logstore.errors import AlreadyExists, CorruptData, InvalidInput, MissingData, StoreUnavailable, Unsupported
+from logstore.errors import (
+    AlreadyExists,
+    CorruptData,
+    InvalidInput,
+    MissingData,
+    StoreUnavailable,
+    Unsupported,
+    UploadUnproven,
+)
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.kinds import FORMAT, RecordKind
 from logstore.records.manifest import Ceilings, Manifest, manifest_key
@@ -50,6 +59,29 @@ def test_of_two_manifests_of_one_number_one_is_put(log: RecordLog) -> None:
         log.put_manifest(manifest(1, "theirs"))
     assert log.manifest(1) == manifest(1, "ours")
     assert log.manifest(2) is None
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda log: log.put_manifest(manifest(1)),
+        lambda log: list(log.put_blocks(RecordKind.LEDGER, table(RecordKind.LEDGER, [version(1, 0)]))),
+        lambda log: log.pin("p", 1, 5, "raid"),
+        lambda log: log.acknowledge("r", 1, 1, 5),
+        lambda log: log.revoke("r"),
+    ],
+    ids=["manifest", "block", "pin", "acknowledgement", "revocation"],
+)
+def test_object_that_the_store_does_not_show_is_not_taken_for_stored(
+    put: Callable[[RecordLog], object], log: RecordLog, objects: FakeObjectStore
+) -> None:
+    """Others rely on each of them: what was answered and not kept would lose records, or let tombstones go early."""
+    objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    with pytest.raises(UploadUnproven, match="not there"):
+        put(log)
+    assert objects.keys == []
+    put(log)
+    assert len(objects.keys) == 1
 
 
 def test_a_manifest_of_a_newer_format_or_of_no_sense_is_named(log: RecordLog, objects: FakeObjectStore) -> None:

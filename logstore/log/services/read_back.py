@@ -1,0 +1,31 @@
+"""Asking the store for an object that was just uploaded, before anything points at it.
+
+A store, or a cache in front of it, may answer a PUT and keep nothing. What becomes current by a transaction or by the
+name of a manifest is read back first: by one HEAD, which tells its length and the digest in its metadata. Appends are
+not read back: that would double the requests of each.
+
+Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
+"""
+
+from collections.abc import Mapping
+
+from logstore.errors import UploadUnproven
+from logstore.ports.objects import ObjectInfo, ObjectStore
+
+
+def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
+    """Require the object that was uploaded, as a HEAD shows it now.
+
+    Raises:
+        UploadUnproven: The store has no such object, or one of another length or with other metadata.
+        StoreUnavailable: The store did not answer.
+    """
+    found = objects.head(key)
+    if found is None:
+        raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
+    info, stored_metadata = found
+    if info.size_bytes != size_bytes or stored_metadata != metadata:
+        expected = f"{size_bytes} bytes of {dict(metadata)}"
+        stored = f"{info.size_bytes} bytes of {dict(stored_metadata)}"
+        raise UploadUnproven(f"{key}: expected {expected}, found {stored}")
+    return info
