@@ -141,9 +141,19 @@ def marker_of(catalog_id: str) -> bytes:
 
 def marked_by(content: bytes) -> str:
     """The catalog that a marker names; of a marker that cannot be read, its first bytes: its catalog is unknown."""
+    named = _named(content)
+    return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if named is None else named
+
+
+def is_marker(content: bytes) -> bool:
+    """Whether the content names a catalog, whichever one."""
+    return _named(content) is not None
+
+
+def _named(content: bytes) -> str | None:
     try:
         told = json.loads(content)
     except (ValueError, RecursionError):
-        told = None
+        return None
     named = told.get(_CATALOG) if isinstance(told, dict) else None
-    return named if isinstance(named, str) else f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})"
+    return named if isinstance(named, str) else None

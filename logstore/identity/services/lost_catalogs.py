@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marked_by
-from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.identity.markers import MarkerState, NamedBucket, Role, is_marker, marked_by
+from logstore.identity.services.own_stores import OwnStore, OwnStores, read_marker
 from logstore.ports.catalog import KnownCopy
 from logstore.ports.objects import ObjectStore
 
@@ -21,13 +21,15 @@ class LostCatalog:
         """The catalog whose records are in a bucket.
 
         Raises:
-            CatalogMismatch: The bucket has no marker, so nothing says whose it is.
+            CatalogMismatch: The bucket has no marker that can be read, so nothing says whose it is.
+            StoreUnavailable: The store did not answer, or its answers contradict each other.
         """
-        found = store.get(MARKER_KEY)
-        if found is None:
+        content = read_marker(store)
+        if content is None or not is_marker(content):
             advice = "check bucket and endpoint: a catalog with a record log has put one there"
-            raise CatalogMismatch(str(named), expected="the marker of a catalog", found="none", advice=advice)
-        return cls(marked_by(found.body), [(named.role, named.bucket)])
+            found = "none" if content is None else marked_by(content)
+            raise CatalogMismatch(str(named), expected="the marker of a catalog", found=found, advice=advice)
+        return cls(marked_by(content), [(named.role, named.bucket)])
 
     def catalog_id(self) -> str:
         """See `Identities.catalog_id`."""

@@ -13,16 +13,27 @@ from itertools import islice
 from typing import BinaryIO, Final
 
 from logstore.deletion.intents import DeletionState, disowned
-from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError
+from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, judge, marked_by, marker_of, refusal
+from logstore.identity.markers import (
+    MARKER_KEY,
+    MarkerState,
+    NamedBucket,
+    is_marker,
+    judge,
+    marked_by,
+    marker_of,
+    refusal,
+)
 from logstore.log.ledgers import CopyState, meta_key
+from logstore.log.services.read_back import require_stored
 from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
+_MARKER_READS: Final = 3  # of a marker of which GET and HEAD say different things: an answer may have been cut off
 _ASKED_EVERY_S: Final = 30.0  # whether the catalog is still the one, of a process that only writes and reads
 
 
@@ -106,8 +117,10 @@ class OwnStores:
                 raise
         else:
             try:
+                marker = marker_of(self._identities.catalog_id())
                 with effect("identity.put_marker"):
-                    store.put_if_absent(MARKER_KEY, marker_of(self._identities.catalog_id()), metadata={})
+                    store.put_if_absent(MARKER_KEY, marker, metadata={})
+                require_stored(store, MARKER_KEY, size_bytes=len(marker), metadata={})
             except AlreadyExists:  # of another catalog, or with another content: what it says counts
                 self.confirm(named, store)
 
@@ -248,9 +261,30 @@ class OwnStore:
         return self.removing().delete(keys)
 
 
+def read_marker(store: ObjectStore) -> bytes | None:
+    """Content of a bucket's marker; None where there is none.
+
+    One answer that was cut off, or that lacks the object, refuses no bucket: that would end a job for good.
+
+    Raises:
+        StoreUnavailable: The store did not answer, or its answers contradict each other.
+    """
+    contradiction = ""
+    for _ in range(_MARKER_READS):
+        stored = store.get(MARKER_KEY)
+        if stored is not None and is_marker(stored.body):
+            return stored.body
+        seen = store.head(MARKER_KEY)
+        got_bytes, stated_bytes = (None if stored is None else len(stored.body)), (seen[0].size_bytes if seen else None)
+        if got_bytes == stated_bytes:
+            return None if stored is None else stored.body
+        contradiction = f"GET found {got_bytes} bytes of it, HEAD {stated_bytes}"
+    raise StoreUnavailable(f"{MARKER_KEY}: expected answers that agree; {contradiction}")
+
+
 def _marker(store: ObjectStore) -> str | None:
-    stored = store.get(MARKER_KEY)
-    return None if stored is None else marked_by(stored.body)
+    content = read_marker(store)
+    return None if content is None else marked_by(content)
 
 
 def _is_stated(named: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:

@@ -10,12 +10,14 @@ from logstore import failpoints
 from logstore.deletion.intents import DeletionState, Finding, StoredCopy
 from logstore.deletion.retention import RetentionPolicy
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable
+from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
+from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind, CopyState, meta_key
 from logstore.offload.tiered import index_key
+from logstore.ports.objects import StoredObject
 from logstore.positions import LedgerId, TopicId
 from tests.every_topic import every_topic
 from tests.fakes.catalog import Copy, FakeCatalog
@@ -82,6 +84,61 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
     calls = len(bucket.calls)
     store.head("x")
     assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
+
+
+def cut_answers(bucket: FakeObjectStore, times: int, *, body: bytes | None = b'{"cata') -> None:
+    """Let so many reads of the marker be cut off, or find nothing, though it is whole."""
+    real, left = bucket.get, [times]
+
+    def get(key: str) -> StoredObject | None:
+        found = real(key)
+        if key != MARKER_KEY or found is None or not left[0]:
+            return found
+        left[0] -= 1
+        return None if body is None else replace(found, body=body)
+
+    bucket.get = get  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("use", [lambda store: store.require(), lambda store: store.confirm()])
+def test_marker_whose_answer_was_cut_off_is_read_again(
+    use: Callable[[OwnStore], object], catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """One answer that a gateway chopped said that the bucket is another catalog's, and ended jobs for good."""
+    own(catalog, bucket).require()
+    cut_answers(bucket, 2)
+    use(own(catalog, bucket))
+
+
+@pytest.mark.parametrize("body", [b"", b'{"cata', None], ids=["empty", "cut", "absent"])
+def test_marker_that_head_shows_otherwise_is_asked_for_later(
+    body: bytes | None, catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """Its length says that the answers are not the object: that may pass, and refuses no bucket."""
+    own(catalog, bucket).require()
+    cut_answers(bucket, 1_000, body=body)
+    for use in (own(catalog, bucket).require, own(catalog, bucket).confirm, lambda: LostCatalog.of(LOGS, bucket)):
+        with pytest.raises(StoreUnavailable, match="expected answers that agree"):
+            use()
+
+
+def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """All answers agree on it: a person must look, and a rebuild takes its first bytes for no catalog's id."""
+    bucket.put_if_absent(MARKER_KEY, b'{"cata', metadata={})
+    with pytest.raises(CatalogMismatch, match="unreadable"):
+        own(catalog, bucket).require()
+    with pytest.raises(CatalogMismatch, match="unreadable"):
+        LostCatalog.of(LOGS, bucket)
+
+
+def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """Recorded, it would make the bucket a lost one for good; the next use puts it."""
+    bucket.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    with pytest.raises(UploadUnproven, match="not there"):
+        own(catalog, bucket).require()
+    assert catalog.identities.marked() == frozenset()
+    own(catalog, bucket).require()
+    assert marker(bucket) == marker_of(catalog.catalog_id)
 
 
 @pytest.mark.parametrize(
