@@ -1,15 +1,16 @@
 """The file of a bucket's snapshot: Parquet whose row groups are segments of time, with facts and bitmaps in its footer.
 
 A reader that has the footer knows all positions of the bucket and when each segment begins, and needs one range of the
-file for each segment. Columns are delta-encoded and zstd-compressed, and pages carry checksums. The footer has none:
-its digest is compared before it is parsed (`logstore.log.entries.FooterMark`).
+file for each segment. Columns are delta-encoded and zstd-compressed, and pages carry checksums. The footer has a digest
+of each segment, and no checksum of its own: its digest is compared before it is parsed
+(`logstore.log.entries.FooterMark`).
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket: those of each
 segment, as in the proposal, take as long as the merge itself.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from pyroaring import BitMap
 
@@ -17,6 +18,7 @@ from logstore.delayed.bitmaps import Bitmaps, add_to
 from logstore.delayed.rows import COLUMNS, DelayedRows
 from logstore.delayed.snapshot_footer import SegmentFacts, SnapshotFooter, compressed, to_metadata
 from logstore.errors import CorruptData, InvalidInput
+from logstore.log.chunk_digests import chunk_digest
 from logstore.log.entries import unreadable
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -30,6 +32,32 @@ SEGMENT_ROWS: Final = (10_000, 100_000)
 
 _MAPPED_ROWS: Final = 250_000
 """How many rows are put into bitmaps together: enough to have many of each ledger."""
+
+
+class _SegmentSink:
+    """A file-like object over a binary file that digests what is written between two segments' ends."""
+
+    closed = False
+
+    def __init__(self, target: BinaryIO) -> None:
+        self._target = target
+        self._written = bytearray()
+
+    def write(self, content: bytes) -> int:
+        self._written += content
+        return self._target.write(content)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def tell(self) -> int:
+        return self._target.tell()
+
+    def end_segment(self) -> str:
+        """Return the digest of what was written since the last call."""
+        digest = chunk_digest(self._written)
+        self._written.clear()
+        return digest
 
 
 class SnapshotWriter:
@@ -68,8 +96,11 @@ class SnapshotWriter:
         self._known = known
         self._bitmaps: dict[LedgerId, BitMap] = {}
         self._unmapped: list[DelayedRows] = []  # what is in no bitmap yet
+        self._digests: list[str] = []
+        self._owned = target.open("wb") if isinstance(target, Path) else None  # a file that is given stays open
+        self._sink = _SegmentSink(self._owned or cast("BinaryIO", target))
         self._file = pq.ParquetWriter(
-            str(target) if isinstance(target, Path) else target,
+            self._sink,
             DelayedRows.empty().to_table().schema,
             compression="zstd",
             use_dictionary=False,
@@ -78,6 +109,7 @@ class SnapshotWriter:
             write_page_checksum=True,
             store_schema=False,
         )
+        self._sink.end_segment()  # the magic number, which is of no segment
 
     def add(self, rows: DelayedRows) -> None:
         """Add rows behind all that were added before.
@@ -110,6 +142,7 @@ class SnapshotWriter:
             last=self._whose[2],
             segments=tuple(self._segments),
             packed=compressed(self._bitmaps if self._known is None else self._known),
+            digests=tuple(self._digests),
         )
         if not found.messages:
             raise InvalidInput("rows", expected="1 or more", found=0)
@@ -120,12 +153,14 @@ class SnapshotWriter:
                 "rows", expected="positions of the bucket's range, none twice", found=str(other)
             ) from other
         self._file.add_key_value_metadata(to_metadata(found))
-        self._file.close()
+        self.abandon()
         return found
 
     def abandon(self) -> None:
         """Close the file as it is: it is no snapshot."""
         self._file.close()
+        if self._owned is not None:
+            self._owned.close()
 
     def _write(self, *, whole: bool) -> None:
         """Write segments; unless it is the whole, keep what may still belong to one that is not full."""
@@ -145,6 +180,7 @@ class SnapshotWriter:
     def _segment(self, rows: DelayedRows) -> None:
         table = rows.to_table()
         self._file.write_table(table, row_group_size=len(rows))
+        self._digests.append(self._sink.end_segment())
         self._segments.append(SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
         if self._known is not None:
             return

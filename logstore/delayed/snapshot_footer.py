@@ -15,6 +15,7 @@ from pyroaring import BitMap
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import Bitmaps, count
 from logstore.errors import CorruptData
+from logstore.log.chunk_digests import chunk_digest
 from logstore.log.entries import unreadable
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -45,6 +46,7 @@ class SnapshotFooter:
     last: Position
     segments: tuple[SegmentFacts, ...]  # ascending by time; 1 or more
     packed: bytes  # the bitmaps, compressed
+    digests: tuple[str, ...] = ()  # of the bytes of each segment; empty: written before segments had digests
     name: str = "delayed snapshot"  # of the object, for errors
 
     @property
@@ -100,6 +102,7 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
             last=_position(found["last"]),
             segments=tuple(SegmentFacts(*(int(value) for value in facts)) for facts in found["segments"]),
             packed=told[_BITMAPS],
+            digests=tuple(str(digest) for digest in found.get("digests", ())),
             name=name,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -110,7 +113,22 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
     groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     if not groups or groups != [segment.messages for segment in footer.segments]:
         raise CorruptData(f"{name}: expected segments of {[one.messages for one in footer.segments]}, found {groups}")
+    if footer.digests and len(footer.digests) != len(groups):
+        raise CorruptData(f"{name}: expected digests of {len(groups)} segments, found {len(footer.digests)}")
     return footer
+
+
+def check_segment(footer: SnapshotFooter, number: int, content: bytes) -> None:
+    """Compare the bytes of a segment with the digest in the footer.
+
+    A snapshot that an earlier build wrote has none: its pages carry checksums, which tell no bytes of another snapshot.
+
+    Raises:
+        CorruptData: They have another digest.
+    """
+    if footer.digests and chunk_digest(content) != footer.digests[number]:
+        expected, found = footer.digests[number], chunk_digest(content)
+        raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
 
 
 def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
@@ -121,6 +139,7 @@ def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
         "first": [int(footer.first.ledger_id), footer.first.entry_id],
         "last": [int(footer.last.ledger_id), footer.last.entry_id],
         "segments": [[one.messages, one.first_ms, one.last_ms] for one in footer.segments],
+        "digests": list(footer.digests),
     }
     return {_FACTS: json.dumps(document, sort_keys=True).encode(), _BITMAPS: footer.packed}
 

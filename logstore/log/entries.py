@@ -207,7 +207,8 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
     named = [(columns[field.name], field.type) for field in schema()]
     arrays = [values if isinstance(values, pa.Array) else pa.array(values, kind) for values, kind in named]
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, **FORMAT)
+    one_group = max(1, len(rows))  # its metadata has digests of the columns of one row group
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, row_group_size=one_group, **FORMAT)
     return sink.getvalue()
 
 
@@ -237,6 +238,7 @@ def decode_segment(
     name: str,
     footer: "pq.FileMetaData | None" = None,
     check_pages: bool = True,
+    prefetch: bool = True,
 ) -> "pa.Table":
     """Read the named columns of a segment, in entry order.
 
@@ -245,6 +247,7 @@ def decode_segment(
         columns: Names out of `COLUMNS`.
         name: What to call the object in an error.
         footer: Where it is known already; otherwise it is read first.
+        prefetch: Whether to read neighbouring columns by one request; needless where they were fetched before.
         check_pages: Whether to compare the checksum of each page; needless where the whole was compared.
 
     Raises:
@@ -255,7 +258,9 @@ def decode_segment(
 
     try:
         opened = pa.PythonFile(source, mode="r")
-        with pq.ParquetFile(opened, metadata=footer, page_checksum_verification=check_pages) as file:
+        with pq.ParquetFile(
+            opened, metadata=footer, page_checksum_verification=check_pages, pre_buffer=prefetch
+        ) as file:
             table = file.read(columns=list(columns))
     except unreadable() as error:
         raise CorruptData(f"{name}: not a segment: {error}") from error

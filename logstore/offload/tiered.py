@@ -190,6 +190,7 @@ class TieredIndex:
     row_groups: tuple[RowGroup, ...]  # in the order of the file, which is that of the entries
     etag: str = ""  # of the data, as the store told it when all of it had been read back; empty: not kept then
     footer: str = ""  # mark of the data's footer; empty: written before footers were compared
+    chunks: tuple[str, ...] = ()  # digests of column chunks by row group; empty: written before chunks had digests
 
     def to_json(self) -> bytes:
         """One JSON object; the same for the same copy."""
@@ -214,6 +215,7 @@ class TieredIndex:
                 row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
                 etag=facts.get("etag", ""),
                 footer=facts.get("footer", ""),
+                chunks=tuple(str(digests) for digests in facts.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError, CorruptData) as error:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error

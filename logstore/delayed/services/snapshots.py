@@ -1,7 +1,7 @@
 """Snapshots of buckets in storage: each is the one segment of a `DELAYED_INDEX` ledger, and is read by ranges.
 
-A reader asks for the footer, which its object's metadata has a digest of, and for one segment at a time, whose pages
-carry checksums. Footers are kept, because a segment is of no use without one.
+A reader asks for the footer, which its object's metadata has a digest of, and for one segment at a time, which the
+footer has a digest of. Footers are kept, because a segment is of no use without one.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
@@ -9,12 +9,12 @@ Source: PIP-195 (bucket snapshots in ledgers of their own).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import read_segment
-from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
+from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment, parse_footer
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
@@ -96,9 +96,11 @@ class BucketSnapshots:
         start, length = group_range(opened.metadata, number)
         with _telling_what_is_gone(bucket):
             file = ranges_of(self._objects, opened.row)
-            file.seek(start)
-            held = ranges_of(self._objects, opened.row, held=(start, file.read(length)))
-            return read_segment(held, number, footer=opened.footer, metadata=opened.metadata, name=name)
+            content = file.read_range(start, length)
+            check_segment(opened.footer, number, content)
+            file.hold([(start, content)], compared=bool(opened.footer.digests))
+            source = cast("BinaryIO", file)
+            return read_segment(source, number, footer=opened.footer, metadata=opened.metadata, name=name)
 
     def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
         """Its segments in order, each read when it is drawn; raises as `footer`."""
@@ -114,7 +116,7 @@ class BucketSnapshots:
         if not rows:
             raise SnapshotGone(f"{name}: the catalog has no such ledger")
         with _telling_what_is_gone(bucket):
-            metadata = read_footer(self._objects, rows[0])
+            metadata = read_footer(self._objects, rows[0]).parsed
         footer = parse_footer(metadata, name)
         found = _facts(bucket.bucket_id, footer)
         if found != bucket:

@@ -1,10 +1,24 @@
-"""One stored segment as columns: the whole object when that is cheaper, otherwise only the ranges that hold them."""
+"""One stored segment as columns: the whole object when that is cheaper, otherwise only the ranges that hold them.
+
+A whole object is compared with the digest in its row. Ranges are compared with digests of column chunks, which the
+object's metadata holds. A segment that an earlier build stored has none: checksums of pages and the digest that each
+answer states for its object protect it, which a store that mixes up bytes of two objects can pass.
+"""
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.errors import CorruptData
+from logstore.log.chunk_digests import (
+    CHUNKS,
+    ColumnChunk,
+    column_chunks,
+    digest_chunks,
+    fetch_chunks,
+    parse_digests,
+)
 from logstore.log.entries import FOOTER, FooterMark, decode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, digest_of, segment_key
 from logstore.ports.catalog import Segment
@@ -41,24 +55,47 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
         source = _whole(objects, key, segment)
         table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
     else:
-        footer = read_footer(objects, segment) if segment.sha256 else None
-        table = decode_segment(ranges_of(objects, segment), columns=columns, name=key, footer=footer)
+        table = read_by_ranges(objects, segment, columns, read_footer(objects, segment) if segment.sha256 else None)
     if table.num_rows != segment.entries:
         raise CorruptData(f"{key}: expected {segment.entries} entries, found {table.num_rows}")
     return table
 
 
-def ranges_of(objects: ObjectStore, segment: Segment, *, held: tuple[int, bytes] | None = None) -> BinaryIO:
-    """The registered object as a file of which only what is read is fetched.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFooter:
+    """The compared footer of a segment, and what its object's metadata vouches for beside it."""
+
+    parsed: "pq.FileMetaData"
+    digests: Mapping[ColumnChunk, str] | None  # of chunks without payloads; None: stored before chunks had digests
+
+
+def read_by_ranges(
+    objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
+) -> "pa.Table":
+    """Fetch columns other than the payload, and compare their chunks where the footer has digests.
 
     Args:
         objects: The primary bucket.
         segment: Its row.
-        held: A part of it that was fetched already, and where it begins.
+        columns: Names out of `COLUMNS`, without `payload`.
+        footer: Its footer; None: from a time before segments had digests.
+
+    Raises:
+        SegmentGone, CorruptData, StoreUnavailable: As `read_columns`.
     """
+    key, file = segment_key(segment.ledger_id, segment.number), ranges_of(objects, segment)
+    if footer is None:
+        return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
+    if footer.digests is not None:
+        file.hold(fetch_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
+    source, prefetch = cast("BinaryIO", file), footer.digests is None
+    return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
+
+
+def ranges_of(objects: ObjectStore, segment: Segment) -> "RangeFile":
+    """The registered object as a file of which only what is read is fetched."""
     key, stating = segment_key(segment.ledger_id, segment.number), {DIGEST: segment.sha256} if segment.sha256 else {}
-    file = RangeFile(objects, key, segment.size_bytes, segment.ledger_id, held=held, stating=stating)
-    return cast("BinaryIO", file)
+    return RangeFile(objects, key, segment.size_bytes, segment.ledger_id, stating=stating)
 
 
 def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
@@ -69,7 +106,7 @@ def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     return io.BytesIO(stored.body)
 
 
-def read_footer(objects: ObjectStore, segment: Segment) -> "pq.FileMetaData":
+def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
     """The footer of the registered object, compared with the digest that its metadata has.
 
     Args:
@@ -86,24 +123,46 @@ def read_footer(objects: ObjectStore, segment: Segment) -> "pq.FileMetaData":
     if seen is None:
         raise SegmentGone(segment.ledger_id, key)
     _check_stated(segment, key, seen[1])
-    mark = FooterMark.parse(seen[1].get(FOOTER), name=key)
-    file = ranges_of(objects, segment)
+    return footer_by(objects, segment, seen[1])
+
+
+def footer_by(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
+    """The footer that the object's metadata vouches for; raises as `read_footer`."""
+    key, file = segment_key(segment.ledger_id, segment.number), ranges_of(objects, segment)
+    mark = FooterMark.parse(metadata.get(FOOTER), name=key)
     file.seek(-mark.size_bytes, io.SEEK_END)
-    return mark.check(file.read(), name=key)
+    parsed, text = mark.check(file.read(), name=key), metadata.get(CHUNKS)
+    return SegmentFooter(
+        parsed=parsed, digests=None if text is None else parse_digests(text, _small_chunks(parsed), name=key)
+    )
 
 
 def group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
     """Where a row group begins in its file, and its length in bytes: it is fetched by one request."""
-    group = footer.row_group(number)
-    chunks = [group.column(at) for at in range(group.num_columns)]
-    starts = [each.dictionary_page_offset or each.data_page_offset for each in chunks]
-    ends = [start + each.total_compressed_size for start, each in zip(starts, chunks, strict=True)]
-    return min(starts), max(ends) - min(starts)
+    chunks = column_chunks(footer, number)
+    start = min(chunk.start for chunk in chunks)
+    return start, max(chunk.end for chunk in chunks) - start
 
 
 def vouching(content: bytes, sha256: str) -> dict[str, str]:
-    """The part of a segment's metadata that names digests of its content: of the whole, and of the footer."""
-    return {DIGEST: sha256, FOOTER: str(mark_footer(io.BytesIO(content)))}
+    """The part of a segment's metadata that names digests of its content.
+
+    They are of the whole and of the footer; of a segment that may be read by ranges, also of its column chunks.
+    """
+    told = {DIGEST: sha256, FOOTER: str(mark_footer(io.BytesIO(content)))}
+    if len(content) <= WHOLE_BELOW:
+        return told
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    view = memoryview(content)
+    chunks = _small_chunks(pq.read_metadata(io.BytesIO(content)))
+    return told | {CHUNKS: digest_chunks(lambda start, length: view[start : start + length], chunks)}
+
+
+def _small_chunks(footer: "pq.FileMetaData") -> list[ColumnChunk]:
+    """Chunks of all columns but the payload: who wants payloads fetches the whole object."""
+    groups = (column_chunks(footer, number) for number in range(footer.num_row_groups))
+    return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
 def check_whole(segment: Segment, stored: StoredObject) -> None:
@@ -139,7 +198,6 @@ class RangeFile(io.RawIOBase):
         size_bytes: int,
         ledger_id: LedgerId,
         *,
-        held: tuple[int, bytes] | None = None,
         stating: Mapping[str, str] | None = None,
     ) -> None:
         """Read an object of a ledger.
@@ -149,7 +207,6 @@ class RangeFile(io.RawIOBase):
             key: Its key.
             size_bytes: Its length.
             ledger_id: Named when there is no such object.
-            held: A part of it that was fetched already, and where it begins.
             stating: What its metadata says: an object that says otherwise is another one.
         """
         super().__init__()
@@ -157,7 +214,8 @@ class RangeFile(io.RawIOBase):
         self._key = key
         self._size = size_bytes
         self._ledger_id = ledger_id
-        self._held = held or (0, b"")
+        self._held: list[tuple[int, bytes]] = []
+        self._only_held = False
         self._stating = stating or {}
         self._at = 0
 
@@ -198,8 +256,24 @@ class RangeFile(io.RawIOBase):
         self._at += wanted
         return found
 
+    def read_range(self, start: int, length: int) -> bytes:
+        """Read so many bytes from an offset; raises as `read`."""
+        self.seek(start)
+        return self.read(length)
+
+    def hold(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
+        """Keep parts that were fetched, each given with its offset.
+
+        Args:
+            parts: Read from now on in the place of requests.
+            compared: Whether they were compared with digests; then nothing else is read.
+        """
+        self._held, self._only_held = list(parts), compared
+
     def _range(self, wanted: int) -> bytes | None:
-        start, content = self._held
-        if start <= self._at and self._at + wanted <= start + len(content):
-            return content[self._at - start : self._at - start + wanted]
+        for start, content in self._held:
+            if start <= self._at and self._at + wanted <= start + len(content):
+                return content[self._at - start : self._at - start + wanted]
+        if self._only_held:
+            raise CorruptData(f"{self._key}: expected a read of what was compared, found one of {wanted} at {self._at}")
         return self._objects.get_range(self._key, self._at, wanted, stating=self._stating)

@@ -1,6 +1,8 @@
 """Which copy a segment is read from: the primary one, and where that fails the tiered one.
 
-In a tiered copy each segment is one row group, read by ranges of the one object.
+In a tiered copy each segment is one row group, read by ranges of the one object. Each column chunk is compared with its
+digest in the index. A copy that an earlier build wrote has no such digests: checksums of pages and the metadata that
+each answer states protect it.
 """
 
 import io
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from logstore.errors import CorruptData
+from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digests
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.segment_file import RangeFile, SegmentGone, group_range, read_columns
@@ -41,6 +44,7 @@ class _Opened:
     groups: dict[RowGroup, int]  # to its number in the file
     stating: dict[str, str]  # what its metadata says
     footer: "pq.FileMetaData"
+    chunks: tuple[str, ...]  # digests of column chunks by row group; empty: the index has none
 
 
 class TieredSegments:
@@ -157,9 +161,19 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
     if footer.num_row_groups != len(index.row_groups):
         expected, found = len(index.row_groups), footer.num_row_groups
         raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
+    if index.chunks and len(index.chunks) != len(index.row_groups):
+        raise CorruptData(f"{name}: expected digests of {len(index.row_groups)} row groups, found {len(index.chunks)}")
     stating = index.statement.to_metadata()
     groups = {group: number for number, group in enumerate(index.row_groups)}
-    return _Opened(objects=objects, key=key, size_bytes=index.size_bytes, groups=groups, stating=stating, footer=footer)
+    return _Opened(
+        objects=objects,
+        key=key,
+        size_bytes=index.size_bytes,
+        groups=groups,
+        stating=stating,
+        footer=footer,
+        chunks=index.chunks,
+    )
 
 
 def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
@@ -172,15 +186,26 @@ def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaD
         raise SegmentGone(ledger_id, key)
     if mark:
         return mark.check(end, name=key)
-    file = RangeFile(objects, key, index.size_bytes, ledger_id, held=(start, end), stating=stating)
+    file = RangeFile(objects, key, index.size_bytes, ledger_id, stating=stating)
+    file.hold([(start, end)], compared=False)
     return _parquet(key, file, None).metadata
 
 
 def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
-    held = _whole(copy, ledger_id, number) if "payload" in columns else None
-    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, held=held, stating=copy.stating)
+    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, stating=copy.stating)
+    chunks = column_chunks(copy.footer, number)
+    with_payloads = "payload" in columns  # nearly all of the row group is wanted: it is fetched by one request
+    if copy.chunks:
+        digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
+        wanted = {chunk.column for chunk in chunks} if with_payloads else columns
+        file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
+    elif with_payloads:
+        start, length = group_range(copy.footer, number)
+        file.hold([(start, file.read_range(start, length))], compared=False)
     try:
-        table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
+        table = _parquet(copy.key, file, copy.footer, prefetch=not copy.chunks).read_row_group(
+            number, columns=list(columns)
+        )
     except unreadable() as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
@@ -189,21 +214,12 @@ def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str
     return table
 
 
-def _whole(copy: _Opened, ledger_id: LedgerId, number: int) -> tuple[int, bytes]:
-    """A row group in one request: with its payloads nearly all of it is wanted."""
-    start, length = group_range(copy.footer, number)
-    found = copy.objects.get_range(copy.key, start, length, stating=copy.stating)
-    if found is None:
-        raise SegmentGone(ledger_id, copy.key)
-    return start, found
-
-
-def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None") -> "pq.ParquetFile":
+def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None", *, prefetch: bool = True) -> "pq.ParquetFile":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     try:
         source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
-        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
+        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=prefetch)
     except unreadable() as error:
         raise CorruptData(f"{key}: not a tiered copy: {error}") from error

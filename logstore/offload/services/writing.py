@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
+from logstore.log.chunk_digests import column_chunks, digest_chunks
 from logstore.log.entries import COLUMNS, mark_footer
 from logstore.log.ledgers import LedgerStatement, digest_of
+from logstore.log.services.read_back import require_stored
 from logstore.log.services.segment_file import SegmentGone, read_columns
 from logstore.offload.tiered import TieredIndex, data_key, index_key, location_of, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
@@ -224,6 +226,7 @@ class Offloader:
             sha256=hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest(),
             row_groups=groups,
             footer=str(mark_footer(file)),
+            chunks=_chunk_digests(file),
         )
 
     def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
@@ -236,6 +239,19 @@ class Offloader:
             yield read_columns(self._primary, segment, COLUMNS)
 
 
+def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    file.seek(0)
+    footer = pq.read_metadata(file)
+
+    def read(start: int, length: int) -> bytes:
+        file.seek(start)
+        return file.read(length)
+
+    return tuple(digest_chunks(read, column_chunks(footer, group)) for group in range(footer.num_row_groups))
+
+
 def _evidence(index: TieredIndex) -> Evidence:
     return Evidence(uuid=index.uuid, entries=index.entries, size_bytes=index.size_bytes, sha256=index.sha256)
 
@@ -246,12 +262,8 @@ def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_
     Raises:
         UploadUnproven: Nothing, or something else.
     """
-    found = objects.head(key)
-    if found is None:
-        raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
-    if found[0].size_bytes != size_bytes or found[1] != metadata:
-        raise UploadUnproven(f"{key}: expected {size_bytes} bytes of {dict(metadata)}, found {found}")
+    stored = require_stored(objects, key, size_bytes=size_bytes, metadata=metadata)
     digest = stored_digest(objects, key, size_bytes)
     if digest != sha256:
         raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest}")
-    return found[0].etag or ""
+    return stored.etag or ""

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from logstore.cursors.state import pack_acknowledged
 from logstore.errors import CorruptData
-from logstore.log.entries import FOOTER, FooterMark, decode_segment
+from logstore.log.entries import FOOTER, decode_segment
 from logstore.log.ledgers import APPEND, BEHIND, DIGEST, Behind, LedgerStatement, UploadMark, digest_of
-from logstore.log.services.segment_file import WHOLE_BELOW, ranges_of
+from logstore.log.services.segment_file import WHOLE_BELOW, SegmentGone, footer_by, read_by_ranges
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
@@ -25,7 +25,6 @@ from logstore.transactions.transactions import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 _COLUMNS: Final = ("deliver_at_ms", "producer", "sequence_id", "txn_tc", "txn_seq", "marker")
 _OF_MARKERS: Final = ("payload", "properties")
@@ -60,7 +59,7 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
         sha256=metadata.get(DIGEST),
         delayed=0,
     )
-    table = _Columns(objects, found.key, row, metadata.get(FOOTER), body).table()
+    table = _Columns(objects, found.key, row, metadata, body).table()
     return Upload(
         number=number,
         entries=table.num_rows,
@@ -89,33 +88,38 @@ def _seen(objects: ObjectStore, found: ObjectInfo) -> tuple[Mapping[str, str] | 
 class _Columns:
     """The columns of one object, of which as little as possible is fetched."""
 
-    def __init__(self, objects: ObjectStore, key: str, row: Segment, footer: str | None, body: bytes | None) -> None:
-        self._objects, self._key, self._row, self._footer, self._body = objects, key, row, footer, body
+    def __init__(
+        self, objects: ObjectStore, key: str, row: Segment, metadata: Mapping[str, str], body: bytes | None
+    ) -> None:
+        self._objects, self._key, self._row, self._metadata, self._body = objects, key, row, metadata, body
 
     def table(self) -> "pa.Table":
         if self._body is not None:
-            return self._with_markers(io.BytesIO(self._checked(self._body)), footer=None)
-        footer = None
-        if self._footer:
-            mark, file = FooterMark.parse(self._footer, name=self._key), ranges_of(self._objects, self._row)
-            file.seek(-mark.size_bytes, io.SEEK_END)
-            footer = mark.check(file.read(), name=self._key)
-        return self._with_markers(ranges_of(self._objects, self._row), footer=footer)
+            body = self._checked(self._body)
+            table = self._decoded(body)
+            return self._decoded(body, with_markers=True) if _has_markers(table) else table
+        footer = footer_by(self._objects, self._row, self._metadata) if self._metadata.get(FOOTER) else None
+        table = read_by_ranges(self._objects, self._row, _COLUMNS, footer)
+        return self._decoded(self._whole(), with_markers=True) if _has_markers(table) else table
+
+    def _whole(self) -> bytes:
+        stored = self._objects.get(self._key)
+        if stored is None:
+            raise SegmentGone(self._row.ledger_id, self._key)
+        return self._checked(stored.body)
 
     def _checked(self, body: bytes) -> bytes:
         if len(body) != self._row.size_bytes or self._row.sha256 not in {None, digest_of(body)}:
             raise CorruptData(f"{self._key}: expected the object that its metadata vouches for, found another one")
         return body
 
-    def _with_markers(self, source: "io.BytesIO | object", *, footer: "pq.FileMetaData | None") -> "pa.Table":
-        read = {"name": self._key, "footer": footer}
-        table = decode_segment(source, columns=_COLUMNS, **read)  # type: ignore[arg-type]
-        if table.column("marker").null_count == len(table):
-            return table
-        again = source if isinstance(source, io.BytesIO) else ranges_of(self._objects, self._row)
-        if isinstance(again, io.BytesIO):
-            again = io.BytesIO(again.getvalue())
-        return decode_segment(again, columns=(*_COLUMNS, *_OF_MARKERS), **read)  # type: ignore[arg-type]
+    def _decoded(self, body: bytes, *, with_markers: bool = False) -> "pa.Table":
+        columns = (*_COLUMNS, *_OF_MARKERS) if with_markers else _COLUMNS
+        return decode_segment(io.BytesIO(body), columns=columns, name=self._key)
+
+
+def _has_markers(table: "pa.Table") -> bool:
+    return bool(table.column("marker").null_count < len(table))
 
 
 def _txns(table: "pa.Table") -> list[TransactionId | None]:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from logstore.delayed import snapshot_file
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_file import SnapshotWriter
-from logstore.delayed.snapshot_footer import SnapshotFooter
+from logstore.delayed.snapshot_footer import SnapshotFooter, to_metadata
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -116,10 +117,10 @@ def test_snapshot_reads_back_segment_by_segment(world: World, snapshots: BucketS
 def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
     """The one that was used longest ago goes first; the one just read stays, however large it is."""
     first, second = _written(world, tmp_path), _written(world, tmp_path)
-    snapshots = _process(world, kept_bytes=1)
+    snapshots, begun = _process(world, kept_bytes=1), len(world.objects.calls)
     for bucket in (first, second, second, first):
         snapshots.segment(bucket, 0)
-    heads = [key for operation, key in world.objects.calls if operation is Operation.HEAD]
+    heads = [key for operation, key in world.objects.calls[begun:] if operation is Operation.HEAD]
     assert heads == [segment_key(one.bucket_id, 0) for one in (first, second, first)]
     whole = _process(world)
     for bucket in (first, second):
@@ -175,6 +176,35 @@ def test_snapshot_that_is_overwritten_after_its_footer_was_read_is_corrupt(
     world.objects._held[keys[0]] = world.objects._held[keys[1]]
     with pytest.raises(CorruptData):
         snapshots.segment(first, 0)
+
+
+def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
+    world: World, snapshots: BucketSnapshots, tmp_path: Path
+) -> None:
+    """The checksums of its pages came with it: the digest in the footer tells. An earlier build wrote none."""
+    first = _written(world, tmp_path)
+    start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
+    others = DelayedRows.of((1_000 + 7 * number, at(3 + number % 2, (number + 5) % 100)) for number in range(100))
+    second = _written(world, tmp_path, others)
+    assert group_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
+    key = segment_key(first.bucket_id, 0)
+    own, other = (world.objects._held[segment_key(one.bucket_id, 0)].body for one in (first, second))
+    mixed_up = own[:start] + other[start : start + length] + own[start + length :]
+    assert mixed_up != own
+    world.objects._held[key] = replace(world.objects._held[key], body=mixed_up)
+    with pytest.raises(CorruptData, match="segment 0: expected digest"):
+        snapshots.segment(first, 0)
+    assert snapshots.segment(first, 1) == _ROWS.slice(_SEGMENT, 2 * _SEGMENT)
+
+
+def test_snapshot_from_before_digests_of_segments_is_read(
+    world: World, snapshots: BucketSnapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its footer names none."""
+    monkeypatch.setattr(snapshot_file, "to_metadata", lambda footer: to_metadata(replace(footer, digests=())))
+    bucket = _written(world, tmp_path)
+    assert snapshots.footer(bucket).digests == ()
+    assert DelayedRows.joined(list(snapshots.rows(bucket))) == _ROWS
 
 
 def test_store_that_does_not_answer_changes_nothing(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:

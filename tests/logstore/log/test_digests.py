@@ -1,19 +1,29 @@
 """Segments that are not what was stored: a bit that flipped, and the bytes of another object."""
 
 import hashlib
+import io
+import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from logstore.errors import CorruptData, SextonError
-from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.chunk_digests import CHUNKS
+from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, mark_footer
 from logstore.log.ledgers import CopyKind, segment_key
+from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import OffloadAnswer
+from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
-from tests.fakes.objects import FakeObjectStore, _Held
+from logstore.records.services import tail_objects
+from logstore.records.services.tail_objects import read_upload
+from logstore.transactions.buffer import Marker, Verb, as_entries
+from logstore.transactions.transactions import TransactionId
+from tests.fakes.objects import FakeObjectStore, Operation, _Held
 from tests.logstore.log.world import World, plain
 from tests.logstore.offload.offloading import Offloading
 
@@ -111,6 +121,121 @@ def test_the_bytes_of_another_object_of_equal_length_are_not_ours(world: World, 
         list(world.process().scan(world.topic, columns=[columns]))
 
 
+_DIGESTED = [name for name in COLUMNS if name != "payload"]
+
+
+def rich(world: World, seed: int) -> str:
+    """A segment with a value in most columns, and its key; the columns of seeds 3 and 4 have equal lengths."""
+    entries = [
+        NewEntry(
+            payload=random.Random(f"{seed}{at}").randbytes(_LARGE),
+            key=f"key-{seed}-{at}",
+            deliver_at_ms=2_000_000_000_000 + 16 * seed + at,
+            sequence_id=16 * seed + at,
+            properties={f"name-{seed}": f"value-{seed}-{at}"},
+        )
+        for at in range(4)
+    ]
+    world.process().append(world.topic, ProducedEntries(entries=entries, producer=f"producer-{seed}"))
+    return world.segments()[-1]
+
+
+def answer_columns_from(objects: FakeObjectStore, own: str, other: bytes) -> None:
+    """Let the store answer ranges before the footer with bytes of another object, and right headers."""
+    real, footer_bytes = objects.get_range, mark_footer(io.BytesIO(other)).size_bytes
+
+    def get_range(key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+        found = real(key, start, length, stating=stating)
+        mixed_up = key == own and start + length <= len(other) - footer_bytes
+        return other[start : start + length] if mixed_up else found
+
+    objects.get_range = get_range  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("column", ["deliver_at_ms", "producer", "sequence_id", "key", "properties"])
+def test_column_of_another_segment_of_equal_layout_is_not_ours(world: World, column: str) -> None:
+    """The checksums of its pages came with it, and are right: the digest of the chunk is not."""
+    own = rich(world, 3)
+    with World() as elsewhere:
+        other = elsewhere.objects._held[rich(elsewhere, 4)].body
+    assert len(world.objects._held[own].body) == len(other)
+    answer_columns_from(world.objects, own, other)
+    with pytest.raises(CorruptData, match=f"{own}: expected column {column} at byte"):
+        list(world.process().scan(world.topic, columns=[column]))
+
+
+def _listed(objects: FakeObjectStore, key: str) -> ObjectInfo:
+    (found,) = objects.list(key)
+    return found
+
+
+def test_column_of_another_segment_of_equal_layout_is_not_adopted(world: World) -> None:
+    """A rebuild reads segments without their rows, and compares as much."""
+    own = rich(world, 3)
+    with World() as elsewhere:
+        other = elsewhere.objects._held[rich(elsewhere, 4)].body
+    listed = _listed(world.objects, own)
+    assert read_upload(world.objects, LedgerId(0), 0, listed)
+    answer_columns_from(world.objects, own, other)
+    with pytest.raises(CorruptData, match=f"{own}: expected column deliver_at_ms at byte"):
+        read_upload(world.objects, LedgerId(0), 0, listed)
+
+
+def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of markers are read from the whole object, which is compared with its digest."""
+    marker = Marker(txn=TransactionId(1, 2), verb=Verb.COMMIT, epoch=1)
+    world.process().append(world.topic, as_entries([marker]))
+    key = world.segments()[-1]
+    listed = _listed(world.objects, key)
+    small = read_upload(world.objects, LedgerId(0), 0, listed)
+    assert small
+    assert len(small.markers) == 1
+    monkeypatch.setattr(tail_objects, "WHOLE_BELOW", 0)
+    assert read_upload(world.objects, LedgerId(0), 0, listed) == small
+
+
+def test_columns_side_by_side_are_fetched_by_one_request(world: World) -> None:
+    """Chunks that are compared cost no request more, but fewer."""
+    rich(world, 1)
+    begun = len(world.objects.calls)
+    (first, *_) = world.process().scan(world.topic, columns=["deliver_at_ms", "producer", "sequence_id"])
+    assert (first.producer, first.sequence_id) == ("producer-1", 16)
+    requests = [operation for operation, _ in world.objects.calls[begun:]]
+    assert requests == [Operation.HEAD, Operation.GET_RANGE, Operation.GET_RANGE]
+
+
+@pytest.mark.parametrize("column", _DIGESTED)
+def test_large_segment_from_before_digests_of_chunks_is_read(world: World, column: str) -> None:
+    """Its metadata has none: checksums of pages and the stated digest are all that protects it."""
+    key = rich(world, 1)
+    read = partial(decode_segment, io.BytesIO(world.objects._held[key].body), columns=[column], name=key)
+    (row,) = world.catalog.segment_rows[LedgerId(0)]
+    assert read_columns(world.objects, row, [column]) == read()
+    put_behind(world.objects, key, lambda held: replace(held, metadata=without(held.metadata, CHUNKS)))
+    assert read_columns(world.objects, row, [column]) == read()
+
+
+def without(metadata: Mapping[str, str], name: str) -> dict[str, str]:
+    """Metadata that lacks one entry."""
+    return {known: value for known, value in metadata.items() if known != name}
+
+
+@pytest.mark.parametrize("change", [lambda told: told[:-1], lambda told: told[16:], lambda _: "?" * 160])
+def test_digests_of_chunks_that_cannot_be_read_are_corrupt(world: World, change: Callable[[str], str]) -> None:
+    """They were stored with the segment: where they are damaged, nothing vouches for its columns."""
+    key = rich(world, 1)
+    told = change(world.objects._held[key].metadata[CHUNKS])
+    put_behind(world.objects, key, lambda held: replace(held, metadata=held.metadata | {CHUNKS: told}))
+    with pytest.raises(CorruptData, match="expected digests of 10 column chunks"):
+        list(world.process().scan(world.topic, columns=["key"]))
+
+
+def test_small_segment_has_no_digests_of_chunks(world: World) -> None:
+    """It is always read as a whole, so that its appends pay for none."""
+    world.process().append(world.topic, plain(b"a"))
+    assert CHUNKS not in world.objects._held[world.segments()[-1]].metadata
+
+
 def test_segment_whose_metadata_has_another_digest_than_its_row_is_corrupt(world: World) -> None:
     """Row and object vouch for each other: where one was changed, neither is believed."""
     world.process().append(world.topic, plain(b"a"))
@@ -152,6 +277,40 @@ def test_offload_of_a_flipped_bit_is_refused_and_keeps_the_primary(scene: Offloa
     assert scene.tiered.keys == []
     flip(scene.world.objects, segment_key(ledger, 0), 700)
     assert scene.upload(ledger, "u-1").answer is OffloadAnswer.BEGUN
+
+
+@pytest.mark.parametrize("columns", [["payload"], ["key"]])
+def test_row_group_of_another_tiered_copy_is_not_ours(scene: Offloading, tmp_path: Path, columns: list[str]) -> None:
+    """Its index has the digests of its column chunks; one that an earlier build wrote is still read."""
+    data = index = ""
+    bodies = []
+    for one in (scene, Offloading(folder=tmp_path)):
+        text = b"0" if one is scene else b"1"
+        process = one.process(entries=1)
+        for at in range(2):
+            entry = NewEntry(payload=text * 9, key=f"k-{text.decode()}-{at}")
+            process.append(one.world.topic, ProducedEntries(entries=[entry]))
+        ledger, _ = [found.ledger_id for found in one.world.catalog.ledgers.listed(one.world.topic.topic_id)]
+        one.offload(ledger)
+        data, index = one.pair(ledger)
+        one.world.objects.delete([segment_key(ledger, 0)])
+        bodies.append(one.body(data))
+    own, other = bodies
+    assert len(own) == len(other)
+
+    def read() -> list[tuple[bytes | None, str | None]]:
+        return [(entry.payload, entry.key) for entry in scene.process().scan(scene.world.topic, columns=columns)]
+
+    right = read()
+    real = scene.tiered.get_range
+    answer_columns_from(scene.tiered, data, other)
+    with pytest.raises(CorruptData, match=f"{data}: expected column"):
+        read()
+    scene.tiered.get_range = real  # type: ignore[method-assign]
+    earlier = json.loads(scene.body(index))
+    assert len(earlier.pop("chunks")) == 1
+    put_behind(scene.tiered, index, lambda held: replace(held, body=json.dumps(earlier).encode()))
+    assert read() == right
 
 
 def test_flipped_bits_of_a_tiered_copy_never_become_entries(scene: Offloading) -> None:
