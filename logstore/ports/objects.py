@@ -190,15 +190,18 @@ class CopyStorage(Protocol):
         """
 
     def inspecting(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """`inspect` for these, each to be asked for once; what one request tells of several is asked with the first."""
+        """`inspect` for these, each to be asked for once; what one request tells of several is asked with the first.
+
+        One that it finds `ABSENT` is gone only once `check_absence` has proved it.
+        """
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """Ask each store in which copies were found `ABSENT` whether it is the catalog's, once, and now.
+        """Prove that copies are gone which `inspecting` found `ABSENT`, by names and by a second listing, together.
 
-        An empty answer of another store says nothing of the catalog's copies.
+        Each store is asked at the end whether it is the catalog's, once: an empty answer of another store says nothing.
 
         Returns:
-            By `row_id`, why the copy may stand elsewhere all the same; a row that is not named is gone.
+            By `row_id`, why the copy may stand all the same, here or elsewhere; a row that is not named is gone.
         """
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:

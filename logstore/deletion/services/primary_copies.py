@@ -12,6 +12,7 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.deletion.services.absence import MAX_ASKED_SEGMENTS, doubt_absence
 from logstore.deletion.services.shared_requests import (
     SharedListings,
     UnconfirmedKeys,
@@ -38,8 +39,6 @@ _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
 _ASKING = 8
 """Keys asked for at a time, where a listing does not show them."""
-_MOST_ASKED = 1_000_000
-"""Such keys of one ledger, inclusive: ten times as many segments as a ledger has, and what an hour is enough for."""
 
 _Seen = tuple[ObjectInfo, Mapping[str, str]]
 
@@ -61,11 +60,14 @@ class PrimaryCopies:
 
         def inspect(intent: DeletionIntent) -> StoredCopy:
             shown = listings.of(intent.ledger_id)
-            return self.inspect(intent) if shown is None else self._judged(intent, shown)
+            listing = self._objects.list(ledger_prefix(intent.ledger_id)) if shown is None else shown
+            return self._judged(intent, listing, prove_absence=False)
 
         return inspect
 
-    def _judged(self, intent: DeletionIntent, listing: Iterable[ObjectInfo]) -> StoredCopy:
+    def _judged(
+        self, intent: DeletionIntent, listing: Iterable[ObjectInfo], *, prove_absence: bool = True
+    ) -> StoredCopy:
         """Say whose the ledger is by a listing of it.
 
         One LIST verifies the owner, whose digest is in the name of `meta.json`. Absence is proved by independent
@@ -79,7 +81,9 @@ class PrimaryCopies:
         uploads = self._uploads(intent)
         found = list({item.key: item for item in listing}.values())
         if not found:
-            gone = self._prove_absent(intent)
+            gone = StoredCopy(finding=Finding.ABSENT)
+            if prove_absence or uploads:
+                gone = self._prove_absent(intent)
             return replace(gone, finding=Finding.OWN, uploads=uploads) if uploads else gone
         prefix = ledger_prefix(intent.ledger_id)  # a known name below another prefix is unknown
         direct = [item.key for item in found if "/" not in item.key.removeprefix(prefix)]
@@ -129,8 +133,8 @@ class PrimaryCopies:
             CorruptData: There are too many of them: the number of the highest is damaged.
             StoreUnavailable: Storage did not answer.
         """
-        if intent.segments and intent.last_segment - len(listed) >= _MOST_ASKED:
-            expected = f"at most {_MOST_ASKED:,} segments that no listing shows"
+        if intent.segments and intent.last_segment - len(listed) >= MAX_ASKED_SEGMENTS:
+            expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
             raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
         numbers = range(intent.last_segment + 1) if intent.segments else ()
         names = (segment_key(intent.ledger_id, number) for number in numbers)
@@ -165,8 +169,10 @@ class PrimaryCopies:
         return disowned(intent, key, seen[1])
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """See `CopyStorage`; they all stand in one bucket."""
-        return unconfirmed(self._objects, absent)
+        """See `CopyStorage`; they all stand in one bucket, which is asked last whose it is."""
+        doubts = doubt_absence(self._objects, absent)
+        proved = [intent for intent in absent if intent.row_id not in doubts]
+        return doubts | unconfirmed(self._objects, proved)
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """The content of `meta.json`, ours before another's; where none stands, what the first object says of itself.

@@ -136,6 +136,7 @@ def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
 def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
     """An empty listing is taken for absence."""
     patch.setattr(PrimaryCopies, "_prove_absent", lambda _self, _intent: StoredCopy(finding=Finding.ABSENT))
+    patch.setattr("logstore.deletion.services.primary_copies.doubt_absence", lambda _objects, _intents: {})
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
