@@ -55,13 +55,16 @@ def compare(group: Group, limits: Limits) -> Compared:
     at, known = find(rows.ids, stored.ids)
     has_copy = known & (rows.primary[at] > 0) if len(rows.ids) else known
     unreferenced = ~rows.referenced & ~rows.creating & (rows.created_us < limits.rows_before_us)
-    left = _left_over(stored, ~has_copy, intents, limits)
+    without_copy = (rows.primary == 0) & ~np.isin(rows.ids, group.copies["ledger_id"].to_numpy())
+    damaged = known & without_copy[at] if len(rows.ids) else known
+    left = _left_over(stored, ~has_copy, damaged, intents, limits)
     held = _Held(stored=stored, rows=rows, at=at, which=has_copy, limits=limits)
     candidates = [
         left,
         *held.statements(),
         *held.segments(group.segments_of, skipped=unreferenced),
         _absent(stored, rows, limits, skipped=unreferenced),
+        _without_copy(stored, rows, limits, without_copy & ~unreferenced),
         _unreferenced(rows, unreferenced),
         _stalled(group.intents, limits),
         *compare_tiered(group, intents, limits),
@@ -89,14 +92,16 @@ def strange(table: pa.Table, limits: Limits) -> pa.Table:
     )
 
 
-def _left_over(stored: Stored, which: Mask, intents: Intents, limits: Limits) -> pa.Table:
-    """Objects of ledgers that have no primary copy in the catalog."""
+def _left_over(stored: Stored, which: Mask, damaged: Mask, intents: Intents, limits: Limits) -> pa.Table:
+    """Objects of ledgers that have no primary copy in the catalog; no orphans are those of `damaged` ledgers."""
     old = which & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.work)
     dead = old & np.isin(stored.ids, intents.dead)
     future = old & ~dead & (stored.ids >= limits.next_ledger_id)
     return pa.concat_tables(
         [
-            _ledgers(FindingKind.ORPHAN_LEDGER, stored, old & ~dead & ~future, limits, "no row names this copy"),
+            _ledgers(
+                FindingKind.ORPHAN_LEDGER, stored, old & ~dead & ~future & ~damaged, limits, "no row names this copy"
+            ),
             _ledgers(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
             _ledgers(FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"),
         ]
@@ -230,6 +235,22 @@ def _absent(stored: Stored, rows: Rows, limits: Limits, *, skipped: Mask) -> pa.
     lost = ~there & ~rows.creating & (rows.primary == _LIVE) & (rows.created_us < limits.rows_before_us) & ~skipped
     ids, detail = rows.ids[lost], "nothing of the ledger is in storage"
     return _primary(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
+
+
+def _without_copy(stored: Stored, rows: Rows, limits: Limits, which: Mask) -> pa.Table:
+    """Ledgers in use of which the catalog has lost the rows of all copies, with what storage holds of them."""
+    lost = which & ~rows.creating & (rows.created_us < limits.rows_before_us)
+    ids = rows.ids[lost]
+    at, there = find(stored.ids, ids)
+    objects = np.where(there, stored.objects[at], 0) if len(stored.ids) else np.zeros(len(ids), np.int64)
+    return findings(
+        FindingKind.MISSING_DATA,
+        len(ids),
+        ledger_id=pa.array(ids),
+        objects=pa.array(objects),
+        size_bytes=pa.array(rows.size[lost]),
+        detail="the rows of all of the ledger's copies are lost; repair the catalog by hand",
+    )
 
 
 def _unreferenced(rows: Rows, which: Mask) -> pa.Table:

@@ -6,7 +6,7 @@ counts with storage's own statement of whose it is.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +18,13 @@ import pyarrow.parquet as pq
 from infra.catalog.engine.adbc import ArrowReader, adbc_connect
 from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
-from logstore.log.ledgers import meta_digest, segment_number
+from infra.catalog.reconciliation.known import known_ledgers
+from logstore.log.ledgers import CopyKind, LedgerStatement, meta_digest, segment_number
 from logstore.ports.objects import ObjectStore
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
+from logstore.reconciliation.known_ledgers import KnownLedger, doubt_orphan, doubt_owner
 from logstore.reconciliation.services.orphans import (
     GONE,
     OTHER_APPLICATION,
@@ -95,7 +97,7 @@ def verified(
             return _stated(one, stores[one.bucket], before_us, application)
         if is_object(one):  # parts of an upload state nothing
             return None if doubt_upload(stores[one.bucket], one.key, before_us) else one
-        if one.kind is _KIND.MISSING_DATA:
+        if one.kind is _KIND.MISSING_DATA and not _is_row(one):
             return _still_missing(one, stores[one.bucket])
         return one
 
@@ -141,7 +143,44 @@ def _still_named(asked: Sequence[Finding], catalog: ArrowReader) -> list[Finding
     a reference, and an intent that stood still may have a workflow again, or be over.
     """
     is_still = _named(asked, catalog) | _rows(asked, catalog)
-    return [one for one in asked if one.kind not in is_still or is_still[one.kind](one)]
+    still = (one for one in asked if one.kind not in is_still or is_still[one.kind](one))
+    return list(filter(None, _judged_by_catalog(list(still), catalog)))
+
+
+def _judged_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
+    """Orphans as the catalog's other rows show them: damage, another store's objects, or None if a copy has its row."""
+    ids = {one.ledger_id for one in asked if one.ledger_id is not None and (_is_orphan(one) or _is_row(one))}
+    known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
+    for one in asked:
+        if one.ledger_id is None or one.ledger_id not in known:
+            yield one
+        elif _is_row(one):
+            yield one if known[one.ledger_id].has_row and not known[one.ledger_id].copies else None
+        elif _is_orphan(one):
+            yield _judged_orphan(one, known[one.ledger_id])
+        else:
+            yield one
+
+
+def _judged_orphan(one: Finding, known: KnownLedger) -> Finding | None:
+    statement = LedgerStatement.from_metadata(one.statement)
+    if one.kind is _KIND.ORPHAN_SEGMENT:
+        doubt = doubt_owner(statement, known)
+    else:
+        doubt = doubt_orphan(statement, CopyKind(one.copy), one.uuid, known)
+    if doubt is None:
+        return one
+    return None if doubt.kind is None else replace(one, kind=doubt.kind, detail=doubt.reason)
+
+
+def _is_orphan(one: Finding) -> bool:
+    """Whether storage's statement about it can be compared with the catalog: parts of an upload have none."""
+    return is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT
+
+
+def _is_row(one: Finding) -> bool:
+    """Whether it is of a ledger that has lost the rows of its copies."""
+    return one.kind is _KIND.MISSING_DATA and not one.copy
 
 
 def _rows(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
@@ -156,7 +195,8 @@ def _rows(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, C
 
 
 def _named(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    doubted = sorted({one.ledger_id for one in asked if one.kind is _KIND.MISSING_DATA and one.ledger_id is not None})
+    missing = (one for one in asked if one.kind is _KIND.MISSING_DATA and not _is_row(one))
+    doubted = sorted({one.ledger_id for one in missing if one.ledger_id is not None})
     copies: set[tuple[int, str]] = set()
     numbers: set[tuple[int, int]] = set()
     for at in range(0, len(doubted), sql.MOST_LEDGERS):
@@ -164,7 +204,7 @@ def _named(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, 
         for row in catalog.table(sql.copies_of(ids)).to_pylist():
             copies.add((row["ledger_id"], row["kind"] + context_in(row["context"]).get("uuid", "")))
         numbers |= {(row["ledger_id"], row["number"]) for row in catalog.table(sql.segments(ids)).to_pylist()}
-    return {_KIND.MISSING_DATA: lambda one: _is_named(one, copies, numbers)}
+    return {_KIND.MISSING_DATA: lambda one: _is_row(one) or _is_named(one, copies, numbers)}
 
 
 def _is_named(one: Finding, copies: set[tuple[int, str]], numbers: set[tuple[int, int]]) -> bool:

@@ -126,6 +126,67 @@ def copies_of(ledger_ids: Collection[int]) -> Select[Any]:
     return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_among(_C.ledger_id, ledger_ids))
 
 
+def ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
+    """Rows of these ledgers with what their lists and topics say of the owner; `owner` is one JSON object.
+
+    Where list or topic has no row, its texts are empty and its numbers 0.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    lists, zero = t.ledger_list.c, literal_column("0", t.Big)
+    source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
+    source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
+    columns = (
+        _L.ledger_id,
+        _text(_L.application, "application"),
+        _text(lists.component, "component"),
+        cast(func.coalesce(lists.topic_id, zero), t.Big).label("topic_id"),
+        _text(t.topic.c.name, "topic"),
+        _text(lists.owner, "keys"),
+        _L.created_us,
+    )
+    return select(*columns).select_from(source).where(_among(_L.ledger_id, ledger_ids))
+
+
+def copy_states(ledger_ids: Collection[int]) -> Select[Any]:
+    """Copies of these ledgers with state and context.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    columns = (_C.ledger_id, _C.kind, _C.state, as_text(_C.context))
+    return select(*columns).where(_among(_C.ledger_id, ledger_ids))
+
+
+def deletions_of(ledger_ids: Collection[int]) -> Select[Any]:
+    """Deletions of these ledgers, finished ones too, with the owner that each states; by row id.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
+    owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
+    return select(*columns, *owner).where(_among(_P.ledger_id, ledger_ids)).order_by(_P.row_id)
+
+
+def naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
+    """These ledgers by the tables, other than `ledger` and `ledger_copy`, of which a row goes only with the ledger.
+
+    Raises:
+        InvalidInput: More than `MOST_LEDGERS`.
+    """
+    keys = (t.segment.c.ledger_id, *BY_ROW.values(), t.buffer_range.c.ledger_id, t.buffer_hidden.c.ledger_id)
+    each = (
+        select(key.label("ledger_id"), literal_column(f"'{key.table.name}'", Text).label("named_by")).where(
+            _among(key, ledger_ids)
+        )
+        for key in keys
+    )
+    named = union(*each).subquery()
+    return select(named.c.ledger_id, named.c.named_by).order_by(named.c.ledger_id, named.c.named_by)
+
+
 def segments(ledger_ids: Collection[int]) -> Select[Any]:
     """Each segment of these ledgers, by ledger and number.
 

@@ -29,13 +29,15 @@ from infra.catalog.engine.dialects import among, as_text, context_or_none
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
 from infra.catalog.log.topic_rows import hold_topics
+from infra.catalog.reconciliation.known import known_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Detached
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
+from logstore.reconciliation.known_ledgers import KnownLedger, doubt_orphan
 
-_P, _L, _C = t.pending_deletion.c, t.ledger.c, t.ledger_copy.c
+_P, _L = t.pending_deletion.c, t.ledger.c
 
 
 def _request(page: PageOfFindings) -> str:
@@ -105,7 +107,7 @@ def file_orphans(
     cause: Cause,
     now_us: int,
 ) -> int:
-    """Each that is an orphan still, with a generation above all that its ledger ever had; how many.
+    """File each that is an orphan still, with a generation above all that its ledger ever had; return how many.
 
     The ids that were given out are read before the rows: one that is below them has its row by now, or had it. Copies
     are read before intents: one that leaves meanwhile is seen as the one or as the other.
@@ -118,10 +120,9 @@ def file_orphans(
         cause: The actor and the reason.
         now_us: The database's clock.
     """
-    known = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
+    catalog = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
     ids = {one.statement.ledger_id for one in orphans}
-    named = select(_C.ledger_id, _C.kind.label("copy"), as_text(_C.context)).where(among(connection, _C.ledger_id, ids))
-    copies = _by_ledger(connection.execute(named))
+    known = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
     before = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
     intents = _by_ledger(connection.execute(before.with_for_update()))
@@ -131,7 +132,7 @@ def file_orphans(
     rows, seen = dict[int, dict[str, Any]](), set[tuple[int, CopyKind, str]]()
     for one in orphans:
         ledger_id = int(one.statement.ledger_id)
-        why = _never_ours(one, known) or _named(one, copies[ledger_id]) or _awaited(one, intents[ledger_id])
+        why = _never_ours(one, catalog) or _awaited(one, intents[ledger_id]) or _contradicted(one, known[ledger_id])
         twin = (ledger_id, one.copy, _uuid(one))
         if why or twin in seen:
             kept[one.number] = why or f"ledger {ledger_id}: the plan names this copy twice"
@@ -164,10 +165,9 @@ def _by_ledger(rows: Iterable[Any]) -> defaultdict[int, list[Any]]:
     return found
 
 
-def _named(one: OrphanCopy, copies: Sequence[Any]) -> str | None:
-    if any(_is_same(one, row.copy, row.context) for row in copies):
-        return f"ledger {one.statement.ledger_id}: its row names this {one.copy.value} copy"
-    return None
+def _contradicted(one: OrphanCopy, known: KnownLedger) -> str | None:
+    doubt = doubt_orphan(one.statement, one.copy, _uuid(one), known)
+    return f"ledger {one.statement.ledger_id}: {doubt.reason}" if doubt else None
 
 
 def _awaited(one: OrphanCopy, intents: Sequence[Any]) -> str | None:

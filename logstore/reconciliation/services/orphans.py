@@ -33,6 +33,7 @@ UNKNOWN_FILE: Final = "there is a file that no writer of ours makes"
 UNSTATED: Final = "storage states no owner"
 OTHER_APPLICATION: Final = "storage states another application"
 OTHER_OWNER: Final = "storage states another owner"
+CHANGED: Final = "storage states another owner than it did to the plan, which compared that one with the catalog"
 ENDED_UPLOAD: Final = "the upload has ended"
 
 
@@ -227,6 +228,8 @@ class StoredOrphans:
         judged, _ = self._judged(self._objects, finding, before_us)
         if isinstance(judged, Doubt):
             return judged.reason
+        if finding.statement and LedgerStatement.from_metadata(finding.statement) != judged:
+            return CHANGED
         return judged.ledger_id, segment_number(finding.key) or 0
 
     def upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:

@@ -216,6 +216,15 @@ def test_segment_of_another_owner_than_its_ledger_is_kept(stored: Stored) -> Non
     assert stored.segment(SEGMENT) == orphans.OTHER_OWNER
 
 
+@pytest.mark.parametrize(("stated", "told"), [(STATEMENT, (SEVEN, 4)), (replace(STATEMENT, epoch=2), orphans.CHANGED)])
+def test_segment_that_states_another_owner_than_to_the_plan_is_kept(
+    stated: LedgerStatement, told: object, stored: Stored
+) -> None:
+    """The plan compared that one with the ledger's row; this one nobody has."""
+    stored.put(meta_key(SEVEN, OWNER), SEGMENT.key)
+    assert stored.segment(replace(SEGMENT, statement=stated.to_metadata())) == told
+
+
 @pytest.mark.parametrize(
     "key", ["ledgers/07/0000000000000007/notes", segment_key(LedgerId(8), 4), "x/00000004.parquet"]
 )

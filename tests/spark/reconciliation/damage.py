@@ -40,6 +40,7 @@ class Damaged:
     settings: Settings
     log: LogStore
     truth: set[Truth] = field(default_factory=set)
+    aged: set[Truth] = field(default_factory=set)  # of the truth about rows, what is told by the ages of objects alone
     healthy: list[LedgerId] = field(default_factory=list)
     topics: list[Topic] = field(default_factory=list)
 
@@ -147,7 +148,7 @@ def orphan_ledgers(store: Damaged) -> None:
         found = store.orphan(first, **changes)
         store.truth.add((_K.ORPHAN_LEDGER, found, ledger_prefix(found)))
     late = store.orphan(first)
-    _intent(store, late, "DELETED", "DELETED")
+    _intent(store, store.statement(late), "DELETED", "DELETED")
     store.truth.add((_K.ORPHAN_LEDGER, late, ledger_prefix(late)))
 
 
@@ -185,7 +186,7 @@ def stalled_deletions(store: Damaged) -> None:
     """An intent whose batch nobody works on, its objects in place."""
     _, (first, *_) = store.topic("stalled")
     ledger_id = store.orphan(first)
-    _intent(store, ledger_id, "PENDING", None)
+    _intent(store, store.statement(ledger_id), "PENDING", None)
     store.truth.add((_K.STALLED_DELETION, ledger_id, ""))
 
 
@@ -220,13 +221,54 @@ def mismatches(store: Damaged) -> None:
     store.put(segment_key(ledgers[1], 0), store.statement(ledgers[1]), b"x" * 100_000)
     store.truth.add((_K.MISMATCH, ledgers[1], segment_key(ledgers[1], 0)))
     refused = store.orphan(ledgers[2])
-    _intent(store, refused, "DEAD_LETTERED", "METADATA_MISMATCH")
+    _intent(store, store.statement(refused), "DEAD_LETTERED", "METADATA_MISMATCH")
     store.truth.add((_K.MISMATCH, refused, ledger_prefix(refused)))
     future = LedgerId(1 << 40)
     stated = replace(statement, ledger_id=future)
     store.put(meta_key(future, stated.owner), stated)
     store.truth.add((_K.MISMATCH, future, ledger_prefix(future)))
     store.healthy = [one for one in store.healthy if one not in ledgers[:2]]
+
+
+def lost_rows(store: Damaged) -> None:
+    """Of copies: of the only one, of one whose ledger has lost its row too, of a tiered one, of a primary one alone."""
+    _, ledgers = store.topic("rows", ledgers=5)
+    for ledger_id in ledgers[:4]:
+        store.sql("DELETE FROM ledger_copy WHERE ledger_id = ?", ledger_id)
+    store.sql("DELETE FROM ledger WHERE ledger_id = ?", ledgers[1])
+    store.truth |= {(_K.MISSING_DATA, one, "") for one in (ledgers[0], ledgers[2])}
+    uuid, statement = str(uuid4()), store.statement(ledgers[2])
+    for key in (data_key(uuid, ledgers[2]), index_key(uuid, ledgers[2])):
+        store.put(key, statement, tiered=True)
+    for found in list(store.log.objects.list(ledger_prefix(ledgers[2]))):
+        store.remove(found.key)
+    store.aged = {
+        (_K.MISSING_DATA, ledgers[1], ledger_prefix(ledgers[1])),
+        (_K.MISSING_DATA, ledgers[2], data_key(uuid, ledgers[2])),
+    }
+    store.sql(
+        "INSERT INTO ledger_copy (ledger_id, kind, state, context) VALUES (?, 'LEDGER', 'LIVE', '{}')", ledgers[3]
+    )
+    store.offload(ledgers[3], str(uuid4()))
+    store.sql("DELETE FROM ledger_copy WHERE ledger_id = ? AND kind = 'LEDGER'", ledgers[3])
+    store.truth |= {*store.aged, (_K.MISMATCH, ledgers[3], ledger_prefix(ledgers[3]))}
+    store.healthy = [one for one in store.healthy if one not in ledgers[:4]]
+
+
+def objects_of_another_store(store: Damaged) -> None:
+    """Under an id that was given out here too, and ended; and under a ledger that lives."""
+    _, (first, *_) = store.topic("twins")
+    twin = store.spare_id()
+    statement = store.statement(first)
+    theirs = replace(statement, ledger_id=twin, created_us=statement.created_us + 1)
+    for key in (meta_key(twin, theirs.owner), segment_key(twin, 0)):
+        store.put(key, theirs)
+    _intent(store, replace(statement, ledger_id=twin), "DELETED", "DELETED")
+    beside = replace(statement, owner=replace(statement.owner, topic="persistent://test/ns/theirs"))
+    keys = [meta_key(first, beside.owner), segment_key(first, 9)]
+    for key in keys:
+        store.put(key, beside)
+    store.truth |= {(_K.MISMATCH, twin, ledger_prefix(twin)), *((_K.MISMATCH, first, key) for key in keys)}
 
 
 def foreign_objects(store: Damaged) -> None:
@@ -254,6 +296,8 @@ EVERY: Final[tuple[Damage, ...]] = (
     stalled_deletions,
     missing_data,
     mismatches,
+    lost_rows,
+    objects_of_another_store,
     foreign_objects,
 )
 
@@ -268,12 +312,12 @@ def healthy(store: Damaged) -> None:
     store.offload(ledgers[1], str(uuid4()))
 
 
-def _intent(store: Damaged, ledger_id: LedgerId, state: str, outcome: str | None) -> None:
-    statement = store.statement(ledger_id)
+def _intent(store: Damaged, statement: LedgerStatement, state: str, outcome: str | None) -> None:
     owner: LedgerOwner = statement.owner
     row = {
-        "batch_id": "", "ledger_id": ledger_id, "copy": "LEDGER", "generation": 1, "application": owner.application,
-        "component": owner.component.value, "topic_id": owner.topic_id, "topic": owner.topic,
+        "batch_id": "", "ledger_id": statement.ledger_id, "copy": "LEDGER", "generation": 1,
+        "application": owner.application, "component": owner.component.value, "topic_id": owner.topic_id,
+        "topic": owner.topic,
         "keys": json.dumps(dict(owner.keys)), "context": "{}", "segments": 1, "last_segment": 0,
         "ledger_created_us": statement.created_us, "size_bytes": 20, "epoch": 1, "state": state, "outcome": outcome,
         "attempts": 0, "keys_left_attempts": 0, "objects_deleted": 0, "bytes_deleted": 0, "created_us": 1,

@@ -139,11 +139,15 @@ def _expected(world: World) -> set[tuple[str, int, str]]:
             found.add(("unreferenced_ledger", ledger_id, ""))
         if row and row["primary"]:
             found |= _of_held(ledger_id, objects, row, world.segments[ledger_id], skipped=lonely)
-        elif objects and all(one["modified_us"] < _NOW for one in objects):
+            continue
+        if row and not lonely and not row["creating"] and row["created_us"] < _NOW:
+            found.add(("missing_data", ledger_id, ""))
+        if objects and all(one["modified_us"] < _NOW for one in objects):
             if intent and intent["state"] == "PENDING":
                 continue
-            kind = "mismatch" if intent or ledger_id >= _LIMITS.next_ledger_id else "orphan_ledger"
-            found.add((kind, ledger_id, prefix))
+            is_contradicted = intent or ledger_id >= _LIMITS.next_ledger_id
+            if is_contradicted or not row:  # what a row names is damaged, and no orphan
+                found.add(("mismatch" if is_contradicted else "orphan_ledger", ledger_id, prefix))
     return found
 
 
@@ -321,6 +325,19 @@ def test_object_that_is_young_or_of_unknown_age_is_never_a_finding(at: int) -> N
     world.segments[6] = {0: 5}
     world.objects += [_object(6, -1, digest=7), _object(6, 0, size=50, at=at)]  # longer than its row
     assert world.found() == set()
+
+
+@pytest.mark.parametrize(
+    ("copies", "kinds"), [([], {("missing_data", "")}), ([_copy()], {("orphan_ledger", ledger_prefix(LedgerId(3)))})]
+)
+def test_ledger_that_lost_the_rows_of_its_copies_is_damage_and_no_orphan(copies: list[Any], kinds: set[Any]) -> None:
+    """One that lives in tiered storage may have strays in the primary bucket, which are asked about once more."""
+    world = World(tiered=[_tiered("u1", "data"), _tiered("u1", "index")] if copies else [], copies=copies)
+    world.ledgers.append(_ledger(3, {0: 5}, primary=0))
+    world.objects += [_object(3, -1, digest=7), _object(3, 0, size=5)]
+    rows = world.compared().candidates.to_pylist()
+    assert {(row["kind"], row["key"]) for row in rows} == kinds
+    assert [row["objects"] for row in rows] == [2]
 
 
 @pytest.mark.parametrize(

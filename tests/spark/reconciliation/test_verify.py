@@ -128,6 +128,64 @@ def test_lost_segment_is_lost_while_a_row_names_it_and_the_object_is_short(store
     assert _found(store, replace(short, size_bytes=9), catalog) == []  # it was written whole meanwhile
 
 
+_OWNED = "ledger_id_application_component_topic_id_topic_keys_created_us"
+_DELETED = "row_id_ledger_id_copy_state_application_component_topic_id_topic_keys_created_us"
+_COPIED = "ledger_id_kind_state_context"
+_ROW = {
+    "ledger_id": _ID, "application": "sexton", "component": "MANAGED_LEDGER", "topic_id": 1, "topic": _TOPIC,
+    "keys": "{}", "created_us": 1,
+}  # fmt: skip
+_DELETION = {**_ROW, "row_id": 7, "copy": PRIMARY, "state": "DELETED"}
+_LIVE = {"ledger_id": _ID, "kind": PRIMARY, "state": "LIVE", "context": "{}"}
+_COLD = {**_LIVE, "kind": TIERED, "context": '{"uuid": "v"}'}
+
+
+@pytest.mark.parametrize(
+    ("one", "rows", "kind"),
+    [
+        (_LEDGER, {}, _K.ORPHAN_LEDGER),
+        (_LEDGER, {_OWNED: [_ROW], _COPIED: [_LIVE]}, None),
+        (_LEDGER, {_OWNED: [_ROW]}, _K.MISSING_DATA),
+        (_LEDGER, {_COPIED: [_COLD]}, _K.MISSING_DATA),
+        (_LEDGER, {"ledger_id_named_by": [{"ledger_id": _ID, "named_by": "segment"}]}, _K.MISSING_DATA),
+        (_LEDGER, {_OWNED: [_ROW], _COPIED: [_COLD]}, _K.MISMATCH),
+        (_LEDGER, {_OWNED: [_ROW], _COPIED: [_COLD], _DELETED: [_DELETION]}, _K.ORPHAN_LEDGER),
+        (_LEDGER, {_DELETED: [_DELETION]}, _K.ORPHAN_LEDGER),
+        (_LEDGER, {_DELETED: [_DELETION | {"topic": "persistent://a/b/d"}]}, _K.MISMATCH),
+        (_LEDGER, {_DELETED: [_DELETION | {"created_us": 2}]}, _K.MISMATCH),
+        (_LEDGER, {_DELETED: [_DELETION | {"created_us": 0, "component": "UNKNOWN"}]}, _K.ORPHAN_LEDGER),
+        (_PAIR, {_OWNED: [_ROW], _COPIED: [_LIVE]}, _K.ORPHAN_OFFLOAD),
+        (_PAIR, {_OWNED: [_ROW], _COPIED: [_COLD]}, _K.ORPHAN_OFFLOAD),
+        (_PAIR, {_OWNED: [_ROW], _COPIED: [_COLD | {"context": '{"uuid": "u"}'}]}, None),
+        (_PAIR, {_OWNED: [_ROW]}, _K.MISSING_DATA),
+        (_PAIR, {_OWNED: [_ROW | {"topic_id": 2}], _COPIED: [_LIVE]}, _K.MISMATCH),
+        (replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0)), {_OWNED: [_ROW]}, _K.ORPHAN_SEGMENT),
+        (
+            replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0)),
+            {_OWNED: [_ROW | {"topic_id": 2}]},
+            _K.MISMATCH,
+        ),
+    ],
+)
+def test_rows_that_name_the_ledger_decide_what_an_orphan_is(
+    one: Finding, rows: Any, kind: FindingKind | None, store: FakeObjectStore
+) -> None:
+    """Of whatever table: a ledger that lost the row of a copy is damaged, and another store's objects are theirs."""
+    _put(store, meta_key(_ID, _OWNER), segment_key(_ID, 0), data_key("u", _ID), index_key("u", _ID))
+    assert [found.kind for found in _found(store, one, _Catalog(**rows))] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "stands"), [({_OWNED: [_ROW]}, True), ({_OWNED: [_ROW], _COPIED: [_LIVE]}, False), ({}, False)]
+)
+def test_ledger_without_copies_is_one_while_its_row_stands_alone(
+    rows: Any, stands: bool, store: FakeObjectStore
+) -> None:
+    """Rows of ledgers and of copies are read one after the other: a ledger may be born or go in between."""
+    bare = Finding(kind=_K.MISSING_DATA, ledger_id=_ID, topic=_TOPIC)
+    assert _found(store, bare, _Catalog(**rows)) == ([bare] if stands else [])
+
+
 @pytest.mark.parametrize(
     ("one", "rows"),
     [

@@ -20,16 +20,22 @@ def statement(topic: Topic, ledger_id: int, *, epoch: int = 1, created_us: int =
     return LedgerStatement(owner=owner, ledger_id=LedgerId(ledger_id), created_us=created_us, epoch=epoch)
 
 
-def orphan(topic: Topic, ledger_id: int, *, number: int = 0, epoch: int = 1) -> OrphanCopy:
+def created_us(world: World, topic: Topic, ledger_id: int) -> int:
+    """When a ledger was created, as its row or its oldest deletion says."""
+    times = [one.created_us for one in world.catalog.ledgers.listed(topic.topic_id) if one.ledger_id == ledger_id]
+    return times[0] if times else intents(world, ledger_id)[0].ledger_created_us
+
+
+def orphan(topic: Topic, ledger_id: int, *, number: int = 0, epoch: int = 1, created_us: int = 5) -> OrphanCopy:
     """A primary copy in storage."""
-    said = statement(topic, ledger_id, epoch=epoch)
+    said = statement(topic, ledger_id, epoch=epoch, created_us=created_us)
     return OrphanCopy(number=number, copy=CopyKind.LEDGER, statement=said, size_bytes=700)
 
 
-def tiered_orphan(topic: Topic, ledger_id: int, uuid: str, *, number: int = 0) -> OrphanCopy:
+def tiered_orphan(topic: Topic, ledger_id: int, uuid: str, *, number: int = 0, created_us: int = 5) -> OrphanCopy:
     """A tiered copy in storage."""
     context = {"driver": "aws-s3", "bucket": "cold", "region": "r-1", "uuid": uuid}
-    kind, said = CopyKind.OFFLOADED_LEDGER, statement(topic, ledger_id)
+    kind, said = CopyKind.OFFLOADED_LEDGER, statement(topic, ledger_id, created_us=created_us)
     return OrphanCopy(number=number, copy=kind, statement=said, context=context, size_bytes=70)
 
 

@@ -16,7 +16,7 @@ from logstore.positions import LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded, remove
-from tests.contracts.catalog.reconciliation.steps import file, intents, lost, orphan, tiered_orphan
+from tests.contracts.catalog.reconciliation.steps import created_us, file, intents, lost, orphan, tiered_orphan
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
@@ -51,7 +51,8 @@ def test_orphan_whose_intent_had_ended_gets_another_generation(world: World) -> 
     (ended,) = intents(world, first)
     end = Ended(row_id=ended.row_id, outcome=Outcome.DELETED, objects=2, size_bytes=9)
     world.catalog.deletions.finish([end], holder=ended.batch_id)
-    assert file(world, orphans=[orphan(topic, first)]).detached.intents == 1
+    again = orphan(topic, first, created_us=created_us(world, topic, first))
+    assert file(world, orphans=[again]).detached.intents == 1
     old, new = intents(world, first)
     assert (old.state, old.generation, old.openings) == (DeletionState.DELETED, 1, 0)
     assert (new.state, new.generation, new.batch_id) == (DeletionState.PENDING, 2, "apply")
@@ -90,13 +91,14 @@ def test_tiered_orphan_is_told_from_the_copy_that_is_named(world: World) -> None
     ids = filled(world, topic.topic_id, 3)
     offloaded(world, ids[0], "live")
     begin(world, ids[1], "writing")
+    first_us, second_us = (created_us(world, topic, one) for one in ids[:2])
     asked = [
-        tiered_orphan(topic, ids[0], "live", number=1),
-        tiered_orphan(topic, ids[0], "old", number=2),
-        tiered_orphan(topic, ids[0], "older", number=3),
-        tiered_orphan(topic, ids[0], "old", number=4),
-        tiered_orphan(topic, ids[1], "writing", number=5),
-        orphan(topic, ids[0], number=6),
+        tiered_orphan(topic, ids[0], "live", number=1, created_us=first_us),
+        tiered_orphan(topic, ids[0], "old", number=2, created_us=first_us),
+        tiered_orphan(topic, ids[0], "older", number=3, created_us=first_us),
+        tiered_orphan(topic, ids[0], "old", number=4, created_us=first_us),
+        tiered_orphan(topic, ids[1], "writing", number=5, created_us=second_us),
+        orphan(topic, ids[0], number=6, created_us=first_us),
     ]
     done = file(world, orphans=asked)
     assert (sorted(done.kept), done.detached.intents) == ([1, 4, 5, 6], 2)
@@ -112,7 +114,11 @@ def test_ledger_that_lives_on_is_detached_with_a_generation_above_its_orphans(wo
     ids = filled(world, topic.topic_id, 2)
     offloaded(world, ids[0])
     remove(world, topic, ids[0])
-    file(world, orphans=[tiered_orphan(topic, ids[0], "old"), tiered_orphan(topic, ids[0], "older", number=1)])
+    at_us = created_us(world, topic, ids[0])
+    asked = [
+        tiered_orphan(topic, ids[0], uuid, number=at, created_us=at_us) for at, uuid in enumerate(("old", "older"))
+    ]
+    file(world, orphans=asked)
     world.detach(topic.topic_id, ids[:1])
     assert [row.generation for row in intents(world, ids[0])] == [1, 2, 3, 4]
 
@@ -125,11 +131,77 @@ def test_primary_orphan_of_a_ledger_that_lives_in_tiered_storage_is_filed(world:
     remove(world, topic, ids[0])
     (removed,) = intents(world, ids[0])
     world.catalog.deletions.finish([Ended(row_id=removed.row_id, outcome=Outcome.DELETED)], holder=removed.batch_id)
-    assert file(world, orphans=[orphan(topic, ids[0])]).kept == {}
+    stray = orphan(topic, ids[0], created_us=created_us(world, topic, ids[0]))
+    assert file(world, orphans=[stray]).kept == {}
     again = intents(world, ids[0])[-1]
     assert (again.generation, again.copy) == (2, CopyKind.LEDGER)
     chunk = world.catalog.deletions.ranges("apply", after=0, rows=5, limit=1)[0]
     assert [row.referenced for row in world.catalog.deletions.intents("apply", chunk)] == [False]
+
+
+_NAMES = {
+    "ledger": "DELETE FROM ledger_copy WHERE ledger_id = :id",
+    "ledger_copy": "DELETE FROM ledger WHERE ledger_id = :id",
+    "segment": "DELETE FROM ledger_copy WHERE ledger_id = :id; DELETE FROM ledger WHERE ledger_id = :id",
+}
+
+
+@pytest.mark.parametrize("table", [*_NAMES, "schema_version"])
+@pytest.mark.parametrize("is_tiered", [False, True])
+def test_copy_of_a_ledger_that_any_row_still_names_is_kept(sql_world: SqlWorld, table: str, is_tiered: bool) -> None:
+    """The ledger is in use, or was: with the row of its copy lost, deleting the objects would lose the data."""
+    topic = new_topic(sql_world)
+    if table == "schema_version":
+        keys = {"schema": topic.name}
+        born = sql_world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
+        sql_world.catalog.schemas.publish(topic.topic_id, born.ledger_id, digest="a", content_bytes=7, size_bytes=900)
+        damaged = born.ledger_id
+        for lost_table in ("segment", "ledger_copy", "ledger"):
+            sql_world.sql(f"DELETE FROM {lost_table} WHERE ledger_id = :id", id=damaged)
+        at_us = 5
+    else:
+        damaged = filled(sql_world, topic.topic_id, 2)[0]
+        at_us = created_us(sql_world, topic, damaged)
+        for statement in _NAMES[table].split("; "):
+            sql_world.sql(statement, id=damaged)
+    stored = (
+        tiered_orphan(topic, damaged, "u", created_us=at_us) if is_tiered else orphan(topic, damaged, created_us=at_us)
+    )
+    done = file(sql_world, orphans=[stored])
+    assert done.detached.intents == 0
+    same = table == "ledger_copy" and not is_tiered
+    assert ("its row names this LEDGER copy" if same else "repair the catalog by hand") in done.kept[0]
+
+
+def test_primary_copy_whose_removal_is_not_known_is_kept(sql_world: SqlWorld) -> None:
+    """The ledger has a tiered copy; the row of its primary one may have been lost by hand."""
+    topic = new_topic(sql_world)
+    ids = filled(sql_world, topic.topic_id, 2)
+    offloaded(sql_world, ids[0])
+    sql_world.remove_copy(ids[0], CopyKind.LEDGER)
+    stored = orphan(topic, ids[0], created_us=created_us(sql_world, topic, ids[0]))
+    done = file(sql_world, orphans=[stored])
+    assert (done.detached.intents, "no deletion of its primary copy is known" in done.kept[0]) == (0, True)
+
+
+def test_objects_that_state_another_owner_than_the_catalog_s_own_history_are_kept(world: World) -> None:
+    """The id was given out here, to another topic, or to this topic of another store: what stands there is theirs."""
+    topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
+    ids = filled(world, topic.topic_id, 3)
+    at_us = [created_us(world, topic, one) for one in ids]
+    world.detach(topic.topic_id, ids[:1])
+    (row,) = intents(world, ids[0])
+    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.DELETED)], holder=row.batch_id)
+    asked = [
+        orphan(other, ids[0], number=1, created_us=at_us[0]),
+        orphan(topic, ids[0], number=2, created_us=at_us[0] + 1),
+        tiered_orphan(other, ids[1], "u", number=3, created_us=at_us[1]),
+        tiered_orphan(topic, ids[1], "u", number=4, created_us=at_us[1] + 1),
+    ]
+    done = file(world, orphans=asked)
+    assert (done.detached.intents, sorted(done.kept)) == (0, [1, 2, 3, 4])
+    told = [f"deletion {row.row_id} one of {topic.name}", "creation time", "the ledger's row one of", "creation time"]
+    assert [part in done.kept[number] for number, part in enumerate(told, 1)] == [True] * 4, done.kept
 
 
 def test_unreferenced_ledger_leaves_the_catalog_with_all_of_its_copies(world: World) -> None:
