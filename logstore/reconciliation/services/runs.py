@@ -12,7 +12,7 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
         PreconditionFailed: The run is an apply, or a plan that did not finish.
     """
     if run.kind is not RunKind.PLAN:
-        raise PreconditionFailed(f"run {run.run_id}: expected a plan, found the run of an {run.kind.value}")
+        raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
     if run.finished_us is None:
         raise PreconditionFailed(f"plan {run.run_id}: expected one that finished, found no summary; plan again")
     return plan_result(run.summary)

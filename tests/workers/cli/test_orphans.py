@@ -434,6 +434,22 @@ def test_list_names_plans_and_applies_by_the_id_that_commands_take(run: Run, ask
     assert len(document(run("orphans", "list", "--limit", "2", "--json"))) == 2
 
 
+@pytest.mark.parametrize("kind", [kind for kind in RunKind if kind not in {RunKind.PLAN, RunKind.APPLY}])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_list_leaves_out_bulk_jobs_that_are_no_reconciliation(
+    kind: RunKind, is_finished: bool, run: Run, asked: Asked
+) -> None:
+    """Snapshots and delayed indexes are built by runs of their own, which come to something else."""
+    asked.runs.open_run("build-1", kind, claim=CLAIM, summary={"topics": 3})
+    if is_finished:
+        asked.runs.close_run("build-1", {"built": 3})
+    assert [row["run_id"] for row in document(run("orphans", "list", "--json"))] == [RUN]
+    assert run("orphans", "list").exit_code == 0
+    for command in (["report"], ["apply", "--dry-run"]):
+        error = document(run("orphans", command[0], "build-1", *command[1:], "--json"), 3)["error"]
+        assert f"expected a plan, found a run of {kind.value}" in error["message"]
+
+
 def test_list_without_runs_says_what_makes_one(run: Run, services: FakeServices) -> None:
     """An empty catalog."""
     services.log.catalog.reconciliation = FakeRuns()

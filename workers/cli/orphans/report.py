@@ -90,7 +90,7 @@ def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
     runs = context.catalog.reconciliation
-    found = [one for kind in RunKind for one in runs.runs(kind, limit=limit)]
+    found = [run for kind in (RunKind.PLAN, RunKind.APPLY) for run in runs.runs(kind, limit=limit)]
     newest = sorted(found, key=lambda one: one.created_us, reverse=True)[:limit]
     rows = [_run_row(one) for one in newest]
     columns = ("run_id", "kind", "state", "begun")
