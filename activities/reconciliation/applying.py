@@ -54,7 +54,7 @@ from logstore.reconciliation.findings import (
     together,
 )
 from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.services.orphans import StoredOrphans, is_copy, is_object
+from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
 from logstore.reconciliation.services.runs import apply_of, finished_plan
 from logstore.units import between_units
 
@@ -162,6 +162,8 @@ class Applying:
         looked = looked_at(folder, request.page)
         if looked is None:
             seen = self._look(found, request.before_us)
+            if ABSENT.intersection(one for one in seen.values() if isinstance(one, str)):
+                self._stored.confirm()  # absence counts in the catalog's own buckets alone, at the time of the look
             with effect("reconciliation.keep_looked"):
                 looked = keep_looked(folder, request.page, seen)
         findings = PageOfFindings(

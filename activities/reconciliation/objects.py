@@ -16,7 +16,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import Ended
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
+from logstore.reconciliation.services.orphans import ABSENT, ENDED_UPLOAD, StoredOrphans
 
 _PARTS_LEFT = "parts of the upload are left"
 
@@ -74,6 +74,8 @@ class ObjectDeletion:
                     segments[at] = answer
             elif isinstance(why := self._stored.upload(one, before_us=before_us), str):
                 kept[at] = why
+        if ABSENT.intersection(kept.values()):
+            self._stored.confirm()  # absence counts in the catalog's own buckets alone, at the time of the look
         if segments:
             kept |= self._catalog.pass_over(segments, cause=cause)
         return kept

@@ -41,8 +41,9 @@ class CompareSides:
     """Find candidates: what one side names and the other does not, or names otherwise.
 
     Its summary counts `stored`, `named` and `matched`, as `rules.Overlap` has them, of primary copies, and the same
-    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`; and as `young` the ledgers whose rows were
-    left out for their age. Its fact `ROWS_BEFORE` is the cut-off of rows: an inventory may have made it earlier.
+    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`; as `young` the ledgers whose rows were
+    left out for their age; and as `expected` those of which a listing must show objects. Its fact `ROWS_BEFORE` is the
+    cut-off of rows: an inventory may have made it earlier.
     """
 
     run_id: str

@@ -45,6 +45,7 @@ class Sides:
     ledgers_counted: int  # rows that the catalog counted after the read, of ids that existed before it
     primary: Overlap
     tiered: Overlap
+    expected: int = 0  # ledgers whose published primary copies are old enough to be listed
 
 
 def check_age(older_than_s: float, *, unsafe: bool) -> None:
@@ -68,7 +69,8 @@ def check_sides(sides: Sides) -> None:
 
     Raises:
         PreconditionFailed: The catalog's rows are fewer than it counts, or are none beside objects, or name no copy of
-            any ledger, or no copy of a kind is named by both sides although neither is empty.
+            any ledger; or nothing is listed of ledgers that must have objects; or no copy of a kind is named by both
+            sides although neither is empty.
     """
     if sides.ledgers < sides.ledgers_counted:
         raise PreconditionFailed(
@@ -78,6 +80,11 @@ def check_sides(sides: Sides) -> None:
         raise PreconditionFailed(
             f"reference set: expected ledgers beside {sides.objects:,} listed objects, found none;"
             " this catalog is empty, or not the store's"
+        )
+    if sides.expected and not sides.primary.stored:
+        raise PreconditionFailed(
+            f"listing: expected objects of {sides.expected:,} ledgers in the primary bucket, found none; the listing is"
+            " not this store's, or hides its objects: compare `sexton ledger explain ID` of a ledger, and plan again"
         )
     if sides.objects and not sides.primary.named and not sides.tiered.named:
         raise PreconditionFailed(

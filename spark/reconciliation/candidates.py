@@ -91,7 +91,8 @@ def _compare(group: int, *, sides: _Sides) -> dict[str, int]:
     named = _with_topics(found.candidates, ledgers, sides) if found.candidates.num_rows else found.candidates
     overlaps = asdict(found.primary)
     overlaps |= {f"tiered_{name}": value for name, value in asdict(found.tiered).items()}
-    return {"candidates": _put(path, [named]), _ELSEWHERE: found.elsewhere, "young": found.young, **overlaps}
+    counts = {_ELSEWHERE: found.elsewhere, "young": found.young, "expected": found.expected}
+    return {"candidates": _put(path, [named]), **counts, **overlaps}
 
 
 def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.Table:

@@ -46,6 +46,7 @@ class Compared:
     tiered: Overlap
     elsewhere: int  # tiered copies that stand where nothing was listed
     young: int  # ledgers whose rows are too young
+    expected: int  # ledgers of which a listing must show objects
 
 
 def compare(group: Group, limits: Limits) -> Compared:
@@ -75,6 +76,7 @@ def compare(group: Group, limits: Limits) -> Compared:
         tiered=overlap(group, limits),
         elsewhere=count_elsewhere(group.copies, limits),
         young=int((rows.created_us >= limits.rows_before_us).sum()),
+        expected=int(((rows.primary == _LIVE) & ~rows.creating & (rows.created_us < limits.rows_before_us)).sum()),
     )
 
 

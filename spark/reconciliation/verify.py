@@ -19,8 +19,16 @@ from infra.catalog.engine.adbc import ArrowReader, adbc_connect
 from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
 from infra.catalog.reconciliation.known import known_ledgers
-from logstore.log.ledgers import CopyKind, LedgerStatement, meta_digest, segment_number
+from logstore.log.ledgers import (
+    CopyKind,
+    LedgerStatement,
+    ledger_prefix,
+    meta_digest,
+    segment_key,
+    segment_number,
+)
 from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
@@ -91,6 +99,7 @@ def verified(
     application: str,
 ) -> list[Finding]:
     """Those that stand, with what storage says of them, in their order."""
+    names = _names_of_absent(candidates, catalog)
 
     def ask(one: Finding) -> Finding | None:
         if is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT:
@@ -98,7 +107,7 @@ def verified(
         if is_object(one):  # parts of an upload state nothing
             return None if doubt_upload(stores[one.bucket], one.key, before_us) else one
         if one.kind is _KIND.MISSING_DATA and not _is_row(one):
-            return _still_missing(one, stores[one.bucket])
+            return _still_missing(one, stores[one.bucket], names.get(one.ledger_id, ()))
         return one
 
     with ThreadPoolExecutor(_ASKING, thread_name_prefix="verify") as threads:
@@ -125,11 +134,33 @@ def _stated(one: Finding, store: ObjectStore, before_us: int, application: str) 
     return replace(now, topic=judged.owner.topic)
 
 
-def _still_missing(one: Finding, store: ObjectStore) -> Finding | None:
-    """Data that a HEAD, or for a whole ledger another listing, does not find either; or that is still too short."""
+def _names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
+    """Keys that the catalog knows of ledgers of which a listing showed nothing, the own statement first."""
+    absent = [one for one in candidates if one.kind is _KIND.MISSING_DATA and one.key.endswith("/")]
+    ids = sorted({one.ledger_id for one in absent if one.ledger_id is not None})
+    names: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
+    if not ids:
+        return names
+    known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids)
+    for ledger_id in ids:
+        owners = {owner.digest for owner in known[ledger_id].owners}
+        names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(owners)]
+    for row in catalog.table(sql.segments(ids)).to_pylist():
+        names[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
+    return names
+
+
+def _still_missing(one: Finding, store: ObjectStore, names: Sequence[str]) -> Finding | None:
+    """Data that independent reads do not find either, or that is still too short.
+
+    Args:
+        one: An object; or a ledger, of which another listing and a HEAD of each of `names` must find nothing.
+        store: Its bucket.
+        names: Keys of the ledger's objects.
+    """
     if one.key.endswith("/"):
         ours = (meta_digest(found.key) or segment_number(found.key) is not None for found in store.list(one.key))
-        return None if any(ours) else one
+        return None if any(ours) or any(map(store.head, names)) else one
     seen = store.head(one.key)
     if seen is None:
         return one

@@ -33,6 +33,7 @@ COMPARED = {
     "tiered_named": 0,
     "tiered_matched": 0,
     "young": 0,
+    "expected": 4,
 }
 _COUNTED = {
     ListStorage.name: ("objects",),

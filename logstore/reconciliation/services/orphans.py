@@ -6,12 +6,12 @@ exactly so keeps the objects: unknown age, an unknown file, a statement of anoth
 Source: iceberg#4346 and lakeFS#8518 (unknown is kept), amoro#2925 (unknown age is kept).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.ledgers import (
     CopyKind,
     LedgerStatement,
@@ -35,6 +35,12 @@ OTHER_APPLICATION: Final = "storage states another application"
 OTHER_OWNER: Final = "storage states another owner"
 CHANGED: Final = "storage states another owner than it did to the plan, which compared that one with the catalog"
 ENDED_UPLOAD: Final = "the upload has ended"
+
+ABSENT: Final = frozenset({GONE, ENDED_UPLOAD})
+"""Reasons that say that something is not there: they count only in a bucket that is proved to be the catalog's."""
+
+_MAX_SEGMENTS_ASKED: Final = 100
+"""HEADs for one ledger of which a listing shows nothing. Its numbers begin at 0; lost races leave few gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,47 @@ class Seen:
 def look(store: ObjectStore, finding: Finding) -> Seen:
     """Ask the bucket for what `judge` needs: a listing and one HEAD for a ledger, HEADs for single objects.
 
+    Absence is proved by independent reads: a listing and a HEAD of each known name must both find nothing.
+
     Raises:
-        StoreUnavailable: Storage did not answer.
+        StoreUnavailable: Storage did not answer, or its answers contradict each other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        return _segment(store, finding)
+        seen = _segment(store, finding)
+    else:
+        seen = _copy(store, finding)
+        if seen.objects and not seen.metadata:  # deleted between the two, or one of the answers is wrong
+            seen = _copy(store, finding)
+        if seen.objects and not seen.metadata:
+            raise StoreUnavailable(f"{seen.objects[0].key}: LIST shows it, HEAD does not find it; try again")
+    if not seen.objects:
+        _prove_gone(store, finding)
+    return seen
+
+
+def _prove_gone(store: ObjectStore, finding: Finding) -> None:
+    """Raise if another listing, or a HEAD of any name that the objects may bear, finds what the first answer lacked."""
+    if again := next(iter(store.list(finding.key)), None):
+        raise StoreUnavailable(f"{again.key}: a second look at storage finds it, the first one did not; try again")
+    for key in _names(finding):
+        if store.head(key):
+            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not show it; try again")
+
+
+def _names(finding: Finding) -> Iterator[str]:
+    """Keys of the objects that the plan found, as far as the finding tells them."""
+    ledger_id = finding.ledger_id
+    if finding.kind is FindingKind.ORPHAN_SEGMENT or ledger_id is None:
+        return
+    if finding.kind is FindingKind.ORPHAN_OFFLOAD:
+        yield from (data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id))
+        return
+    with suppress(CorruptData):  # a finding that was not verified yet has no statement
+        yield meta_key(ledger_id, LedgerStatement.from_metadata(finding.statement).owner)
+    yield from (segment_key(ledger_id, number) for number in range(min(finding.objects, _MAX_SEGMENTS_ASKED)))
+
+
+def _copy(store: ObjectStore, finding: Finding) -> Seen:
     objects = list(store.list(finding.key))
     keys = sorted((one.key for one in objects), key=lambda key: (meta_digest(key) is None, key))
     counting = (
@@ -137,7 +179,7 @@ def _stated(finding: Finding, metadata: Mapping[str, Mapping[str, str]], applica
             return Doubt(OTHER_OWNER, key)
         found = statement
     if found is None:
-        return Doubt(GONE, finding.key)  # between the listing and the HEAD
+        return Doubt(GONE, finding.key)
     if finding.kind is FindingKind.ORPHAN_SEGMENT and meta_key(found.ledger_id, found.owner) not in metadata:
         return Doubt(OTHER_OWNER, finding.key)
     return found
@@ -162,10 +204,14 @@ def doubt_upload(store: ObjectStore, key: str, before_us: int) -> Doubt | None:
     Raises:
         StoreUnavailable: Storage did not answer.
     """
-    started = [one.started_us for one in store.open_uploads(key) if one.key == key]
+    started = _started(store, key) or _started(store, key)  # absence is not taken from one listing
     if not started:
         return Doubt(ENDED_UPLOAD, key)
     return None if all(at is not None and at < before_us for at in started) else Doubt(YOUNG, key)
+
+
+def _started(store: ObjectStore, key: str) -> list[int | None]:
+    return [upload.started_us for upload in store.open_uploads(key) if upload.key == key]
 
 
 ELSEWHERE: Final = "it stands in a bucket that the settings do not name"

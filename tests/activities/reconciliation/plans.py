@@ -69,6 +69,10 @@ class Plans:
         self.bulk = FakeBulkJobs(folder / "bulk")
         self.findings = self.bulk.findings
         self.identities = Catalogued()
+        self.rewire()
+
+    def rewire(self) -> None:
+        """Make the activities over the buckets as they are now."""
         self.stored = StoredOrphans(
             objects=self.warm,
             buckets=lambda _: self.cold,

@@ -1,6 +1,6 @@
 """An apply: each finding looked at again, each effect repeatable, counts of confirmations alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,15 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import RunKind
-from logstore.ports.objects import DeleteReport
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import FateFiles
-from logstore.reconciliation.findings import Fate, FindingKind
+from logstore.reconciliation.findings import Fate, Finding, FindingKind
 from logstore.reconciliation.jobs import VerifyFindings
 from logstore.reconciliation.services import orphans
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
-from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 
 def fates(plans: Plans, page: int = 0) -> dict[int, tuple[Fate, str]]:
@@ -331,6 +331,49 @@ def test_long_reasons_that_begin_alike_are_counted_together(plans: Plans) -> Non
     plans.runs.keeps = {at: "x" * 200 + chr(97 + at) for at in range(2)}
     plans.delete()
     assert plans.record().skipped == {"x" * 200: 2}
+
+
+class _Silent(FakeObjectStore):
+    """A bucket that can answer nothing but 404."""
+
+    silent = False
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        return None if self.silent else super().head(key)
+
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        return iter(()) if self.silent else super().list(prefix, start_after=start_after, first_page=first_page)
+
+    def confirm(self) -> None:
+        super().confirm()
+        if self.silent:
+            raise REFUSAL
+
+
+@pytest.mark.parametrize("step", ["file", "delete"])
+def test_orphan_is_not_said_to_be_gone_by_a_bucket_whose_marker_is_gone_too(
+    step: str, plans: Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket was the catalog's when the look began: what it answers after that is not taken for absence."""
+    plans.warm = _Silent()
+    plans.rewire()
+    plans.orphan_ledger(7)
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.begin_apply(max_orphan_share=1.0)
+    real = orphans.look
+
+    def fall_silent(store: ObjectStore, finding: Finding) -> orphans.Seen:
+        plans.warm.silent = True  # type: ignore[attr-defined]
+        return real(store, finding)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(orphans, "look", fall_silent)
+        with pytest.raises(CatalogMismatch):
+            getattr(plans, step)()
+    plans.warm.silent = False
+    assert plans.apply().skipped == {}
+    assert segment not in plans.warm.keys
 
 
 # -- done twice, at any distance

@@ -164,8 +164,13 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
         ({"named": 0}, 4, "expected copies of 4 ledgers"),
         ({"matched": 0}, 4, "expected primary copies that storage and catalog both name, found none of 4"),
         ({"tiered_stored": 2, "tiered_named": 5}, 4, "expected tiered copies .* found none of 5"),
+        (
+            {"objects": 0, "stored": 0, "matched": 0},
+            4,
+            "expected objects of 4 ledgers in the primary bucket, found none",
+        ),
     ],
-    ids=["short", "empty", "no-copies", "no-overlap", "no-overlap-of-tiered-copies"],
+    ids=["short", "empty", "no-copies", "no-overlap", "no-overlap-of-tiered-copies", "nothing-listed"],
 )
 def test_comparison_whose_sides_cannot_both_be_right_is_refused(
     compared: dict[str, int], counted: int, told: str, plans: Plans
@@ -178,6 +183,12 @@ def test_comparison_whose_sides_cannot_both_be_right_is_refused(
         plans.do(job)
     with pytest.raises(PreconditionFailed, match=told):
         plans.check()
+
+
+def test_bucket_without_objects_can_be_planned_while_nothing_is_expected_in_it(plans: Plans) -> None:
+    """A store that is new, or whose ledgers are all too young to be judged."""
+    plans.bulk.compared |= {"objects": 0, "stored": 0, "matched": 0, "expected": 0}
+    assert plans.plan().findings == kinds([])
 
 
 def test_catalog_of_which_every_ledger_is_offloaded_can_be_planned(plans: Plans) -> None:

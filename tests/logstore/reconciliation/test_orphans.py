@@ -262,3 +262,55 @@ def test_bucket_that_is_not_the_catalog_s_is_refused(which: str, stored: Stored)
     getattr(stored, which).refusal = refusal
     with pytest.raises(CatalogMismatch):
         stored.orphans.confirm()
+
+
+# -- answers that contradict each other
+
+
+def _silence(monkeypatch: pytest.MonkeyPatch, store: FakeObjectStore, method: str, *, calls: int) -> None:
+    """Let the first calls of a method find nothing, as a gateway that answers 404 does."""
+    real, left = getattr(store, method), [calls]
+
+    def silent(key: str, *args: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            return None if method == "head" else []
+        return real(key, *args, **more)
+
+    monkeypatch.setattr(store, method, silent)
+
+
+@pytest.mark.parametrize("method", ["head", "list"])
+@pytest.mark.parametrize("kind", list(FindingKind)[:3])
+def test_orphan_that_some_answers_hide_is_not_said_to_be_gone(
+    kind: FindingKind, method: str, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers contradict each other: apply must ask again later, and not keep what stands for good."""
+    found = {FindingKind.ORPHAN_LEDGER: LEDGER, FindingKind.ORPHAN_SEGMENT: SEGMENT, FindingKind.ORPHAN_OFFLOAD: TIERED}
+    finding = replace(found[kind], statement=STATEMENT.to_metadata())
+    is_pair, is_segment = kind is FindingKind.ORPHAN_OFFLOAD, kind is FindingKind.ORPHAN_SEGMENT
+    stored.put(meta_key(SEVEN, OWNER), segment_key(SEVEN, 0), SEGMENT.key)
+    stored.put(data_key(UUID, SEVEN), index_key(UUID, SEVEN), cold=True)
+    store = stored.cold if is_pair else stored.warm
+    _silence(monkeypatch, store, method, calls=99)
+    if is_segment and method == "list":  # the object itself was asked for, and no listing
+        assert stored.segment(finding) == (SEVEN, 4)
+        return
+    with pytest.raises(StoreUnavailable, match="try again"):
+        stored.segment(finding) if is_segment else stored.copy(finding)
+
+
+def test_orphan_that_one_answer_hid_is_found_by_the_second_look(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.put(meta_key(SEVEN, OWNER), segment_key(SEVEN, 0))
+    _silence(monkeypatch, stored.warm, "head", calls=1)
+    assert isinstance(stored.copy(LEDGER), OrphanCopy)
+
+
+def test_upload_that_one_listing_hid_has_not_ended(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = UPLOAD
+    stored.cold.unfinished.add(upload.key)
+    stored.cold.begun_us[upload.key] = 1
+    _silence(monkeypatch, stored.cold, "open_uploads", calls=1)
+    assert not isinstance(stored.orphans.upload(upload, before_us=stored.before_us), str)

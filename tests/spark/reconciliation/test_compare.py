@@ -203,6 +203,14 @@ def test_ledgers_that_are_too_young_are_counted() -> None:
     assert world.compared().young == 2
 
 
+def test_ledgers_whose_objects_a_listing_must_show_are_counted() -> None:
+    """Published ones that are old: neither newborns nor what lives in tiered storage alone."""
+    world = World()
+    world.ledgers += [_ledger(at, {0: 1}, created_us=created) for at, created in ((1, _OLD), (2, _NOW))]
+    world.ledgers += [_ledger(3, {}, creating=True, primary=1), _ledger(4, {0: 1}, primary=0), _ledger(5, {0: 1})]
+    assert world.compared().expected == 2
+
+
 def test_ledger_whose_sums_agree_is_not_read_segment_by_segment() -> None:
     world = World()
     _whole(world, 3, {0: 5, 1: 6})

@@ -114,6 +114,22 @@ def test_lost_ledger_is_lost_whatever_another_put_under_its_prefix(store: FakeOb
     assert _found(store, _LOST, catalog) == []
 
 
+@pytest.mark.parametrize("key", [meta_key(_ID, _OWNER), segment_key(_ID, 4), None])
+def test_ledger_that_listings_hide_is_not_lost_if_a_head_finds_any_of_it(
+    key: str | None, store: FakeObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absence is never taken from listings alone: its statement and each registered segment are asked for by name."""
+    rows: dict[str, Any] = {
+        "ledger_id_kind_context": [{"ledger_id": _ID, "kind": PRIMARY, "context": "{}"}],
+        "ledger_id_number_size_bytes": [{"ledger_id": _ID, "number": at, "size_bytes": 10} for at in (0, 4)],
+        _OWNED: [_ROW],
+    }
+    if key:
+        _put(store, key)
+    monkeypatch.setattr(store, "list", lambda _prefix: iter(()))
+    assert _found(store, _LOST, _Catalog(**rows)) == ([] if key else [_LOST])
+
+
 def test_lost_segment_is_lost_while_a_row_names_it_and_the_object_is_short(store: FakeObjectStore) -> None:
     copies = [{"ledger_id": _ID, "kind": PRIMARY, "context": "{}"}]
     named = [{"ledger_id": _ID, "number": 0, "size_bytes": 10}]

@@ -276,6 +276,16 @@ def test_apply_tried_out_of_a_plan_that_was_applied_says_so(run: Run, asked: Ask
     assert "this plan was applied by 2025-06-15T15:06:40Z" in told.stderr
 
 
+def test_apply_of_a_plan_that_was_applied_says_that_nothing_is_done_now(run: Run, asked: Asked) -> None:
+    """What stands again since is another plan's finding."""
+    assert document(run("orphans", "apply", RUN, "--json"))["already_applied"] is False
+    asked.applied()
+    asked.runs.close_run(f"apply-{RUN}", {"result": asdict(asked.done), "folder": str(asked.folder / RUN)})
+    told = run("orphans", "apply", RUN, "--json")
+    assert document(told)["already_applied"] is True
+    assert "this plan was applied by 2025-06-15T15:06:40Z: nothing is done now" in told.stderr
+
+
 @pytest.mark.parametrize("share", ["20%", "1.1", "-0.1", "nan", "a fifth"])
 def test_share_that_is_none_says_the_rule(share: str, run: Run, asked: Asked) -> None:
     """One in percent is the likeliest."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,26 +189,28 @@ def apply(
     found = context.catalog.reconciliation.run(run_id)
     if dry_run:
         return _preview(context.catalog.reconciliation, found, max_orphan_share)
+    applied_at = _applied_at(context.catalog.reconciliation, run_id)
+    if applied_at:
+        note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what stands by now")
 
     return Job(
         lambda client: client.apply_orphans(
             run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
         ),
         "applying",
-        _applied,
+        partial(_applied, already=bool(applied_at)),
         begun=_begun,
     )
 
 
 def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share: float) -> Answer:
     """Findings that the plan would have applied, each after another look; what a guard would refuse is counted too."""
-    from logstore.reconciliation.services.runs import apply_of, finished_plan  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
-    result, applied = finished_plan(run), apply_of(runs, run.run_id)
+    result, at = finished_plan(run), _applied_at(runs, run.run_id)
     going = {kind.value: result.findings.get(kind.value, 0) for kind in FindingKind if kind.applied}
-    if applied is not None and applied.finished_us is not None:
+    if at:
         going = dict.fromkeys(going, 0)
-        at = shown_s(applied.finished_us)
         note(f"this plan was applied by {at}, nothing more would go: sexton orphans report {run.run_id}")
     sizes = {name: result.size_bytes.get(name, 0) if rows else 0 for name, rows in going.items()}
     document: dict[str, object] = {"dry_run": True, "run_id": run.run_id, "applied": going, "bytes": sizes}
@@ -225,10 +228,19 @@ def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share:
     return answer
 
 
-def _applied(workflow_id: str, result: "ApplyOrphansResult") -> Answer:
+def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
+    """Return when the plan's apply finished, or None if it did not."""
+    from logstore.reconciliation.services.runs import apply_of  # noqa: PLC0415 - start-up time
+
+    applied = apply_of(runs, run_id)
+    return None if applied is None or applied.finished_us is None else shown_s(applied.finished_us)
+
+
+def _applied(workflow_id: str, result: "ApplyOrphansResult", *, already: bool) -> Answer:
     done = result.done
     document: dict[str, object] = {
         "run_id": result.run_id,
+        "already_applied": already,
         "applied": counted(done.applied),
         "skipped": counted(done.skipped),
         "failed": int(done.failed),
