@@ -28,6 +28,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    literal_column,
     select,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -140,6 +141,11 @@ def _of_this_machine(*_: object, **__: object) -> str:
 def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
     """The column as its text, under that name; for `context_in`."""
     return cast(context, Text).label(name)
+
+
+def text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
+    """The column as its text under that name, empty in place of NULL."""
+    return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
 def context_in(text: str) -> dict[str, str]:

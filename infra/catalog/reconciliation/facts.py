@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, li
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
-from infra.catalog.engine.dialects import Clock, as_text
+from infra.catalog.engine.dialects import Clock, as_text, text_or_empty
 from infra.catalog.log.components import BY_ROW
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
@@ -79,7 +79,7 @@ def lists() -> Select[Any]:
     """Each list of ledgers, with its topic's encoded name; `owner` is one JSON object. By `list_id`."""
     c = t.ledger_list.c
     source = t.ledger_list.outerjoin(t.topic, t.topic.c.topic_id == c.topic_id)
-    columns = (c.list_id, c.topic_id, c.component, c.owner, _text(t.topic.c.name, "topic"))
+    columns = (c.list_id, c.topic_id, c.component, c.owner, text_or_empty(t.topic.c.name, "topic"))
     return select(*columns).select_from(source).order_by(c.list_id)
 
 
@@ -124,67 +124,6 @@ def copies_of(ledger_ids: Collection[int]) -> Select[Any]:
         InvalidInput: More than `MOST_LEDGERS`.
     """
     return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_among(_C.ledger_id, ledger_ids))
-
-
-def ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
-    """Rows of these ledgers with what their lists and topics say of the owner; `owner` is one JSON object.
-
-    Where list or topic has no row, its texts are empty and its numbers 0.
-
-    Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
-    """
-    lists, zero = t.ledger_list.c, literal_column("0", t.Big)
-    source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
-    source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
-    columns = (
-        _L.ledger_id,
-        _text(_L.application, "application"),
-        _text(lists.component, "component"),
-        cast(func.coalesce(lists.topic_id, zero), t.Big).label("topic_id"),
-        _text(t.topic.c.name, "topic"),
-        _text(lists.owner, "keys"),
-        _L.created_us,
-    )
-    return select(*columns).select_from(source).where(_among(_L.ledger_id, ledger_ids))
-
-
-def copy_states(ledger_ids: Collection[int]) -> Select[Any]:
-    """Copies of these ledgers with state and context.
-
-    Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
-    """
-    columns = (_C.ledger_id, _C.kind, _C.state, as_text(_C.context))
-    return select(*columns).where(_among(_C.ledger_id, ledger_ids))
-
-
-def deletions_of(ledger_ids: Collection[int]) -> Select[Any]:
-    """Deletions of these ledgers, finished ones too, with the owner that each states; by row id.
-
-    Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
-    """
-    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
-    owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
-    return select(*columns, *owner).where(_among(_P.ledger_id, ledger_ids)).order_by(_P.row_id)
-
-
-def naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
-    """These ledgers by the tables, other than `ledger` and `ledger_copy`, of which a row goes only with the ledger.
-
-    Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
-    """
-    keys = (t.segment.c.ledger_id, *BY_ROW.values(), t.buffer_range.c.ledger_id, t.buffer_hidden.c.ledger_id)
-    each = (
-        select(key.label("ledger_id"), literal_column(f"'{key.table.name}'", Text).label("named_by")).where(
-            _among(key, ledger_ids)
-        )
-        for key in keys
-    )
-    named = union(*each).subquery()
-    return select(named.c.ledger_id, named.c.named_by).order_by(named.c.ledger_id, named.c.named_by)
 
 
 def segments(ledger_ids: Collection[int]) -> Select[Any]:
@@ -237,7 +176,7 @@ def topic_segments(topic_id: int) -> Select[Any]:
         .join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.LEDGER.value))
     )
     mine = (lists.c.topic_id == topic_id, lists.c.component == Component.MANAGED_LEDGER.value, _L.place.is_not(None))
-    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, _text(c.sha256, "sha256"))
+    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, text_or_empty(c.sha256, "sha256"))
     return select(*columns).select_from(source).where(*mine).order_by(_L.place, c.number)
 
 
@@ -282,7 +221,3 @@ def _within(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnElemen
 def _flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
     one, zero = literal_column("1", t.Big), literal_column("0", t.Big)
     return case((condition, one), else_=zero)
-
-
-def _text(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
-    return cast(func.coalesce(column, literal_column("''")), Text).label(name)

@@ -3,16 +3,20 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Select
+from sqlalchemy import Select, Text, cast, func, literal_column, select, union
 
-from infra.catalog.engine.dialects import context_or_none
-from infra.catalog.reconciliation import facts
+from infra.catalog import tables as t
+from infra.catalog.engine.dialects import as_text, context_or_none, text_or_empty
+from infra.catalog.log.components import BY_ROW
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.known_ledgers import KnownCopy, KnownLedger, KnownOwner
+
+_MAX_LEDGERS_PER_QUERY: Final = 5_000
+_L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 
 ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 """Runs one query, and returns its rows by the names of their columns."""
@@ -25,11 +29,10 @@ def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, Know
     """
     found: dict[int, KnownLedger] = {}
     asked = sorted(set(ledger_ids))
-    for at in range(0, len(asked), facts.MOST_LEDGERS):
-        ids = asked[at : at + facts.MOST_LEDGERS]
+    for at in range(0, len(asked), _MAX_LEDGERS_PER_QUERY):
+        ids = asked[at : at + _MAX_LEDGERS_PER_QUERY]
         owners, copies, tables, deletions = (
-            _by_ledger(read(query(ids)))
-            for query in (facts.ledger_owners, facts.copy_states, facts.naming_tables, facts.deletions_of)
+            _by_ledger(read(query(ids))) for query in (_ledger_owners, _copy_states, _naming_tables, _deletions_of)
         )
         for ledger_id in ids:
             rows, deleted = owners[ledger_id], deletions[ledger_id]
@@ -79,3 +82,49 @@ def _copy(row: Mapping[str, Any]) -> KnownCopy:
 
 def _is_over(row: Mapping[str, Any]) -> bool:
     return bool(row["copy"] == CopyKind.LEDGER.value and row["state"] == DeletionState.DELETED.value)
+
+
+def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
+    """Rows of these ledgers with what their lists and topics say of the owner; `keys` is one JSON object.
+
+    Where list or topic has no row, its texts are empty and its numbers 0.
+    """
+    lists, zero = t.ledger_list.c, literal_column("0", t.Big)
+    source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
+    source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
+    columns = (
+        _L.ledger_id,
+        text_or_empty(_L.application, "application"),
+        text_or_empty(lists.component, "component"),
+        cast(func.coalesce(lists.topic_id, zero), t.Big).label("topic_id"),
+        text_or_empty(t.topic.c.name, "topic"),
+        text_or_empty(lists.owner, "keys"),
+        _L.created_us,
+    )
+    return select(*columns).select_from(source).where(_L.ledger_id.in_(ledger_ids))
+
+
+def _copy_states(ledger_ids: Collection[int]) -> Select[Any]:
+    """Copies of these ledgers with state and context."""
+    columns = (_C.ledger_id, _C.kind, _C.state, as_text(_C.context))
+    return select(*columns).where(_C.ledger_id.in_(ledger_ids))
+
+
+def _deletions_of(ledger_ids: Collection[int]) -> Select[Any]:
+    """Deletions of these ledgers, finished ones too, with the owner that each states; by row id."""
+    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
+    owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
+    return select(*columns, *owner).where(_P.ledger_id.in_(ledger_ids)).order_by(_P.row_id)
+
+
+def _naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
+    """These ledgers by the tables, other than `ledger` and `ledger_copy`, of which a row goes only with the ledger."""
+    keys = (t.segment.c.ledger_id, *BY_ROW.values(), t.buffer_range.c.ledger_id, t.buffer_hidden.c.ledger_id)
+    each = (
+        select(key.label("ledger_id"), literal_column(f"'{key.table.name}'", Text).label("named_by")).where(
+            key.in_(ledger_ids)
+        )
+        for key in keys
+    )
+    named = union(*each).subquery()
+    return select(named.c.ledger_id, named.c.named_by).order_by(named.c.ledger_id, named.c.named_by)
