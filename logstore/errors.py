@@ -33,6 +33,7 @@ SextonError
 │   │   ├── TransactionEnded       the transaction was decided otherwise, or timed out
 │   │   ├── TransactionNotDecided  the transaction is open: nothing is to be told yet
 │   │   ├── AcknowledgementHeld    another transaction holds an acknowledgement of the entry, or it is acknowledged
+│   │   ├── AcknowledgementStale   messages were given back since the entry of a cumulative acknowledgement was read
 │   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
 │   │   └── Unsupported            this back end or this build lacks the capability
 │   ├── LookupRefused              ZooKeeper refuses to name the owner of a topic: a person must mend rights or path
@@ -234,6 +235,15 @@ class AcknowledgementHeld(PreconditionFailed):
     def __init__(self, subscription: str, *, position: str, found: str) -> None:
         """Name the subscription, the first such entry, and the transaction that holds it."""
         super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
+
+
+class AcknowledgementStale(PreconditionFailed):
+    """Messages were given back since the entry of a cumulative acknowledgement was read, so it would skip them."""
+
+    def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
+        """Name the subscription and the entry; say what was expected, what was found and what to do, as phrases."""
+        about = f"subscription {subscription}: acknowledging everything up to {up_to}"
+        super().__init__(f"{about}: expected {expected}, found {found}. {advice}")
 
 
 class CatalogVersionMismatch(PreconditionFailed):

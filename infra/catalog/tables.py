@@ -219,6 +219,7 @@ cursor = Table(
     Column("acknowledged", LargeBinary, nullable=False, default=b""),
     Column("snapshot_ledger", Big),
     Column("seeks", Big, nullable=False, default=0, server_default="0"),
+    Column("releases", Big, nullable=False, default=0, server_default="0"),
     Column("created_us", Big, nullable=False),
 )
 schema_version = Table(

@@ -139,6 +139,9 @@ class CursorRow(SQLModel, table=True):
     acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # beyond the snapshot, if there is one
     snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # its cursor ledger, once the state outgrew the row
     seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # resets: tells states apart
+    releases: int = Field(
+        default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"}
+    )  # see `StoredCursor.releases`
     created_us: int = Field(sa_type=Big)
 
 

@@ -15,11 +15,15 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.errors import CorruptData, InvalidInput, SnapshotNeeded
+from logstore.errors import AcknowledgementStale, CorruptData, InvalidInput, SnapshotNeeded
 from logstore.positions import LedgerId, Position
+
+RELEASES_PER_EPOCH: Final = 10**12
+"""Releases of one subscription under one epoch of the catalog; a thousand a second take 31 years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,44 @@ def acknowledged_by(
     """One request's acknowledgements: single entries, then everything up to one where it names one; raises as both."""
     found = acknowledge(state, positions, spans)
     return found if up_to is None else acknowledge_to(found, up_to, spans)
+
+
+def require_current(
+    subscription: str, state: CursorState, *, up_to: Position | None, expected: int, found: int | None
+) -> None:
+    """Refuse a cumulative acknowledgement that was read before entries were given back.
+
+    What lies up to mark-delete is acknowledged already, and may be asked for again.
+
+    Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
+
+    Args:
+        subscription: Its name.
+        state: The cursor.
+        up_to: The entry; None: the acknowledgement is not cumulative.
+        expected: How often the subscription has given entries back.
+        found: The same when `up_to` was read; None: as if it never had.
+
+    Raises:
+        AcknowledgementStale: The two differ.
+    """
+    if up_to is not None and up_to > state.mark_delete and expected != (found or 0):
+        raise AcknowledgementStale(
+            subscription,
+            up_to=str(up_to),
+            expected=f"releases {expected}",
+            found="none" if found is None else f"{found}: messages were given back since that entry was read",
+            advice="Read again and pass the releases of that read (--releases), or acknowledge single entries"
+            " (--position).",
+        )
+
+
+def releases_after_rebuild(epoch: int) -> int:
+    """How often subscriptions of a rebuilt catalog have given entries back: more often than under any earlier epoch.
+
+    The rebuilt rows may be older than what consumers have read, and transactions that were open are aborted.
+    """
+    return epoch * RELEASES_PER_EPOCH
 
 
 def beginning(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:

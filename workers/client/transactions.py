@@ -108,17 +108,21 @@ class TransactionClient:
         *,
         positions: Sequence[Position] = (),
         up_to: Position | None = None,
+        releases: int | None = None,
     ) -> Acknowledged:
         """Acknowledge entries when the transaction commits; until then they are delivered to no other consumer.
 
+        `up_to` needs the `releases` of its read; see `Subscriptions.acknowledge`.
+
         Raises:
             TransactionNotOpen: It is decided.
+            AcknowledgementStale: Entries were given back since `up_to` was read.
             AcknowledgementHeld: Another transaction holds one of them, or it is acknowledged already.
             And what `Subscriptions.acknowledge` raises.
         """
         acknowledge = self._log.subscriptions.acknowledge
         return await asyncio.to_thread(
-            acknowledge, topic.topic_id, subscription, positions=positions, up_to=up_to, txn=txn
+            acknowledge, topic.topic_id, subscription, positions=positions, up_to=up_to, releases=releases, txn=txn
         )
 
     async def commit(self, txn: TransactionId) -> TransactionState:

@@ -16,7 +16,15 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
 from infra.catalog.engine.dialects import among
 from infra.catalog.transactions.participant_rows import held, hold, join
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledged_by, carried, since, whole
+from logstore.cursors.state import (
+    CursorState,
+    LedgerSpan,
+    acknowledged_by,
+    carried,
+    require_current,
+    since,
+    whole,
+)
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
 from logstore.positions import LedgerId, TopicId
@@ -118,6 +126,7 @@ def _apply(
     try:
         snapshot = carried(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
         before = whole(cursor.state, snapshot)
+        require_current(write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases)
         if write.txn is not None:
             holding.hold(write, write.txn, before, listed[write.topic_id])
             return Acknowledged(mark_delete=cursor.state.mark_delete)

@@ -9,7 +9,14 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import among, value_of
 from infra.catalog.transactions.buffer_rows import BufferView, views
-from logstore.cursors.state import CursorState, LedgerSpan, advance, pack_acknowledged, unpack_acknowledged
+from logstore.cursors.state import (
+    CursorState,
+    LedgerSpan,
+    advance,
+    pack_acknowledged,
+    releases_after_rebuild,
+    unpack_acknowledged,
+)
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
@@ -88,6 +95,7 @@ class LockedCursor:
     state: CursorState  # what the row holds; of a cursor with a snapshot, the state since
     snapshot_ledger: LedgerId | None
     seeks: int
+    releases: int
     created_us: int
     row_bytes: int  # what the row holds beyond mark-delete, packed
 
@@ -115,14 +123,15 @@ def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
         return
     rows = []
     for cursor in cursors:
-        values = _columns(cursor.state) | {"snapshot_ledger": cursor.snapshot_ledger, "seeks": cursor.seeks}
+        values = _columns(cursor.state) | {name: getattr(cursor, name) for name in _COUNTED}
         cursor.row_bytes = len(values["acknowledged"])
         rows.append({"row": cursor.cursor_id} | {f"new_{name}": value for name, value in values.items()})
     changed = update(t.cursor).where(t.cursor.c.cursor_id == bindparam("row"))
     connection.execute(changed.values({name: bindparam(f"new_{name}") for name in _WRITTEN}), rows)
 
 
-_WRITTEN = ("mark_ledger", "mark_entry", "acknowledged", "snapshot_ledger", "seeks")
+_COUNTED = ("snapshot_ledger", "seeks", "releases")
+_WRITTEN = ("mark_ledger", "mark_entry", "acknowledged", *_COUNTED)
 
 
 def _columns(state: CursorState) -> dict[str, Any]:
@@ -131,6 +140,12 @@ def _columns(state: CursorState) -> dict[str, Any]:
         "mark_entry": state.mark_delete.entry_id,
         "acknowledged": pack_acknowledged(state.acknowledged),
     }
+
+
+def releases_statement(epoch: int) -> str:
+    """Return the SQL by which all cursors of a catalog that was rebuilt begin their releases anew."""
+    begun = update(t.cursor).values(releases=releases_after_rebuild(epoch))
+    return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
 
 def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:

@@ -127,9 +127,16 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
     cursor = LockedCursor.of(_existing(connection, one_cursor(topic_id, name).with_for_update(), name))
     cursor.state = seek(position, spans(connection, topic_id))
     cursor.seeks += 1
+    cursor.releases += 1
     _move_state(connection, cursor, topic, None, reason="the cursor was moved by a seek", now_us=now_us)
     raise_version(connection, list_id)
-    return StoredCursor(name=name, state=cursor.state, created_us=cursor.created_us, seeks=cursor.seeks)
+    return StoredCursor(
+        name=name,
+        state=cursor.state,
+        created_us=cursor.created_us,
+        seeks=cursor.seeks,
+        releases=cursor.releases,
+    )
 
 
 def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.transactions.buffer_rows import hide, insert_ranges
-from infra.catalog.transactions.deciding import acknowledge_held, put_decisions
+from infra.catalog.transactions.deciding import put_decisions, settle_held
 from infra.catalog.transactions.participant_rows import hold, join
 from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, states_of
 from logstore.cursors.state import unpack_acknowledged
@@ -90,7 +90,7 @@ class _Told:
             if states[one.txn] is TransactionState.OPEN
         }
         put_decisions(self._connection, decided, now_us=max(self._now, _flushed_us(self._connection) + 1))
-        acknowledge_held(
+        settle_held(
             self._connection,
             [
                 StoredParticipant(

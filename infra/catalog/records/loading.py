@@ -16,6 +16,7 @@ import pyarrow as pa
 from sqlalchemy import URL, Connection, func, select
 
 from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import releases_statement
 from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
 from infra.catalog.engine.connections import parsed_url, shown_url
 from infra.catalog.engine.database import Database
@@ -161,6 +162,7 @@ def _fill(writer: ArrowWriter, load: Load, files: LoadFiles, proceed: Callable[[
                 with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
                     batches = (rows.get_batch(at) for at in range(rows.num_record_batches))
                     writer.ingest(name, pa.RecordBatchReader.from_batches(rows.schema, batches))
+        writer.execute(releases_statement(load.epoch))
         proceed()
     _number_on(writer, load)
     for name, rows in _own_rows(load):

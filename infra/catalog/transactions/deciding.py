@@ -101,24 +101,34 @@ def put_decisions(
     final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
     states = {txn: state if txn in participating else final[state.commits] for txn, state in changed.items()}
     decide(connection, states, now_us=now_us, timed_out=timed_out)
-    acknowledge_held(connection, [one for txn, one in held if states[txn].commits], also)
+    committed = [participant for txn, participant in held if states[txn].commits]
+    aborted = [participant for txn, participant in held if not states[txn].commits]
+    settle_held(connection, committed, aborted, also)
     return states
 
 
-def acknowledge_held(
-    connection: Connection, held: Sequence[StoredParticipant], also: Collection[tuple[TopicId, str]] = ()
+def settle_held(
+    connection: Connection,
+    committed: Sequence[StoredParticipant],
+    aborted: Sequence[StoredParticipant] = (),
+    also: Collection[tuple[TopicId, str]] = (),
 ) -> None:
-    """Let cursors have what committed transactions held of them; mark-delete moves with the next acknowledgement.
+    """Let cursors have what committed transactions held of them, and count what aborted ones give back.
 
-    A cursor that was sought, or whose ledgers were detached since, keeps only what still counts.
+    Mark-delete moves with the next acknowledgement. A cursor that was sought, or whose ledgers were detached since,
+    keeps only what still counts. Cumulative acknowledgements that were read before an abort are refused from here on.
     """
-    wanted = {(one.participant.topic_id, one.participant.subscription) for one in held}
+    wanted = {(one.participant.topic_id, one.participant.subscription) for one in (*committed, *aborted)}
     if not wanted:
         return
     rows = lock_cursors(connection, wanted.union(also))
     cursors = {key: LockedCursor.of(row) for key, row in rows.items() if key in wanted}
-    for one in held:
-        cursor = cursors.get((one.participant.topic_id, one.participant.subscription))
+    for participant in committed:
+        cursor = cursors.get((participant.participant.topic_id, participant.participant.subscription))
         if cursor:
-            cursor.state = joined(cursor.state, one.positions)
+            cursor.state = joined(cursor.state, participant.positions)
+    for participant in aborted:
+        cursor = cursors.get((participant.participant.topic_id, participant.participant.subscription))
+        if cursor:
+            cursor.releases += 1
     store(connection, list(cursors.values()))

@@ -33,6 +33,7 @@ class Subscription:
     state: CursorState
     created_us: int
     seeks: int = 0  # how often its state was replaced
+    releases: int = 0  # what a cumulative acknowledgement of entries that are read with this state must carry
     lost_snapshot: LedgerId | None = None  # a cursor ledger that no copy holds: what it held is not in the state
 
 
@@ -87,12 +88,19 @@ class Subscriptions:
     def consuming(self, topic_id: TopicId, name: str) -> Subscription:
         """The subscription with the state of `reading`.
 
+        Its `releases` counts every release of an entry that the state leaves out.
+
         Raises:
             As `get`.
         """
         held = self._transactions.held(topic_id, name)  # before the cursor: a commit moves it from here to there
         found = self.get(topic_id, name)
-        return replace(found, state=without(found.state, held))
+        if not held:
+            return found
+        releases = found.releases  # before what is held: an abort in between would be counted, and its entries left out
+        held = self._transactions.held(topic_id, name)
+        found = self.get(topic_id, name)
+        return replace(found, state=without(found.state, held), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.
@@ -109,11 +117,14 @@ class Subscriptions:
         *,
         positions: Sequence[Position] = (),
         up_to: Position | None = None,
+        releases: int | None = None,
         txn: TransactionId | None = None,
     ) -> Acknowledged:
         """Acknowledge single entries, or everything up to one; with neither, only move over what is contiguous.
 
         In a transaction they are held for it, and delivered to no other consumer, until it is decided.
+
+        `up_to` vouches for every entry before it, and needs `Subscription.releases` of its read (None: 0).
 
         Idempotency: an entry is acknowledged once, however often it is asked for.
 
@@ -123,18 +134,20 @@ class Subscriptions:
             TransactionNotOpen: The transaction is decided.
             AcknowledgementHeld: Another transaction holds one of the entries; in a transaction also where one is
                 acknowledged already.
+            AcknowledgementStale: An abort, an expired transaction, a seek or a rebuild of the catalog has given entries
+                back since `up_to` was read.
             MissingData, CorruptData: As `get`.
             StoreUnavailable, CatalogBusy: Not acknowledged.
             OutcomeUnknown: Perhaps acknowledged.
         """
+        wanted = Acknowledge(
+            topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
+        )
         known = self._known.get((topic_id, name))
         held = None if known is None else self._ledgers.cached(known)
         for _ in range(_TRIES):
-            write = Acknowledge(
-                topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, snapshot=held, txn=txn
-            )
             try:
-                answer = self._committer.write(write)
+                answer = self._committer.write(replace(wanted, snapshot=held))
             except SnapshotNeeded as refused:
                 held = self._load(topic_id, name, LedgerId(refused.needed))
             else:
@@ -183,7 +196,12 @@ class Subscriptions:
         except MissingData:
             known = self._cursors.get(topic_id, row.name)
             return Subscription(
-                name=known.name, state=known.state, created_us=known.created_us, lost_snapshot=known.snapshot_ledger
+                name=known.name,
+                state=known.state,
+                created_us=known.created_us,
+                seeks=known.seeks,
+                releases=known.releases,
+                lost_snapshot=known.snapshot_ledger,
             )
 
     def _whole(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
@@ -193,7 +211,9 @@ class Subscriptions:
                 snapshot = self._ledgers.load(row.snapshot_ledger)
             if snapshot or row.snapshot_ledger is None:
                 state = whole(row.state, snapshot)
-                return Subscription(name=row.name, state=state, created_us=row.created_us, seeks=row.seeks)
+                return Subscription(
+                    name=row.name, state=state, created_us=row.created_us, seeks=row.seeks, releases=row.releases
+                )
             row = self._changed(topic_id, row.name, row.snapshot_ledger)
         raise _restless(topic_id, row.name)
 

@@ -21,12 +21,13 @@ from logstore.delayed.buckets import NOWHERE, Bucket
 from logstore.delayed.services.dispatch import Dispatcher, Holding
 from logstore.delayed.services.shared_tracker import Alarm, MeasuredSegments, SharedTracker
 from logstore.delayed.tracker import Segments
-from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE, ManagedLedger
 from logstore.log.services.arrivals import Watch
-from logstore.ports.catalog import DelayedIndex, Topic, Transactions
+from logstore.ports.catalog import Acknowledged, DelayedIndex, Topic, Transactions
 from logstore.positions import Position, TopicId
+from logstore.transactions.transactions import TransactionId
 
 
 def _silent(topic: Topic, bucket: Bucket) -> None:
@@ -37,7 +38,8 @@ class Consumer:
     """Gets messages of one subscription, or all messages of a topic without one. Close it.
 
     Consumers of a subscription in one process share its messages: each goes to one of them. Those of other processes
-    know nothing of each other. Acknowledge with `Subscriptions.acknowledge`, in a transaction or not.
+    know nothing of each other. Acknowledge single messages with `Subscriptions.acknowledge`, and everything up to one
+    with `acknowledge_to`; in a transaction or not.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class Consumer:
         dispatcher: Dispatcher,
         holding: Holding,
         watching: Callable[[], Watch],
+        *,
+        subscription: str | None,
     ) -> None:
-        """See `Delivery.consumer`, which makes them."""
+        """See `Delivery.consumer`, which makes them; a consumer that begins at a position of its own has no cursor."""
+        self._subscription = subscription
         self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
         self._watching = watching
         self._watch: Watch | None = None
@@ -60,8 +65,9 @@ class Consumer:
 
         First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
         No message comes before its delivery time. What was received is not received again, here or by another consumer
-        of this process, unless it is given back: by `nack` or by closing. Where a transaction that acknowledged it was
-        aborted, give it back by `nack`: here that is only seen if a consumer received while the transaction held it.
+        of this process, unless it is given back: by `nack` or by closing. Where a transaction that acknowledged it by
+        `Subscriptions.acknowledge` was aborted, give it back by `nack`: here that is only seen if a consumer received
+        while the transaction held it.
         What is acknowledged never comes again, but after a seek.
 
         Raises:
@@ -74,10 +80,61 @@ class Consumer:
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
         with self._using:
-            if self._closed:
-                raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
+            self._require_open()
             with self._dispatcher.receiving:
                 return self._dispatcher.receive(self._holding, max_entries)
+
+    def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> Acknowledged:
+        """Acknowledge everything up to and including the message, if this consumer has received all of it.
+
+        What a transaction acknowledges so is received again if the transaction is aborted.
+
+        Raises:
+            AcknowledgementStale: A message up to there is not acknowledged and was not received here, was given back,
+                or was received before the subscription gave messages back. Acknowledge single messages instead.
+            PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
+            And what `Subscriptions.acknowledge` raises.
+        """
+        with self._using:
+            self._require_open()
+            if self._subscription is None:
+                found = "one without a subscription, or that begins at a position of its own"
+                raise PreconditionFailed(
+                    f"topic {self._topic.name}: expected a consumer of a subscription, found {found}"
+                )
+            with self._dispatcher.receiving:
+                gap = self._dispatcher.first_gap(self._holding)
+                if gap <= position:
+                    raise AcknowledgementStale(
+                        self._subscription,
+                        up_to=str(position),
+                        expected="everything up to there to have been received since messages were last given back",
+                        found=f"that {gap} was not",
+                        advice="Acknowledge single messages, or give back what was received and receive it again.",
+                    )
+                answer = self._delivery.subscriptions.acknowledge(
+                    self._topic.topic_id,
+                    self._subscription,
+                    up_to=position,
+                    releases=self._dispatcher.releases,
+                    txn=txn,
+                )
+                self._dispatcher.acknowledged_to(self._holding, position)
+                return answer
+
+    def cumulative(self) -> tuple[int, Position] | None:
+        """Return the releases that `up_to` needs, and the first position that it must stay before.
+
+        None: this consumer has no subscription, or begins at a position of its own.
+        """
+        if self._subscription is None:
+            return None
+        with self._using, self._dispatcher.receiving:
+            return self._dispatcher.releases, self._dispatcher.first_gap(self._holding)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
         """Give messages back: they are delivered again, first of all. One that was not received here is left alone."""
@@ -148,7 +205,7 @@ class Delivery:
         """
         self._index, self.loading = index, MeasuredSegments(segments)
         """What all trackers have loaded, and how long that took."""
-        self._managed, self._subscriptions, self._transactions = managed, subscriptions, transactions
+        self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
         self._alarm = alarm
         self._lock = threading.Lock()
@@ -183,10 +240,13 @@ class Delivery:
                     others = f"{', '.join(dispatcher.columns)}, as the subscription's other consumers here"
                     raise InvalidInput("columns", expected=others, found=", ".join(columns))
                 self._dispatchers[topic.topic_id, subscription] = dispatcher
+                acknowledging = subscription
             else:
                 dispatcher = self._dispatcher(topic, shared, subscription, from_position, columns)
+                acknowledging = None
             with shared.lock:
-                return Consumer(self, topic, dispatcher, dispatcher.join(), partial(self._managed.watch, topic))
+                watching = partial(self._managed.watch, topic)
+                return Consumer(self, topic, dispatcher, dispatcher.join(), watching, subscription=acknowledging)
 
     @property
     def memory_bytes(self) -> int:
@@ -237,7 +297,7 @@ class Delivery:
             if subscription is None:
                 told = Subscription(name="", state=CursorState(NOWHERE), created_us=0)
             else:
-                told = self._subscriptions.consuming(topic.topic_id, subscription)
+                told = self.subscriptions.consuming(topic.topic_id, subscription)
             if start is None:
                 return told
             mark = max(told.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))

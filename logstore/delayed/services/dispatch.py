@@ -23,7 +23,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.cursors.state import CursorState
+from logstore.cursors.state import CursorState, unite
 from logstore.delayed import bitmaps
 from logstore.delayed.buckets import NOWHERE
 from logstore.delayed.rows import DelayedRows
@@ -39,7 +39,7 @@ _DRAWN: Final = 1_000
 """Messages taken from the tracker at a time: a large number, because most of them may be acknowledged already."""
 
 _UNKNOWN: Final = -1
-"""How often a subscription was sought, before it was asked."""
+"""How often a subscription was sought, or gave messages back, before it was asked."""
 
 
 class Holding:
@@ -47,6 +47,20 @@ class Holding:
 
     def __init__(self) -> None:
         self.bits: dict[LedgerId, BitMap] = {}
+        self.stale: dict[LedgerId, BitMap] = {}
+        """Those of `bits` that were handed out before the subscription's last release, and may have been given back."""
+
+    def add(self, position: Position) -> None:
+        """Enter a message as handed out now."""
+        self.bits.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+        if position.ledger_id in self.stale:
+            self.stale[position.ledger_id].discard(position.entry_id)
+
+    def remove_to(self, position: Position) -> dict[LedgerId, BitMap]:
+        """Take out, and return, everything up to and including the position."""
+        kept = bitmaps.behind(self.bits, position)
+        removed, self.bits = bitmaps.less(self.bits, kept), kept
+        return removed
 
 
 class Dispatcher:
@@ -69,7 +83,7 @@ class Dispatcher:
         self.receiving = threading.Lock()
         self.holdings: list[Holding] = []
         self._topic, self._shared, self._ask = topic, shared, state
-        self._state, self._seeks = CursorState(NOWHERE), _UNKNOWN
+        self._state, self._seeks, self._releases = CursorState(NOWHERE), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
         self.columns, self._managed = columns, managed
         self._reading = LogReading(
@@ -118,6 +132,34 @@ class Dispatcher:
                 if position.entry_id in holding.bits.get(position.ledger_id, ()):
                     self._return(holding, (0, position))
 
+    def first_gap(self, holding: Holding) -> Position:
+        """Return the first position that is neither acknowledged nor in the holding since the last release.
+
+        Nobody can vouch for it: another consumer has it, its time has not come, it was given back, or it was not met in
+        the log yet.
+        """
+        with self._shared.lock:
+            mark, acknowledged = self._state.mark_delete, self._state.acknowledged
+            others = [other.bits for other in self.holdings if other is not holding]
+            gap = max(self._reading.place, after(mark))
+            stale = bitmaps.both(holding.stale, holding.bits)
+            for missing in (stale, self._replay.bits, self._shared.tracker.tracked(), *others):
+                first = bitmaps.earliest(bitmaps.less(bitmaps.behind(missing, mark), acknowledged))
+                gap = gap if first is None else min(gap, first)
+            return gap
+
+    @property
+    def releases(self) -> int:
+        """How often the subscription had given messages back when a consumer last received."""
+        return self._releases
+
+    def acknowledged_to(self, holding: Holding, position: Position) -> None:
+        """Take out of the holding what was acknowledged: should its transaction be aborted, it is handed out again."""
+        with self._shared.lock:
+            acknowledged = dict(self._state.acknowledged)
+            unite(acknowledged, holding.remove_to(position))
+            self._state = CursorState(self._state.mark_delete, acknowledged)
+
     def idle_s(self) -> float:
         """How long nothing becomes due of what is known here; infinite where nothing is known."""
         with self._shared.lock:
@@ -152,7 +194,7 @@ class Dispatcher:
 
         def hand(due: Due) -> None:
             handed.append(due)
-            holding.bits.setdefault(due[1].ledger_id, BitMap()).add(due[1].entry_id)
+            holding.add(due[1])
 
         try:
             yield hand
@@ -169,6 +211,9 @@ class Dispatcher:
         """Take over what was acknowledged, and turn back to what is not any more: a seek, or a transaction's abort."""
         before, self._state = self._state, told.state
         sought, self._seeks = self._seeks not in {_UNKNOWN, told.seeks}, told.seeks
+        released, self._releases = self._releases != told.releases, told.releases
+        for holding in self.holdings if released else ():
+            holding.stale = {ledger_id: bits.copy() for ledger_id, bits in holding.bits.items()}
         if sought:
             self._replay.clear()
             for holding in self.holdings:
@@ -176,8 +221,8 @@ class Dispatcher:
             self.rewind(after(told.state.mark_delete))
         acknowledged = told.state.acknowledged
         changed = bitmaps.changed(before.acknowledged, acknowledged)
-        released = bitmaps.less(bitmaps.behind(changed, told.state.mark_delete), acknowledged)
-        if first := bitmaps.earliest(released):
+        given_back = bitmaps.less(bitmaps.behind(changed, told.state.mark_delete), acknowledged)
+        if first := bitmaps.earliest(given_back):
             self.rewind(first)
         for holding in self.holdings:
             kept = bitmaps.behind(holding.bits, told.state.mark_delete)

@@ -106,6 +106,11 @@ class LogReading:
         self._scan: Generator[Entry] | None = None
         self._upto = NOWHERE
 
+    @property
+    def place(self) -> Position:
+        """The first position that was not met yet. Wants the lock to be held."""
+        return self._at if self._turn_to is None else min(self._at, self._turn_to)
+
     def rewind(self, position: Position) -> None:
         """Let what stands from there on be met again. Wants the lock to be held."""
         self._turn_to = position if self._turn_to is None else min(self._turn_to, position)

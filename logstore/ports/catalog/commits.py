@@ -120,6 +120,9 @@ class Acknowledge:
     up_to: Position | None = None
     snapshot: Snapshot | None = None  # what the sender has loaded; a transaction reads no object store
     txn: TransactionId | None = None  # held by this open transaction until it is decided
+    releases: int | None = (
+        None  # `StoredCursor.releases` when `up_to` was read; None: as if nothing was ever given back
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,8 @@ class Commits(Protocol):
         `ProducerFenced`, `AlreadyExists` (segment number), `SnapshotNeeded` (an acknowledgement without the
         snapshot that its cursor has), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
         `PreconditionFailed` (topic not ACTIVE), `TransactionNotOpen`, `TransactionEnded` (decided otherwise, or past
-        its deadline), `AcknowledgementHeld` (by another transaction, or for good).
+        its deadline), `AcknowledgementHeld` (by another transaction, or for good), `AcknowledgementStale` (`up_to` was
+        read before entries were given back).
         Raises when the transaction as a whole failed: then none of them happened, unless it raises
         `OutcomeUnknown`.
         """

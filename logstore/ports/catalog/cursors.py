@@ -20,6 +20,9 @@ class StoredCursor:
     created_us: int
     snapshot_ledger: LedgerId | None = None  # the cursor ledger that holds the rest
     seeks: int = 0  # how often the state was replaced
+    releases: int = (
+        0  # raised whenever entries are given back: by an abort, an expiry, a seek, a rebuild of the catalog
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,8 @@ class Cursors(Protocol):
     def seek(self, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
         """Set the cursor so that `position` is its next entry; locks the list like `subscribe`.
 
-        It replaces the whole state: `seeks` rises, and a snapshot's ledger is retired in the same transaction.
+        It replaces the whole state: `seeks` and `releases` rise, and a snapshot's ledger is retired in the same
+        transaction.
 
         Raises:
             UnknownObject: No such topic or subscription.

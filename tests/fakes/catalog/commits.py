@@ -124,7 +124,11 @@ class FakeCommits:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
         snapshot = cursors.carried(write.subscription, write.snapshot, needed=row.snapshot_ledger)
-        state = cursors.acknowledged_by(whole(row.state, snapshot), write.positions, write.up_to, spans)
+        before = whole(row.state, snapshot)
+        cursors.require_current(
+            write.subscription, before, up_to=write.up_to, expected=row.releases, found=write.releases
+        )
+        state = cursors.acknowledged_by(before, write.positions, write.up_to, spans)
         kept = since(state, snapshot)
         self._catalog.cursors._store(write.topic_id, write.subscription, kept)
         size = len(cursors.pack_acknowledged(kept.acknowledged))

@@ -59,7 +59,8 @@ class FakeCursors:
             if row.snapshot_ledger is not None:
                 self._catalog.components._retire(row.snapshot_ledger, "the cursor was moved by a seek")
             self._catalog.versions[topic_id] += 1
-            return self._put(topic_id, replace(row, state=state, snapshot_ledger=None, seeks=row.seeks + 1))
+            moved = replace(row, state=state, snapshot_ledger=None, seeks=row.seeks + 1, releases=row.releases + 1)
+            return self._put(topic_id, moved)
 
     def publish_snapshot(
         self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None

@@ -181,7 +181,19 @@ class Model(Judge, RuleBasedStateMachine):
         known = self.seen.entries(self.id(topic)) or [(0, 0)]
         at = self.position(topic, *last) if last else Position(LedgerId(known[-1][0]), known[-1][1])
         more = {one for one in known if one <= (int(at.ledger_id), at.entry_id)}
-        self._acknowledge(topic, name, program, more, up_to=at)
+        cursor = self.house.catalog.cursor_rows.get((self.topics[topic].topic_id, name))
+        self._acknowledge(topic, name, program, more, up_to=at, releases=cursor.releases if cursor else None)
+
+    @rule(topic=topics, name=names, program=programs, releases=st.integers(0, 3))
+    def acknowledge_what_was_read_long_ago(self, topic: str, name: str, program: str, releases: int) -> None:
+        """Acknowledge all there is, as read before what may have been given back since: then nothing is taken."""
+        topic_id, known = self.topics[topic].topic_id, self.seen.entries(self.id(topic))
+        cursor = self.house.catalog.cursor_rows.get((topic_id, name))
+        if cursor is None or not known:
+            return
+        at = Position(LedgerId(known[-1][0]), known[-1][1])
+        more = set(known) if cursor.releases == releases else set()
+        self._acknowledge(topic, name, program, more, up_to=at, releases=releases)
 
     def _acknowledge(self, topic: str, name: str, program: str, more: set[Place], **wanted: Any) -> None:
         topic_id = self.topics[topic].topic_id

@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (
     AcknowledgementHeld,
+    AcknowledgementStale,
     ClaimHeld,
     LedgerStillNeeded,
     OutcomeUnknown,
@@ -34,7 +36,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
-from logstore.positions import Position
+from logstore.positions import Position, TopicId
 from logstore.transactions.buffer import Marker, Verb, as_entries
 from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
 from tests.activities.world import environment
@@ -66,6 +68,17 @@ _NOT_DONE: Final = (RetryableError, OutcomeUnknown, SimulatedCrash)
 _pick = st.integers(0, 1_000)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPage:
+    """What a consumer was given of a subscription, and has not acknowledged yet."""
+
+    topic_id: TopicId
+    sub: str
+    positions: dict[str, Position]  # by text
+    releases: int  # as the store says
+    serial_releases: int  # as the model says
+
+
 class Transactions(RuleBasedStateMachine):
     """See the module's text."""
 
@@ -81,6 +94,7 @@ class Transactions(RuleBasedStateMachine):
         self.serial = Serial()
         self.topics: dict[str, Topic] = {}
         self.ids: dict[str, TransactionId] = {}
+        self.pages: list[ReadPage] = []
         self._texts = iter(range(10**6))
         self._batches = iter(range(10**6))
         self._process = ExitStack()
@@ -161,13 +175,78 @@ class Transactions(RuleBasedStateMachine):
         if name is None or not seen or not SUBS[name]:
             return
         called = list(self.serial.logs[name].subs)[sub % len(self.serial.logs[name].subs)]
-        known, own = self.serial.logs[name].subs[called], set[str]()
         texts = list(seen)
         first = which % len(texts)
         wanted = set(texts[: first + 1] if up_to else texts[first : first + count])
-        asked: dict[str, Any] = (
-            {"up_to": seen[texts[first]]} if up_to else {"positions": [seen[text] for text in sorted(wanted)]}
+        asked: dict[str, Any] = {"positions": [seen[text] for text in sorted(wanted)]}
+        if up_to:
+            releases = self.log.subscriptions.get(self.topics[name].topic_id, called).releases
+            asked = {"up_to": seen[texts[first]], "releases": releases}
+        self._acknowledge(name, called, inside, asked, wanted)
+
+    @rule(topic=_pick, sub=_pick, count=st.integers(1, 9))
+    def read(self, topic: int, sub: int, count: int) -> None:
+        """A consumer is given entries, and acknowledges them later."""
+        name = self._topic(topic)
+        if name is None or not SUBS[name]:
+            return
+        called = SUBS[name][sub % len(SUBS[name])]
+        topic_id = self.topics[name].topic_id
+        read = self.log.subscriptions.consuming(topic_id, called)
+        entries = self.log.managed.read(self.topics[name], max_entries=count, cursor_state=read.state)
+        positions = {(entry.payload or b"").decode(): entry.position for entry in entries}
+        known = self.serial.logs[name].subs[called].releases
+        page = ReadPage(
+            topic_id=topic_id, sub=called, positions=positions, releases=read.releases, serial_releases=known
         )
+        self.pages += [page] if positions else []
+
+    @precondition(lambda self: self.pages)
+    @rule(page=_pick, which=_pick, txn=st.none() | _pick, says_releases=st.booleans())
+    def acknowledge_what_was_read(self, page: int, which: int, txn: int | None, *, says_releases: bool) -> None:
+        """Everything up to an entry that was read some time ago: nothing that was given back since goes with it."""
+        read, inside = self.pages.pop(page % len(self.pages)), self._txn(txn)
+        name = next((name for name, topic in self.topics.items() if topic.topic_id == read.topic_id), None)
+        if name is None or name not in self.serial.logs:
+            return
+        text = list(read.positions)[which % len(read.positions)]
+        seen, known = self._positions(name), self.serial.logs[name].subs[read.sub]
+        if text not in seen:
+            return
+        texts = list(seen)
+        wanted = set(texts[: texts.index(text) + 1])
+        asked = {"up_to": seen[text], "releases": read.releases if says_releases else None}
+        current = known.releases == (read.serial_releases if says_releases else 0)
+        if not current:
+            assert wanted <= known.acknowledged or self._is_refused_as_stale(name, read.sub, inside, asked)
+            return
+        skipped = wanted - known.acknowledged - known.taken - set(read.positions)
+        assert not skipped or not says_releases, f"{skipped} were left out of a read of {read}"
+        self._acknowledge(name, read.sub, inside, asked, wanted)
+
+    def _is_refused_as_stale(self, name: str, sub: str, txn: str | None, asked: dict[str, Any]) -> bool:
+        """Whether the store refuses it, however it ends otherwise; asked without faults, since nothing may change."""
+        failpoints.disarm()
+        if txn and self.serial.fates[txn] is not Fate.OPEN:
+            txn = None
+        mark = self.log.subscriptions.get(self.topics[name].topic_id, sub).state.mark_delete
+        try:
+            inside = self.ids[txn] if txn else None
+            self.log.subscriptions.acknowledge(self.topics[name].topic_id, sub, **asked, txn=inside)
+        except AcknowledgementStale:
+            return True
+        return bool(asked["up_to"] <= mark)
+
+    def _acknowledge(
+        self,
+        name: str,
+        called: str,
+        inside: str | None,
+        asked: dict[str, Any],
+        wanted: set[str],
+    ) -> None:
+        seen = self._positions(name)
+        known, own, up_to = self.serial.logs[name].subs[called], set[str](), "up_to" in asked
         others: set[str] = set().union(*(held for one, held in known.held.items() if one != inside))
         if inside:
             own = known.held.get(inside, set())
@@ -343,7 +422,9 @@ class Transactions(RuleBasedStateMachine):
         text = list(seen)[which % len(seen)]
         self.log.subscriptions.seek(self.topics[name].topic_id, called, seen[text])
         texts = [item.text for item in self.serial.logs[name].items]
-        self.serial.logs[name].subs[called].acknowledged = set(texts[: texts.index(text)])
+        known = self.serial.logs[name].subs[called]
+        known.acknowledged = set(texts[: texts.index(text)])
+        known.releases += 1
 
     @rule()
     def delete_topic(self) -> None:
@@ -401,7 +482,9 @@ class Transactions(RuleBasedStateMachine):
                 seen = self._positions(name)
                 if seen:
                     last = list(seen.values())[-1]
-                    self.log.subscriptions.acknowledge(self.topics[name].topic_id, sub, up_to=last)
+                    topic_id = self.topics[name].topic_id
+                    releases = self.log.subscriptions.get(topic_id, sub).releases
+                    self.log.subscriptions.acknowledge(topic_id, sub, up_to=last, releases=releases)
                     known.acknowledged |= set(seen)
             self.log.managed.roll(self.topics[name])
             self._trim(name)

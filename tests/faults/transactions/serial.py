@@ -33,6 +33,7 @@ class Sub:
 
     acknowledged: set[str] = field(default_factory=set)
     held: dict[Txn, set[str]] = field(default_factory=dict)
+    releases: int = 0  # how often something was given back
 
     @property
     def taken(self) -> set[str]:
@@ -85,6 +86,8 @@ class Serial:
                 held = sub.held.pop(txn, set())
                 if fate is Fate.COMMITTED:
                     sub.acknowledged |= held
+                elif held:
+                    sub.releases += 1
 
     def pins(self, topic: str, item: Item, *, told: bool) -> bool:
         """Whether a ledger with it must stay: somebody may need it. `told`: no transaction is left to be told."""

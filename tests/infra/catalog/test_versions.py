@@ -156,7 +156,7 @@ def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect
     _set_version(database, "9999")
     before = _tables(database)
     for ask in (upgrade, check_version):
-        with pytest.raises(CatalogVersionMismatch, match="expected 0011, found 9999; it was written by a newer build"):
+        with pytest.raises(CatalogVersionMismatch, match="expected 0012, found 9999; it was written by a newer build"):
             ask(database)
     assert _tables(database) == before
     version = database.read(lambda connection: connection.execute(text("SELECT * FROM alembic_version")).scalar_one())
@@ -211,8 +211,8 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0012"))
-    with pytest.raises(CatalogVersionMismatch, match="expected 0012, found 0011; run"):
+    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0013"))
+    with pytest.raises(CatalogVersionMismatch, match="expected 0013, found 0012; run"):
         check_version(database)
 
 

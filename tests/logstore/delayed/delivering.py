@@ -128,6 +128,12 @@ class World:
         for position in positions:
             self.held.setdefault(name, {}).setdefault(position.ledger_id, BitMap()).add(position.entry_id)
 
+    def abort(self, name: str) -> None:
+        """The open transaction is aborted."""
+        del self.held[name]
+        row = self.catalog.cursors.get(self.topic.topic_id, name)
+        self.catalog.cursor_rows[self.topic.topic_id, name] = replace(row, releases=row.releases + 1)
+
     def seal(self) -> None:
         """A bucket for what no bucket covers, as far as it is not due."""
         later = {at: due for at, due in self.messages.items() if due and due > self.now_ms}

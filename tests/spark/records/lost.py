@@ -39,11 +39,12 @@ NOT_RECORDED: Final[Mapping[str, frozenset[str]]] = {
     "pending_deletion": frozenset(
         {"claim_workflow", "claim_run", "claim_until_us", "keys_left", "keys_left_attempts", "trace_id"}
     ),
+    "cursor": frozenset({"releases"}),
     "transaction": frozenset({"claim_workflow", "claim_run", "claim_until_us", "trace_id"}),
     "delayed_index": frozenset({"unsealed", "claim_workflow", "claim_run", "claim_until_us"}),
     "transaction_snapshot": frozenset({"changes", "due_us"}),
 }
-"""Columns that a rebuilt catalog begins anew: claims, traces, and what adoption counts."""
+"""Columns that a rebuilt catalog begins anew: claims, traces, releases, and what adoption counts."""
 
 
 def dump(url: str, *, tables: tuple[str, ...] = LOAD_ORDER) -> dict[str, list[tuple[Any, ...]]]:

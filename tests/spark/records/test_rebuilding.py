@@ -12,6 +12,7 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
+from logstore.cursors.state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.records.rebuilding import SKIPPED, LoadFiles
@@ -79,6 +80,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
     assert (state.manifest, state.stamp, state.pending) == (1, load.manifest.stamp, {load.stamp})
     assert state.adopting
     assert (state.next_ids, state.ceilings) == (load.manifest.ceilings, load.manifest.ceilings)
+    assert _rows(target, "SELECT DISTINCT releases FROM cursor") == [(2 * RELEASES_PER_EPOCH,)], "as of the epoch"
     assert state.outbox == 0
     assert SqlRebuild(target).target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]

@@ -203,13 +203,24 @@ class FakeLog:
                 for at, one in enumerate(self.entries[:max_entries])
             ]
 
-        yield SimpleNamespace(receive=receive)
+        def cumulative() -> tuple[int, Position]:
+            return 3, Position(LedgerId(4), 1)
+
+        yield SimpleNamespace(receive=receive, cumulative=cumulative)
 
     def _acknowledge(
-        self, topic_id: TopicId, name: str, *, positions: tuple[Position, ...], up_to: Position | None, txn: object
+        self,
+        topic_id: TopicId,
+        name: str,
+        *,
+        positions: tuple[Position, ...],
+        up_to: Position | None,
+        releases: int | None,
+        txn: object,
     ) -> Acknowledged:
         assert txn is None
-        self.written.append(Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to))
+        write = Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases)
+        self.written.append(write)
         return Acknowledged(mark_delete=up_to or max(positions))
 
     def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:

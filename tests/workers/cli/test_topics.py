@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from logstore.cursors.state import CursorState, require_current
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger
@@ -107,7 +108,9 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: F
     assert (made["mark_delete"], made["backlog"]) == ("4:-1", 3)
     entries = document(run("topic", "read", orders, "--subscription", "s", "--from", "4:0", "--max", "2", "--json"))
     assert [base64.b64decode(one["payload_b64"]) for one in entries] == [b"p0", b"p1"]
-    assert set(entries[0]) == {"position", "key", "payload_b64", "publish_ms", "deliver_at_ms", "properties"}
+    told = {"position", "key", "payload_b64", "publish_ms", "deliver_at_ms", "properties", "releases"}
+    assert set(entries[0]) == told
+    assert [entry["releases"] for entry in entries] == [3, None], "only what everything before it was read with"
     (asked,) = services.log.reads
     assert asked == {
         "subscription": "s",
@@ -118,7 +121,27 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: F
     acked = run("topic", "ack", orders, "--subscription", "s", "--position", "4:0", "--position", "4:1", "--json")
     assert document(acked) == {"mark_delete": "4:1"}
     assert services.log.written[0].positions == (Position(LedgerId(4), 0), Position(LedgerId(4), 1))
+    assert document(run("topic", "ack", orders, "--subscription", "s", "--to", "4:0", "--releases", "3", "--json"))
+    assert (services.log.written[1].up_to, services.log.written[1].releases) == (Position(LedgerId(4), 0), 3)
     assert document(run("topic", "seek", orders, "s", "--to", "4:2", "--json")) == {"mark_delete": "4:1"}
+
+
+def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_to_do(
+    run: Run, services: FakeServices, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 3: an abort has given entries back since the script has read."""
+
+    def acknowledge(_: object, name: str, *, up_to: Position, releases: int | None, **more: object) -> None:
+        state = CursorState(Position(LedgerId(4), -1))
+        require_current(name, state, up_to=up_to, expected=2, found=releases)
+
+    monkeypatch.setattr(services.log.subscriptions, "acknowledge", acknowledge)
+    error = document(run("topic", "ack", orders, "--subscription", "s", "--to", "4:9", "--json"), 3)["error"]
+    assert error["type"] == "AcknowledgementStale"
+    told = "subscription s: acknowledging everything up to 4:9: expected releases 2, found none. Read again and pass"
+    assert error["message"].startswith(told)
+    for option in ("--releases", "--position"):
+        assert option in error["message"]
 
 
 def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, services: FakeServices, orders: str) -> None:
@@ -147,6 +170,7 @@ def test_topic_read_shows_delivery_times_where_there_are_any(run: Run, orders: s
         (("ack", "--subscription", "s"), "position"),
         (("ack", "--subscription", "s", "--to", "4:0", "--position", "4:0"), "position"),
         (("ack", "--subscription", "s", "--to", "x"), "to"),
+        (("ack", "--subscription", "s", "--position", "4:0", "--releases", "3"), "releases"),
         (("ack", "--subscription", "s", "--position", "04:0"), "position"),
     ],
 )

@@ -32,6 +32,10 @@ Positions = Annotated[
     list[str] | None, typer.Option("--position", metavar="P", help="One entry, as ledger:entry; may be repeated.")
 ]
 UpTo = Annotated[str | None, typer.Option("--to", metavar="P", help="Everything up to and including this entry.")]
+Releases = Annotated[
+    int | None,
+    typer.Option("--releases", metavar="N", min=0, help="With --to: what `topic read --json` says beside the entry."),
+]
 SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to read next, as ledger:entry.")]
 
 
@@ -56,8 +60,11 @@ def read(
     consuming = context.log.delivery.consumer(found, subscription, from_position=position, columns=PRINTED)
     with consuming as consumer:
         entries = consumer.receive(max_entries)
+        releases, limit = consumer.cumulative() or (None, None)
     return Answer(
-        document=[_document(one) for one in entries],
+        document=[
+            _document(entry) | {"releases": releases if limit and entry.position < limit else None} for entry in entries
+        ],
         shown=_rows(entries, most=80),
         wide=_rows(entries, most=None) if context.wide else None,
         empty="no entries",
@@ -99,7 +106,10 @@ def _shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
 
 
 @command(
-    topic, "ack", "TOPIC --subscription billing --to 4:99", "TOPIC --subscription billing --position 4:7 --position 4:9"
+    topic,
+    "ack",
+    "TOPIC --subscription billing --to 4:99 --releases 0",
+    "TOPIC --subscription billing --position 4:7 --position 4:9",
 )
 def ack(
     context: CommandContext,
@@ -108,9 +118,16 @@ def ack(
     subscription: OfSubscription,
     position: Positions = None,
     to: UpTo = None,
+    releases: Releases = None,
     txn: Transaction = None,
 ) -> Answer:
-    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never."""
+    """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
+
+    `--to` vouches for all entries before it. After an aborted transaction or a seek it is refused without the releases
+    that `topic read --subscription S --json` prints beside each entry; where that is null, acknowledge by --position.
+    """
+    if releases is not None and to is None:
+        raise InvalidInput("releases", expected="--to beside --releases", found=releases)
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)
@@ -124,6 +141,7 @@ def ack(
         subscription,
         positions=positions,
         up_to=up_to,
+        releases=releases,
         txn=None if txn is None else TransactionId.parse(txn),
     )
     return Answer(document={"mark_delete": str(answer.mark_delete)})

@@ -162,7 +162,8 @@ class _Play:
                 process.acknowledge(self.topic_id, _NAME, positions=[Position(*entry) for entry in chosen])
             case "to" if chosen:
                 self.acknowledged.update(entry for entry in entries if entry <= chosen[0])
-                process.acknowledge(self.topic_id, _NAME, up_to=Position(*chosen[0]))
+                releases = self.world.catalog.cursors.get(self.topic_id, _NAME).releases
+                process.acknowledge(self.topic_id, _NAME, up_to=Position(*chosen[0]), releases=releases)
             case "seek" if chosen:
                 self.acknowledged = {entry for entry in entries if entry < chosen[0]}
                 process.seek(self.topic_id, _NAME, Position(*chosen[0]))

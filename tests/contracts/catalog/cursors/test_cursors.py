@@ -98,7 +98,7 @@ def test_seek_makes_the_position_next_and_forgets_single_acknowledgements(world:
     made = world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     acknowledge(world, topic.topic_id, "billing", (ledger, 5), up_to=(ledger, 2))
     sought = world.catalog.cursors.seek(topic.topic_id, "billing", at(ledger, 1))
-    assert sought == replace(made, state=CursorState(at(ledger, 0)), seeks=1)
+    assert sought == replace(made, state=CursorState(at(ledger, 0)), seeks=1, releases=1)
     assert world.catalog.cursors.get(topic.topic_id, "billing") == sought
     end = world.catalog.cursors.seek(topic.topic_id, "billing", at(ledger, 10))
     assert end.state.mark_delete == at(ledger, 9)

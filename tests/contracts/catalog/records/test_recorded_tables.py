@@ -30,6 +30,7 @@ _PARTS = {
 _CLAIM = {"claim_workflow", "claim_run", "claim_until_us"}  # of work in hand, which a rebuilt catalog has not
 _LEFT_OUT: dict[str, set[str]] = {
     "ledger": {"entries", "size_bytes", "segments"},  # sums over its segments
+    "cursor": {"releases"},  # begins anew above all that were given out under an earlier epoch
     "pending_deletion": _CLAIM | {"keys_left", "keys_left_attempts", "trace_id"},  # of attempts, which begin anew
     "transaction": _CLAIM | {"trace_id"},
     "delayed_index": _CLAIM | {"unsealed"},  # counted from segments

@@ -88,11 +88,13 @@ def hold(
     txn: TransactionId,
     *positions: Position,
     up_to: Position | None = None,
+    releases: int | None = None,
 ) -> WriteResult:
     """Acknowledge in a transaction."""
-    return one(
-        world, Acknowledge(topic_id=topic.topic_id, subscription=name, positions=positions, up_to=up_to, txn=txn)
+    write = Acknowledge(
+        topic_id=topic.topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases, txn=txn
     )
+    return one(world, write)
 
 
 def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:

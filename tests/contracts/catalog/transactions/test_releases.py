@@ -1,0 +1,186 @@
+"""Cumulative acknowledgements that were read before entries were given back: they would skip those.
+
+Source: apache/pulsar#10431 and apache/pulsar#14371, in which messages of an aborted transaction are never delivered.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscription, Subscriptions
+from logstore.errors import AcknowledgementStale
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.ports.catalog import Acknowledge, Acknowledged, EndTransaction, Topic
+from logstore.positions import Position, TopicId
+from logstore.transactions.transactions import TransactionId
+from tests.contracts.catalog.blocking import behind
+from tests.contracts.catalog.steps import at, new_topic
+from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce
+from tests.contracts.catalog.worlds import SqlWorld
+from tests.fakes.objects import FakeObjectStore
+
+pytestmark = pytest.mark.postgres
+_SUB = "billing"
+_A4, _B4 = 4, 9  # the last entries of two runs of five
+
+
+@pytest.fixture
+def topic(sql_world: SqlWorld) -> Topic:
+    """Ten entries and a subscription that stands before them."""
+    found = new_topic(sql_world)
+    produce(sql_world, found, (None, 10))
+    sql_world.catalog.cursors.subscribe(found.topic_id, _SUB, latest=False)
+    return found
+
+
+@pytest.fixture
+def subscriptions(sql_world: SqlWorld) -> Iterator[Subscriptions]:
+    """As a process uses them."""
+    catalog = sql_world.catalog
+    contents = ComponentLedgers(
+        components=catalog.components, ledgers=catalog.ledgers, objects=FakeObjectStore(), application="sexton"
+    )
+    ledgers = CursorLedgers(cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=1_000)
+    committer = GroupCommitter(catalog.commits)
+    yield Subscriptions(
+        cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=ledgers
+    )
+    committer.close()
+
+
+def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
+    return at(world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id, number)
+
+
+def _left(world: SqlWorld, topic: Topic, read: Subscription) -> list[int]:
+    return [number for number in range(10) if not read.state.covers(_entry(world, topic, number))]
+
+
+def _give_back(world: SqlWorld, txn: TransactionId, how: str) -> None:
+    if how == "abort":
+        end(world, txn, commit=False)
+    else:
+        world.sql('UPDATE "transaction" SET deadline_us = 0')
+        assert world.catalog.transactions.expire(txn.tc_id, limit=9) == 1
+
+
+@pytest.mark.parametrize("how", ["abort", "expiry"])
+@pytest.mark.parametrize("again", ["in a transaction", "plain", "plain, as before there were releases"])
+def test_what_a_transaction_gave_back_is_not_covered_by_who_read_past_it(
+    sql_world: SqlWorld, topic: Topic, subscriptions: Subscriptions, how: str, again: str
+) -> None:
+    """A consumer that read while it was held has not met it."""
+    first, second = begin(sql_world), begin(sql_world, tc_id=1)
+    hold(sql_world, topic, _SUB, first, up_to=_entry(sql_world, topic, _A4))
+    read = subscriptions.consuming(topic.topic_id, _SUB)
+    assert _left(sql_world, topic, read) == [5, 6, 7, 8, 9]
+    _give_back(sql_world, first, how)
+    with pytest.raises(AcknowledgementStale, match="expected releases 1, found"):
+        subscriptions.acknowledge(
+            topic.topic_id,
+            _SUB,
+            up_to=_entry(sql_world, topic, _B4),
+            releases=None if again.endswith("releases") else read.releases,
+            txn=second if again.startswith("in") else None,
+        )
+    read = subscriptions.consuming(topic.topic_id, _SUB)
+    assert _left(sql_world, topic, read) == list(range(10)), "delivered again, and nothing was acknowledged"
+    last = _entry(sql_world, topic, _B4)
+    answer = subscriptions.acknowledge(topic.topic_id, _SUB, up_to=last, releases=read.releases)
+    assert answer.mark_delete == last
+
+
+def test_single_entries_and_what_is_acknowledged_already_need_no_releases(sql_world: SqlWorld, topic: Topic) -> None:
+    """They vouch for nothing before them; a repeated request is answered as the first one."""
+    txn = begin(sql_world)
+    last = _entry(sql_world, topic, 1)
+    done = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=last)
+    assert isinstance(one(sql_world, done), Acknowledged)
+    hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 3))
+    end(sql_world, txn, commit=False)
+    assert one(sql_world, done) == Acknowledged(mark_delete=last)
+    single = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(_entry(sql_world, topic, 2),))
+    assert one(sql_world, single) == Acknowledged(mark_delete=_entry(sql_world, topic, 2))
+
+
+def test_only_the_abort_of_acknowledgements_counts(sql_world: SqlWorld, topic: Topic) -> None:
+    """A commit gives nothing back, nor does the abort of messages, or one of another subscription."""
+    sql_world.catalog.cursors.subscribe(topic.topic_id, "other", latest=False)
+    kept, empty, elsewhere, messages = (begin(sql_world) for _ in range(4))
+    hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 0))
+    hold(sql_world, topic, "other", elsewhere, _entry(sql_world, topic, 0))
+    produce(sql_world, topic, (messages, 1))
+    end(sql_world, kept, commit=True)
+    for txn in (empty, elsewhere, messages):
+        end(sql_world, txn, commit=False)
+    releases = {row.name: row.releases for row in sql_world.catalog.cursors.all(topic.topic_id)}
+    assert releases == {_SUB: 0, "other": 1}
+    end(sql_world, elsewhere, commit=False)
+    assert sql_world.catalog.cursors.get(topic.topic_id, "other").releases == 1, "the same end twice is one"
+
+
+def test_abort_and_acknowledgement_of_one_commit_are_in_that_order(sql_world: SqlWorld, topic: Topic) -> None:
+    """A group commit decides first, whoever came first; the acknowledgement was read before."""
+    txn = begin(sql_world)
+    hold(sql_world, topic, _SUB, txn, up_to=_entry(sql_world, topic, _A4))
+    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
+    refused, _ = sql_world.catalog.commits.commit([late, EndTransaction(txn=txn, commit=False)])
+    assert isinstance(refused, AcknowledgementStale)
+
+
+@pytest.mark.parametrize("aborted_after", [1, 2])
+def test_abort_while_a_consumer_looks_is_not_missed(
+    sql_world: SqlWorld,
+    topic: Topic,
+    subscriptions: Subscriptions,
+    monkeypatch: pytest.MonkeyPatch,
+    aborted_after: int,
+) -> None:
+    """It meets the entries, or its cumulative acknowledgement is refused."""
+    txn, asked = begin(sql_world), list[object]()
+    hold(sql_world, topic, _SUB, txn, up_to=_entry(sql_world, topic, _A4))
+    transactions = sql_world.catalog.transactions
+    real = transactions.held
+
+    def held(topic_id: TopicId, name: str) -> object:
+        asked.append(real(topic_id, name))
+        if len(asked) == aborted_after:
+            end(sql_world, txn, commit=False)
+        return asked[-1]
+
+    monkeypatch.setattr(transactions, "held", held)
+    read = subscriptions.consuming(topic.topic_id, _SUB)
+    assert len(asked) == 2
+    up_to = _entry(sql_world, topic, _B4)
+    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=up_to, releases=read.releases)
+    has_met_all = _left(sql_world, topic, read) == list(range(10))
+    assert has_met_all == (aborted_after == 1)
+    assert has_met_all or isinstance(one(sql_world, late), AcknowledgementStale)
+
+
+def test_seek_gives_back_what_an_old_reader_would_skip(
+    sql_world: SqlWorld, topic: Topic, subscriptions: Subscriptions
+) -> None:
+    """An operator asked for it again."""
+    read = subscriptions.consuming(topic.topic_id, _SUB)
+    subscriptions.acknowledge(topic.topic_id, _SUB, up_to=_entry(sql_world, topic, _A4), releases=read.releases)
+    subscriptions.seek(topic.topic_id, _SUB, _entry(sql_world, topic, 0))
+    for releases in (read.releases, None):
+        with pytest.raises(AcknowledgementStale):
+            subscriptions.acknowledge(topic.topic_id, _SUB, up_to=_entry(sql_world, topic, _B4), releases=releases)
+    assert _left(sql_world, topic, subscriptions.consuming(topic.topic_id, _SUB)) == list(range(10))
+
+
+def test_acknowledgement_waits_for_an_abort_that_came_first(sql_world: SqlWorld, topic: Topic) -> None:
+    """The cursor's row is locked by both; by the next read it is known whether the entries came back."""
+    txn = begin(sql_world)
+    hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 0))
+    late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, _B4), releases=0)
+    answers = behind(
+        sql_world,
+        ["UPDATE cursor SET releases = releases + 1", "UPDATE \"transaction\" SET state = 'ABORTED', finished_us = 1"],
+        lambda: one(sql_world, late),
+    )
+    assert isinstance(answers, AcknowledgementStale)
