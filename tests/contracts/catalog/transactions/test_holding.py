@@ -128,6 +128,19 @@ def test_a_plain_acknowledgement_of_what_an_open_transaction_holds_is_refused(
     assert isinstance(plain(entry, up_to=at(ledger, 5)), Acknowledged)
 
 
+def test_cumulative_acknowledgement_up_to_exactly_a_held_entry_is_refused(sql_world: SqlWorld, topic: Topic) -> None:
+    """The bound is inclusive; the entry before it is free."""
+    txn = begin(sql_world)
+    held = _entry(sql_world, topic, 3)
+    hold(sql_world, topic, _SUB, txn, held)
+    exactly = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=held)
+    before = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=_entry(sql_world, topic, 2))
+    refused, answered = sql_world.catalog.commits.commit([exactly, before])
+    assert isinstance(refused, AcknowledgementHeld)
+    assert f"expected entry {held} to be free" in str(refused)
+    assert answered == Acknowledged(mark_delete=_entry(sql_world, topic, 2))
+
+
 def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again(
     sql_world: SqlWorld, topic: Topic
 ) -> None:
