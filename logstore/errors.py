@@ -116,6 +116,7 @@ class InvalidInput(TerminalError):
         super().__init__(f"{field}: expected {expected}, found {shown}")
         self.field = field
         self.expected = expected
+        self.found = found
 
 
 class UnknownObject(InvalidInput):

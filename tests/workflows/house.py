@@ -39,6 +39,7 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
+from workers.client.payload_codec import codec_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS
@@ -217,7 +218,7 @@ class House:
             workflows=workflows,
             activities=activities,
             activity_executor=self._threads,
-            workflow_runner=CheckedRunner(),
+            workflow_runner=CheckedRunner(encrypts=bool(codec_of(self.client).first)),
             workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),

@@ -4,18 +4,37 @@ import asyncio
 import base64
 import json
 import secrets
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowHandle, WorkflowHistory, WorkflowUpdateFailedError
+from temporalio import activity
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionExecutionStartWorkflow,
+    ScheduleActionStartWorkflow,
+    ScheduleIntervalSpec,
+    ScheduleSpec,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowHistory,
+    WorkflowUpdateFailedError,
+)
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
+from activities.deletion.values import AdoptInput, DetachResult
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
-from tests.workflows.house import House, assert_eventually
+from tests.workflows.house import House, assert_eventually, failure
 from workers.client.payload_codec import ENCODING, data_converter, key_of
+from workers.hosting import inputs
 from workers.hosting.replaying import replay
 from workers.settings import Settings
+from workflows.deletion.values import SweepDeletionsInput
 
 pytestmark = pytest.mark.external_service
 
@@ -34,12 +53,15 @@ class Keys:
         return str(path)
 
     def use(self, *names: str) -> Client:
-        """Have workers and starts of the house use these keys; none where there are no names."""
-        converter = data_converter(self.file(*names) if names else "")
+        """Have workers and starts of the house use these keys, none where there are no names; a program's client."""
+        worker, program = (self._client(names, defers=defers) for defers in (True, False))
+        self._house.client = worker
+        return program
+
+    def _client(self, names: tuple[str, ...], *, defers: bool) -> Client:
         config = self._bare.config()
-        config["data_converter"] = converter
-        self._house.client = Client(**config)
-        return self._house.client
+        config["data_converter"] = data_converter(self.file(*names) if names else "", defers=defers)
+        return Client(**config)
 
 
 @pytest.fixture
@@ -154,3 +176,117 @@ async def test_update_that_is_refused_says_so_in_cipher(house: House, keys: Keys
             await stranger.execute_update("set_rate", {"objects_per_s": "many"})
         gate.open()
         await handle.result()
+
+
+class Recurrence:
+    """A schedule that starts a sweep when a test tells it to."""
+
+    def __init__(self, house: House, bare: Client) -> None:
+        self._bare, self._id = bare, f"sweep-of-{house.queue}"
+        self._action = ScheduleActionStartWorkflow(
+            "sweep-deletions",
+            SweepDeletionsInput(policy=house.policy),
+            id=f"sweep-deletions/{house.queue}",
+            task_queue=house.queue,
+        )
+
+    async def run(self) -> WorkflowHandle[Any, Any]:
+        """Start a run of the schedule, and return it."""
+        try:
+            handle = self._bare.get_schedule_handle(self._id)
+            before = len((await handle.describe()).info.recent_actions)
+        except RPCError:
+            spec = ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(days=365))])
+            handle = await self._bare.create_schedule(self._id, Schedule(action=self._action, spec=spec))
+            before = 0
+        await handle.trigger()
+
+        async def is_started() -> bool:
+            return len((await handle.describe()).info.recent_actions) > before
+
+        await assert_eventually(is_started)
+        started = (await handle.describe()).info.recent_actions[-1].action
+        assert isinstance(started, ScheduleActionExecutionStartWorkflow)
+        return self._bare.get_workflow_handle(started.workflow_id, run_id=started.first_execution_run_id)
+
+    async def end(self) -> None:
+        """Remove the schedule."""
+        await self._bare.get_schedule_handle(self._id).delete()
+
+
+@pytest.fixture
+def recurrence(house: House, loop: asyncio.Runner) -> Iterator[Recurrence]:
+    made = Recurrence(house, house.client)
+    yield made
+    loop.run(made.end())
+
+
+async def _carried(run: WorkflowHandle[Any, Any]) -> tuple[bool, bool]:
+    """Whether a run was given a result or a failure of the run before it that only a key can read."""
+    first = (await run.fetch_history()).events[0].workflow_execution_started_event_attributes
+    results = [key_of(payload) for payload in first.last_completion_result.payloads]
+    return any(results), bool(key_of(first.continued_failure.encoded_attributes))
+
+
+async def _failing(client: Client, run: WorkflowHandle[Any, Any]) -> str:
+    """Type and message of the failure of a run."""
+    with pytest.raises(WorkflowFailureError) as failed:
+        await client.get_workflow_handle(run.id, run_id=run.run_id).result()
+    return failure(failed.value)[0]
+
+
+async def test_schedule_goes_on_without_the_worker_that_had_a_key(
+    house: House, keys: Keys, recurrence: Recurrence
+) -> None:
+    """Temporal gives each run the result of the run before: a worker without the key must not stumble over it."""
+    keys.use("one")
+    async with house.worker():
+        first = await recurrence.run()
+        await house.client.get_workflow_handle(first.id, run_id=first.run_id).result()
+    keys.use()
+    async with house.worker():
+        second = await recurrence.run()
+        assert await _carried(second) == (False, False)
+        assert (await second.result())["batches"] == 0
+        third = await recurrence.run()
+        await third.result()
+
+
+async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
+    house: House, keys: Keys, recurrence: Recurrence
+) -> None:
+    """Temporal gives each run the last failure, too; nobody's code asks for it."""
+
+    @activity.defn(name="deletion.adopt")
+    def refuse(given: AdoptInput) -> DetachResult:
+        raise ApplicationError(f"planned for {given.batch_id}", type="InvalidInput", non_retryable=True)
+
+    keys.use("one")
+    async with house.worker(instead=[refuse]):
+        first = await recurrence.run()
+        assert await _failing(house.client, first) == "InvalidInput"
+    keys.use()
+    async with house.worker():
+        second = await recurrence.run()
+        assert await _carried(second) == (False, True)
+        await second.result()
+    settings = Settings(home=Path("/nowhere"))
+    assert (await asyncio.to_thread(replay, await second.fetch_history(), settings=settings)).failure is None
+
+
+async def test_schedule_goes_on_after_an_earlier_build_has_encrypted_its_result(
+    house: House, keys: Keys, recurrence: Recurrence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier build has left is carried by a namespace until a run completes."""
+    keys.use("one")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(inputs, "_SCHEDULED_BY", "no attribute of this name")
+        async with house.worker():
+            first = await recurrence.run()
+            await house.client.get_workflow_handle(first.id, run_id=first.run_id).result()
+    keys.use()
+    async with house.worker():
+        second = await recurrence.run()
+        assert await _carried(second) == (True, False)
+        assert (await second.result())["batches"] == 0
+        assert await _carried(await recurrence.run()) == (False, False)

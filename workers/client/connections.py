@@ -43,14 +43,15 @@ async def connect_client(
         settings: The address and the namespace.
         identity: Of a worker; otherwise the process's.
         runtime: A worker's, with its metrics.
-        plugins: A worker's, which trace its calls too: then nothing else does.
+        plugins: A worker's, which trace its calls too: then nothing else does. Its workflows run in `CheckedRunner`,
+            which refuses payloads that the client leaves to it.
 
     Raises:
         InvalidInput: Files of keys or certificates cannot be used.
         ServiceFailed: No address is known, no Temporal server answers there, or it and we do not trust each other.
     """
     address = settings.required("temporal_address")
-    access, converter = temporal_access(settings), data_converter(settings.payload_key_file)
+    access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))
     try:
         async with asyncio.timeout(_CONNECT_S):  # where no peer refuses, the SDK would wait without end
             client = await Client.connect(

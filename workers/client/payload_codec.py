@@ -2,7 +2,8 @@
 
 A payload is encrypted whole, by AES-256-GCM under the file's first key, with a random nonce before it and the key's
 name beside it, to which it is bound. What is not encrypted is read as it is, so histories of before stay readable.
-What is encrypted and cannot be read is never guessed: the step fails, and Temporal gives it to another worker.
+What is encrypted and cannot be read is never guessed: the step fails, and Temporal gives it to another worker. A worker
+for workflows reads payloads through `DeferringCodec`, because Temporal sends it some that nothing of ours reads.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -12,9 +13,9 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.contrib.pydantic import PydanticPayloadConverter
@@ -22,6 +23,7 @@ from temporalio.converter import (
     CompositePayloadConverter,
     DataConverter,
     DefaultFailureConverterWithEncodedAttributes,
+    EncodingPayloadConverter,
     PayloadCodec,
 )
 
@@ -123,6 +125,87 @@ class EncryptingCodec(PayloadCodec):
             raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found="another key, or a damaged payload") from None
 
 
+_UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
+"""Encoding of this process's marks; random, so that no payload from outside can be taken for one."""
+
+_EXPECTED: Final = "expected"
+_FOUND: Final = "found"
+
+
+class DeferringCodec(PayloadCodec):
+    """A codec whose `decode` puts a mark in place of a payload that it cannot read, for `require_read` to refuse.
+
+    Temporal sends a scheduled run the result and the failure of the run before it, and the SDK decodes both before any
+    code can drop them. A codec that raises there fails every task of the run.
+    """
+
+    def __init__(self, strict: EncryptingCodec) -> None:
+        self.strict = strict
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Encrypt the payloads as `EncryptingCodec` does."""
+        return await self.strict.encode(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Decrypt the payloads, and return a mark for each that cannot be read."""
+        return [await self._read_or_mark(payload) for payload in payloads]
+
+    async def _read_or_mark(self, payload: Payload) -> Payload:
+        try:
+            return (await self.strict.decode([payload]))[0]
+        except InvalidInput as error:
+            texts = {_EXPECTED: error.expected, _FOUND: str(error.found)}
+            return Payload(metadata={"encoding": _UNREADABLE, **{name: text.encode() for name, text in texts.items()}})
+
+
+def require_read(message: Message) -> None:
+    """Refuse a message that holds a mark of `DeferringCodec`, at any depth.
+
+    Raises:
+        InvalidInput: A payload in it could not be read; it names the key that is missing.
+    """
+    if _UNREADABLE in message.SerializeToString():  # most messages hold none, and a walk over fields is slow
+        _refuse_marks(message)
+
+
+def _refuse_marks(message: Message) -> None:
+    if isinstance(message, Payload):
+        if message.metadata.get("encoding") == _UNREADABLE:
+            raise unreadable(message)
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            _refuse_marks(value)
+            continue
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if isinstance(item, Message):
+                _refuse_marks(item)
+
+
+def unreadable(mark: Payload) -> InvalidInput:
+    """Return the error that a mark of `DeferringCodec` stands for."""
+    expected, found = (mark.metadata[name].decode() for name in (_EXPECTED, _FOUND))
+    return InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=found)
+
+
+class _UnreadableConverter(EncodingPayloadConverter):
+    """Converter of marks, for activities: reading a mark raises the error that it stands for."""
+
+    @property
+    def encoding(self) -> str:
+        return _UNREADABLE.decode()
+
+    def to_payload(self, value: Any) -> Payload | None:  # noqa: ANN401 - the SDK's signature
+        del value
+        return None  # nothing is written as a mark
+
+    def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:  # noqa: ANN401 - the SDK's signature
+        del type_hint
+        raise unreadable(payload)
+
+
 def _cipher(key: bytes) -> "AESGCM":
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - start-up time
 
@@ -146,29 +229,35 @@ class _Shared(CompositePayloadConverter):
     """The converters of all runs of workflows: shared, because they remember how each type that they met is read."""
 
     def __init__(self) -> None:
-        super().__init__(*_ONCE.converters.values())
+        super().__init__(*_ONCE.converters.values(), _UnreadableConverter())
 
 
 VALUES: Final = DataConverter(payload_converter_class=_Shared)
 """How our values travel: as JSON that pydantic reads, the same for whichever command or run they belong to."""
 
 
-def data_converter(key_file: str) -> DataConverter:
+def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
     """How values travel to Temporal and back, of workers, commands, programs and replays alike.
 
     With keys, messages and stack traces of failures travel encrypted as well.
+
+    Args:
+        key_file: The file of keys; empty: none.
+        defers: Whether payloads that cannot be read are left to `CheckedRunner`, as workers for workflows need.
 
     Raises:
         InvalidInput: The file of keys cannot be used.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
-    coded = replace(VALUES, payload_codec=codec)
+    coded = replace(VALUES, payload_codec=DeferringCodec(codec) if defers else codec)
     return (
         replace(coded, failure_converter_class=DefaultFailureConverterWithEncodedAttributes) if codec.first else coded
     )
 
 
 def codec_of(client: Client) -> EncryptingCodec:
-    """The client's codec; one without keys where it was made without any."""
+    """The client's codec, which refuses what it cannot read; one without keys where it was made without any."""
     found = client.data_converter.payload_codec
+    if isinstance(found, DeferringCodec):
+        return found.strict
     return found if isinstance(found, EncryptingCodec) else EncryptingCodec({})

@@ -5,6 +5,11 @@ it, the workflow's task fails and is tried again for ever, and the workflow's id
 input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`; a signal like that is
 ignored with a log line, and an update is refused.
 
+What Temporal adds to a run of a schedule, the result and the failure of the run before it, is dropped: no workflow of
+ours reads them, and a worker without the key of their payloads could not. The worker's client must defer payloads that
+it cannot read (`data_converter`): all others are refused here, which fails the step, and Temporal gives it to another
+worker. A worker that encrypts gives a run of a schedule no result, for workers of earlier builds.
+
 A run that an earlier build began with input that is refused now goes on with it when it is replayed. A refusal of input
 that could be read is recorded, as `workflow.patched` records, so that its replay refuses too.
 """
@@ -36,6 +41,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, Workf
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
+from workers.client.payload_codec import require_read
 from workers.hosting.facts import FIELD
 from workflows import limits
 
@@ -44,6 +50,9 @@ _REFUSED: Final = "input-refused"
 _IGNORED: Final = "signal-ignored"
 _KIND: Final = InvalidInput.__name__
 _TELLING: Final = {"initialize_workflow", "signal_workflow", "do_update"}
+_SCHEDULED_BY: Final = "TemporalScheduledById"
+"""Search attribute that Temporal gives to each run of a schedule."""
+
 _PARENTS: Final = (
     "trim-topic",
     "delete-topic",
@@ -97,10 +106,11 @@ class CheckedRunner(SandboxedWorkflowRunner):
     """
 
     versioned: bool = False  # whether the worker takes part in Worker Versioning
+    encrypts: bool = False  # whether the worker encrypts what it writes
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _Checked(super().create_instance(det), det, versioned=self.versioned)
+        return _Checked(super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts)
 
 
 class CheckedPlainRunner(UnsandboxedWorkflowRunner):
@@ -114,8 +124,11 @@ class CheckedPlainRunner(UnsandboxedWorkflowRunner):
 class _Checked(WorkflowInstance):
     """A run in the sandbox, or `Refused` in its place."""
 
-    def __init__(self, inner: WorkflowInstance, det: WorkflowInstanceDetails, *, versioned: bool = False) -> None:
+    def __init__(
+        self, inner: WorkflowInstance, det: WorkflowInstanceDetails, *, versioned: bool = False, encrypts: bool = False
+    ) -> None:
         self._inner = inner
+        self._drops_result = encrypts and _SCHEDULED_BY in det.info.search_attributes
         declared = det.defn.versioning_behavior if versioned else None
         self._behaviour = (declared or VersioningBehavior.UNSPECIFIED).value
         self._det = det
@@ -127,7 +140,16 @@ class _Checked(WorkflowInstance):
         self._ours = bool(det.info.continued_run_id) or child
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        """See `WorkflowInstance`."""
+        """See `WorkflowInstance`.
+
+        Raises:
+            InvalidInput: A payload of the run cannot be read.
+        """
+        for job in act.jobs:
+            if job.HasField("initialize_workflow"):
+                job.initialize_workflow.ClearField("last_completion_result")
+                job.initialize_workflow.ClearField("continued_failure")
+        require_read(act)
         told, answers = act, list[WorkflowCommand]()
         if any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
             told = WorkflowActivation()
@@ -137,6 +159,10 @@ class _Checked(WorkflowInstance):
         completion = self._inner.activate(told)
         if completion.HasField("successful"):
             completion.successful.versioning_behavior = self._behaviour
+            if self._drops_result:  # replay compares kinds of commands, and not results
+                for command in completion.successful.commands:
+                    if command.HasField("complete_workflow_execution"):
+                        command.complete_workflow_execution.ClearField("result")
             if answers:
                 answers += completion.successful.commands
                 del completion.successful.commands[:]

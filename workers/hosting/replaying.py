@@ -61,7 +61,7 @@ def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings 
         workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(),
         workflow_failure_exception_types=FAILURES,
         data_converter=replace(  # what fails here is told on this terminal alone, and not encrypted for it
-            data_converter(settings.payload_key_file if settings else ""),
+            data_converter(settings.payload_key_file if settings else "", defers=True),
             failure_converter_class=DefaultFailureConverter,
         ),
         interceptors=[WorkflowEdge()],

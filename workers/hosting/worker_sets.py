@@ -13,6 +13,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from activities.dispatch import owner_queue
 from workers.assembly.activities import Activities
+from workers.client.payload_codec import codec_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
 from workers.identity import own_build
@@ -125,7 +126,7 @@ class WorkerSet:
                     queues,
                     does.all(),
                     workflows=WORKFLOWS,
-                    workflow_runner=CheckedRunner(versioned=versioned),
+                    workflow_runner=CheckedRunner(versioned=versioned, encrypts=bool(codec_of(self.client).first)),
                     workflow_failure_exception_types=FAILURES,
                     sticky_queue_schedule_to_start_timeout=_REMEMBERED,
                 ),
