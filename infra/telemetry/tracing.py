@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Status
 
 from infra.telemetry import collector_of
@@ -24,8 +26,24 @@ Provider: TypeAlias = "TracerProvider | ReplaySafeTracerProvider"
 
 _FILE_QUEUE = 16_384  # a batch's page of SQL and S3 spans ends within the delay; beyond that spans are dropped
 _FILE_DELAY_MS = 1000  # `sexton trace` shows what ended a second ago
+_random: Final = random.SystemRandom()
 _EXPECTED: Final = ("WorkflowAlreadyStartedError: ",)
 """A job of ours that starts another leaves the work to the one that runs already."""
+
+
+class SystemIdGenerator(IdGenerator):
+    """Ids from the operating system's random source.
+
+    The SDK's own generator takes them from the module `random`: a program that seeds it, or forks, repeats its ids.
+    """
+
+    def generate_span_id(self) -> int:
+        """Return 64 random bits, never 0."""
+        return _random.randrange(1, 1 << 64)
+
+    def generate_trace_id(self) -> int:
+        """Return 128 random bits, never 0."""
+        return _random.randrange(1, 1 << 128)
 
 
 class ExpectedIsNoError(SpanExporter):
@@ -85,9 +103,9 @@ def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = Fa
     if workflows:
         from temporalio.contrib.opentelemetry import create_tracer_provider  # noqa: PLC0415 - half a second
 
-        provider = create_tracer_provider(resource=resource)
+        provider = create_tracer_provider(resource=resource, id_generator=SystemIdGenerator())
     else:
-        provider = TracerProvider(resource=resource)
+        provider = TracerProvider(resource=resource, id_generator=SystemIdGenerator())
     if traces_dir is not None:
         exporter = SpanFileExporter(traces_dir, service)
         provider.add_span_processor(

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_nested_spans_are_written_once_each_in_one_trace(provider: Provider, tmp
     assert written["outer"]["status"]["code"] == "unset"
     assert written["outer"]["resource"]["service.name"] == "sexton-test"
     assert written["outer"]["start_ns"] <= written["inner"]["start_ns"] <= written["inner"]["end_ns"]
+
+
+@pytest.mark.parametrize("workflows", [False, True])
+def test_ids_do_not_repeat_in_a_program_that_seeds_random(workflows: bool) -> None:
+    """Simulations and tests do: two runs of one would be one trace."""
+    tracer = make_provider("sexton-test", traces_dir=None, workflows=workflows).get_tracer("test")
+    made = list[trace.SpanContext]()
+    for _ in range(2):
+        random.seed(7)
+        with tracer.start_as_current_span("a step") as span:
+            made.append(span.get_span_context())
+    assert len({context.trace_id for context in made}) == 2
+    assert len({context.span_id for context in made}) == 2
+    assert all(context.is_valid for context in made)
 
 
 def test_span_file_is_the_owners_alone_and_appended_to(tmp_path: Path) -> None:
