@@ -1,6 +1,7 @@
 """How a program starts a job, upon one namespace and one catalog, and which comparison comes before the first one."""
 
 import asyncio
+import shlex
 import threading
 import uuid
 import weakref
@@ -10,11 +11,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import SqlCatalog, open_catalog
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.catalog import Topic
 from workers.identity import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
@@ -39,11 +41,18 @@ async def start_job(
     summary: str,
     **more: Any,  # noqa: ANN401
 ) -> Handle[R]:
-    """Start a job, or join the one of that key that runs; `more` is for `Client.start_workflow`."""
+    """Start a job, or join the one of that key that runs; `more` is for `Client.start_workflow`.
+
+    Raises:
+        PreconditionFailed: A workflow of another type runs under the job's id.
+    """
+    workflow_id = job.id(*key)
+    if more.get("start_signal"):  # before it is sent to a workflow that may understand it otherwise
+        await _require_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
         request,
-        id=job.id(*key),
+        id=workflow_id,
         task_queue=queue,
         result_type=job.result,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -51,7 +60,28 @@ async def start_job(
         static_details=request.details(),
         **more,
     )
+    await _require_type(client, workflow_id, job.name)
     return handle
+
+
+async def _require_type(client: Client, workflow_id: str, name: str) -> None:
+    """Refuse to join a workflow that is not ours: its result would be waited for, and taken for the job's.
+
+    Raises:
+        PreconditionFailed: A workflow of another type runs under the id.
+    """
+    try:
+        found = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return
+        raise
+    if found.workflow_type != name and found.status is WorkflowExecutionStatus.RUNNING:
+        end = f"temporal workflow terminate --workflow-id {shlex.quote(workflow_id)}"
+        raise PreconditionFailed(
+            f"workflow {workflow_id}: expected the type {name}, found {found.workflow_type!r}, which runs under this"
+            f" id. Find out who started it; `{end}` ends it"
+        )
 
 
 def of_topic(topic: Topic) -> SearchAttributePair[Any]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
 from infra.catalog import Database
 from logstore.deletion.retention import RetentionPolicy
@@ -107,7 +108,12 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     database = Database(settings.database_url)
     migrate(database)
     database.close()
-    client: Any = SimpleNamespace(start_workflow=start)
+
+    async def describe() -> object:
+        return SimpleNamespace(workflow_type="sweep-deletions", status=WorkflowExecutionStatus.RUNNING)
+
+    found = SimpleNamespace(describe=describe)
+    client: Any = SimpleNamespace(start_workflow=start, get_workflow_handle=lambda _: found)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workers.client.jobs.require_namespace", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())

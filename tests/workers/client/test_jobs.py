@@ -1,0 +1,80 @@
+"""A job is joined under its id, and no workflow of anybody else."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+
+from logstore.errors import PreconditionFailed
+from workers.cli.errors import ExitCode, failure_of
+from workers.client import Sexton
+from workers.client.jobs import start_job
+from workers.settings import Settings
+from workflows.deletion.values import TRIM_TOPIC, TrimTopicInput
+
+pytestmark = pytest.mark.external_service
+
+
+@asynccontextmanager
+async def _running(client: Client, kind: str, workflow_id: str) -> AsyncIterator[None]:
+    """A workflow that nobody serves runs while the block does."""
+    handle = await client.start_workflow(kind, id=workflow_id, task_queue="nobody")
+    try:
+        yield
+    finally:
+        await handle.terminate()
+
+
+async def _signals(client: Client, workflow_id: str) -> list[str]:
+    history = await client.get_workflow_handle(workflow_id).fetch_history()
+    return [
+        event.workflow_execution_signaled_event_attributes.signal_name
+        for event in history.events
+        if event.HasField("workflow_execution_signaled_event_attributes")
+    ]
+
+
+@pytest.mark.parametrize("more", [{}, {"start_signal": "again"}], ids=["started", "started by a signal"])
+def test_workflow_of_another_type_under_the_id_of_a_job_is_refused(settings: Settings, more: dict[str, Any]) -> None:
+    """Its result would be waited for, perhaps for ever; it is sent no signal."""
+    key = uuid.uuid4().hex
+
+    async def run() -> tuple[BaseException, list[str]]:
+        client = (await Sexton.connect(settings)).client
+        async with _running(client, "theirs", TRIM_TOPIC.id(key)):
+            request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+            with pytest.raises(PreconditionFailed) as refused:
+                await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
+            return refused.value, await _signals(client, TRIM_TOPIC.id(key))
+
+    error, signals = asyncio.run(run())
+    assert str(error).startswith(f"workflow trim-topic/{key}: expected the type trim-topic, found 'theirs', which runs")
+    assert failure_of(error).code is ExitCode.REFUSED
+    assert signals == []
+
+
+@pytest.mark.parametrize("more", [{}, {"start_signal": "again"}], ids=["started", "started by a signal"])
+def test_job_of_its_own_type_is_joined_and_one_that_ended_is_started_again(
+    settings: Settings, more: dict[str, Any]
+) -> None:
+    """What ran under the id before does not matter."""
+    key = uuid.uuid4().hex
+
+    async def run() -> list[str | None]:
+        client = (await Sexton.connect(settings)).client
+        async with _running(client, "theirs", TRIM_TOPIC.id(key)):
+            pass
+        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+        joined = [
+            await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
+            for _ in range(2)
+        ]
+        await joined[0].terminate()
+        return [handle.result_run_id for handle in joined]
+
+    first, second = asyncio.run(run())
+    assert first == second
