@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from infra.telemetry.endpoints import joined, resolved
 from logstore.errors import InvalidInput
@@ -33,12 +34,25 @@ from workers.hosting.readiness import Readiness
 from workers.settings import OFF
 
 _SETTING: Final = "http_address"
-_MOST_BYTES: Final = 16 * 1024 * 1024  # of a request: payloads that are to be decrypted come in one
+MAX_REQUEST_BYTES: Final = 1024 * 1024  # payloads that are to be decrypted come in one request
 _RELAY_WITHIN: Final = ClientTimeout(total=10)
 _LEAVE_S: Final = 1.0  # for requests in hand, when the process ends
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 _log = logging.getLogger(__name__)
+_server_log: Final = logging.getLogger(f"{__name__}.server")
+
+
+def _is_fault_of_ours(record: logging.LogRecord) -> bool:
+    """Whether a log record of the server is about anything but a request that is no HTTP.
+
+    The server logs a traceback for each such request, so that any client could fill the log.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+_server_log.addFilter(_is_fault_of_ours)
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers one request. It runs on the worker's event loop: what blocks goes to a thread."""
@@ -113,13 +127,14 @@ async def serving(address: str, pages: Pages, bounds: Bounds = _BOUNDS) -> Async
     listener = _listener(address)
     host, port = listener.getsockname()[:2]
     gate = _Gate(bounds)
-    app = web.Application(middlewares=[_plain, gate.read_whole], client_max_size=_MOST_BYTES)
+    app = web.Application(middlewares=[_plain, gate.read_whole], client_max_size=MAX_REQUEST_BYTES)
     if ipaddress.ip_address(host).is_loopback:
         app.middlewares.append(_by_address)
     app.router.add_route("*", "/{path:.*}", pages.answer)
     runner = web.AppRunner(
         app,
         access_log=None,
+        logger=_server_log,
         handle_signals=False,
         shutdown_timeout=_LEAVE_S,
         keepalive_timeout=bounds.read_within_s,  # of the first request as well

@@ -257,3 +257,48 @@ def test_connection_for_which_there_is_no_room_among_answers_is_refused() -> Non
             one.close()
 
     _shown(ask, pages=pages, bounds=Bounds(connections=2))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"nothing that is HTTP\r\n\r\n",
+        b"GET /healthz HTTP/9.9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nBad Header\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone",
+    ],
+    ids=["TLS", "no HTTP", "version", "header", "length", "long", "address", "chunks", "gzip"],
+)
+def test_request_that_is_no_http_fills_no_log(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A port scanner, or any other client, could write as much as it likes."""
+
+    async def ask(_session: ClientSession, url: str) -> None:
+        reader, writer = await _connected(url, sent)
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.")
+        writer.close()
+
+    with caplog.at_level(logging.INFO):
+        _shown(ask)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_fault_of_a_page_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback: it is ours."""
+    pages = Pages()
+
+    async def page(_: web.Request) -> web.StreamResponse:
+        raise RuntimeError("planned")
+
+    pages.add("/faulty", page)
+
+    async def ask(session: ClientSession, url: str) -> None:
+        async with session.get(f"{url}/faulty") as answer:
+            assert answer.status == 500
+
+    _shown(ask, pages=pages)
+    assert "planned" in caplog.text
