@@ -98,7 +98,11 @@ class EncryptingCodec(PayloadCodec):
         return [self._encrypted(one) for one in payloads] if self.first else list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """See `PayloadCodec`.
+        """Decrypt the payloads; see `decrypt`."""
+        return self.decrypt(payloads)
+
+    def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Decrypt what is encrypted of the payloads, in their order.
 
         Raises:
             InvalidInput: One was encrypted by a key that is not ours, or is damaged.
@@ -148,11 +152,11 @@ class DeferringCodec(PayloadCodec):
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Decrypt the payloads, and return a mark for each that cannot be read."""
-        return [await self._read_or_mark(payload) for payload in payloads]
+        return [self._read_or_mark(payload) for payload in payloads]
 
-    async def _read_or_mark(self, payload: Payload) -> Payload:
+    def _read_or_mark(self, payload: Payload) -> Payload:
         try:
-            return (await self.strict.decode([payload]))[0]
+            return self.strict.decrypt([payload])[0]
         except InvalidInput as error:
             texts = {_EXPECTED: error.expected, _FOUND: str(error.found)}
             return Payload(metadata={"encoding": _UNREADABLE, **{name: text.encode() for name, text in texts.items()}})

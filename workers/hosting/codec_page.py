@@ -2,11 +2,13 @@
 
 `POST /codec/decode` takes and answers payloads as Temporal's Web UI and command send them. It is off unless
 `codec_origin` names the Web UI, serves loopback addresses alone, and answers no page of another origin: a process that
-can ask it can read. It encrypts nothing, so nobody can start jobs through it.
+can ask it can read. It encrypts nothing, so nobody can start jobs through it. One request at a time is decrypted, in a
+thread: a large one holds up neither probes nor workflows.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".
 """
 
+import asyncio
 import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
@@ -25,6 +27,8 @@ _SETTING: Final = "codec_origin"
 _PATH: Final = "/codec/decode"
 _ASKED: Final = "content-type, x-namespace, authorization"
 _KEPT_S: Final = "600"
+_MAX_PAYLOADS: Final = 10_000
+_MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # each payload and its metadata, the document and its list
 
 
 def add_codec(pages: Pages, codec: EncryptingCodec, settings: Settings) -> None:
@@ -46,7 +50,22 @@ def _is_loopback(address: str) -> bool:
     return address != OFF and ipaddress.ip_address(resolved("http_address", address)[0]).is_loopback
 
 
+def _decode(codec: EncryptingCodec, body: bytes) -> str:
+    """Decrypt the payloads of a body; blocks.
+
+    Raises:
+        InvalidInput: There are too many payloads, or one cannot be read.
+        ParseError, ValueError, RecursionError: The body is not a JSON document of payloads.
+    """
+    if body.count(b"{") + body.count(b"[") > _MAX_OPENING_BRACKETS:  # before a parser makes objects of them
+        raise InvalidInput("payloads", expected=f"at most {_MAX_PAYLOADS:,}", found="more")
+    decoded = Payloads(payloads=codec.decrypt(json_format.Parse(body, Payloads()).payloads))
+    return json_format.MessageToJson(decoded)
+
+
 def _page(codec: EncryptingCodec, origin: str) -> Page:
+    one_at_a_time = asyncio.Lock()
+
     async def page(request: web.Request) -> web.StreamResponse:
         asks = request.headers.get("Origin")
         if asks not in {None, origin}:
@@ -56,13 +75,14 @@ def _page(codec: EncryptingCodec, origin: str) -> Page:
             allowed = {"Methods": "POST", "Headers": _ASKED}
             headers |= {f"Access-Control-Allow-{name}": value for name, value in allowed.items()}
             return web.Response(status=204, headers=headers | {"Access-Control-Max-Age": _KEPT_S})
+        body = await request.read()
         try:
-            asked = json_format.Parse(await request.read(), Payloads())
-            decoded = Payloads(payloads=await codec.decode(asked.payloads))
+            async with one_at_a_time:
+                decoded = await asyncio.to_thread(_decode, codec, body)
         except (json_format.ParseError, InvalidInput) as error:
             raise web.HTTPBadRequest(text=f"{error}\n", headers=headers) from None
         except (ValueError, RecursionError):
             raise web.HTTPBadRequest(text="no payloads as JSON in UTF-8\n", headers=headers) from None
-        return web.json_response(text=json_format.MessageToJson(decoded), headers=headers)
+        return web.json_response(text=decoded, headers=headers)
 
     return page

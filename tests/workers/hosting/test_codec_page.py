@@ -1,7 +1,9 @@
 """The page that decrypts for Temporal's Web UI: for whom it does, and for nobody else."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import io
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import EncryptingCodec
 from workers.hosting.codec_page import add_codec
-from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.http import MAX_REQUEST_BYTES, Pages, new_pages, serving
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
@@ -21,9 +23,11 @@ _PLAIN = Payload(metadata={"encoding": b"json/plain"}, data=b'"persistent://a/b/
 _CODEC = EncryptingCodec({"one": bytes(32)})
 
 
-def _asked(ask: Callable[[ClientSession, str], Awaitable[None]], **given: object) -> None:
+def _asked(
+    ask: Callable[[ClientSession, str], Awaitable[None]], *, codec: EncryptingCodec = _CODEC, **given: object
+) -> None:
     pages = new_pages(Readiness(), "")
-    add_codec(pages, _CODEC, Settings.model_validate({"home": Path("/nowhere"), **given}))
+    add_codec(pages, codec, Settings.model_validate({"home": Path("/nowhere"), **given}))
 
     async def run() -> None:
         async with serving("127.0.0.1:0", pages) as url, ClientSession() as session:
@@ -78,6 +82,53 @@ def test_others_are_refused() -> None:
             assert answer.status == 404
 
     _asked(ask, codec_origin=_UI)
+
+
+def test_body_or_payloads_beyond_their_bounds_are_refused() -> None:
+    """Before a parser makes objects of them: a megabyte of empty payloads takes hundreds as objects."""
+
+    async def ask(session: ClientSession, url: str) -> None:
+        for body, status in (
+            (b'{"payloads": [' + b",".join([b"{}"] * 10_000) + b"]}", 200),
+            (b'{"payloads": [' + b",".join([b"{}"] * 20_001) + b"]}", 400),
+            (b'{"payloads": [' + b",".join([b"[]"] * 20_001) + b"]}", 400),
+            (b" " * (MAX_REQUEST_BYTES + 1), 413),
+        ):
+            async with session.post(url, data=io.BytesIO(body)) as answer:
+                assert answer.status == status
+                text = await answer.text()
+                assert status != 400 or text == "payloads: expected at most 10,000, found 'more'\n"
+
+    _asked(ask, codec_origin=_UI)
+
+
+class _SlowCodec(EncryptingCodec):
+    """A codec that decrypts nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return super().decrypt(payloads)
+
+
+def test_probes_are_answered_while_payloads_are_decrypted() -> None:
+    """The event loop of the worker is not held up."""
+    codec = _SlowCodec()
+
+    async def ask(session: ClientSession, url: str) -> None:
+        decoding = asyncio.create_task(session.post(url, data=await _body(_PLAIN)))
+        assert await asyncio.to_thread(codec.begun.wait, 30)
+        async with session.get(url.replace("/codec/decode", "/healthz")) as answer:
+            assert answer.status == 200
+        codec.may_end.set()
+        async with await decoding as decoded:
+            assert decoded.status == 400  # this codec has no key
+
+    _asked(ask, codec=codec, codec_origin=_UI)
 
 
 def test_page_is_off_unless_an_origin_is_named() -> None:
