@@ -39,10 +39,8 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.client.payload_codec import codec_of
-from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
-from workers.hosting.worker_sets import FAILURES, WORKFLOWS
+from workers.hosting.worker_sets import FAILURES, WORKFLOWS, workflow_runner
 from workers.reference.contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -202,7 +200,7 @@ class House:
             workflows=WORKFLOWS,
             activities=self.activities(instead),
             activity_executor=self._threads,
-            workflow_runner=CheckedRunner(versioned=True),
+            workflow_runner=workflow_runner(self.client, versioned=True),
             graceful_shutdown_timeout=timedelta(0),
             interceptors=[WorkflowEdge(), ActivityEdge()],
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True),
@@ -218,7 +216,7 @@ class House:
             workflows=workflows,
             activities=activities,
             activity_executor=self._threads,
-            workflow_runner=CheckedRunner(encrypts=bool(codec_of(self.client).first)),
+            workflow_runner=workflow_runner(self.client),
             workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),

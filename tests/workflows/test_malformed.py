@@ -20,7 +20,7 @@ from activities.deletion.values import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
-from workers.hosting.inputs import CheckedRunner
+from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
 from workers.hosting.worker_sets import WORKFLOWS
 from workflows.offload.values import OffloadAsk
 
@@ -106,6 +106,18 @@ BEYOND: dict[str, tuple[str, RawValue]] = {
     "sweep-deletions patience": ("patience_s", _raw(b'{"patience_s": NaN}')),
     "delete-topic without topic": ("topic", _raw(b'{"topic_id": 4}')),
     "trim-topic id": ("topic_id", _beyond(kind="trim-topic", topic_id="6x")),
+    "trim-topic id as a text": ("topic_id", _beyond(kind="trim-topic", topic_id="1")),
+    "trim-topic id as a truth": ("topic_id", _beyond(kind="trim-topic", topic_id=True)),
+    "trim-topic policy as a truth": ("policy.chunk", _beyond(kind="trim-topic", policy={"chunk": True})),
+    "trim-topics page as a text": ("page", _beyond(kind="trim-topics", page="5")),
+    "delete-ledgers ids as truths": (
+        "detach.ledger_ids.0",
+        _beyond(kind="delete-ledgers", detach={"ledger_ids": [True]}),
+    ),
+    "delete-ledger copy as a number": ("key.copy", _beyond(kind="delete-ledger", key=_KEY | {"copy": 1})),
+    "sweep-deletions patience as a truth": ("patience_s", _beyond(kind="sweep-deletions", patience_s=True)),
+    "defragment-records truth as a text": ("scheduled", _beyond(kind="defragment-records", scheduled="yes")),
+    "defragment-records truth as a number": ("scheduled", _beyond(kind="defragment-records", scheduled=1)),
     "sweep-deletions patience in words": ("patience_s", _beyond(kind="sweep-deletions", patience_s="soon")),
     "delete-ledger attempts": ("max_attempts", _beyond(kind="delete-ledger", max_attempts=10**11)),
     "reconcile-orphans run": ("run_id", _beyond(kind="reconcile-orphans", run_id="../plan")),
@@ -275,7 +287,8 @@ async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house
     async with house.worker(instead=[next_ranges]), asyncio.timeout(60):
         handle = await house.delete([ledger])
         told: list[tuple[str, list[Any]]] = [("pause", ["now"]), ("resume", [None]), ("set_rate", [])]
-        for update, given in [*told, ("set_rate", [{"per_s": 1}])]:
+        wrong = [{"per_s": 1}, {"objects_per_s": "7"}, {"objects_per_s": True}]
+        for update, given in [*told, *(("set_rate", [rate]) for rate in wrong)]:
             with pytest.raises(WorkflowUpdateFailedError) as refused:
                 await handle.execute_update(update, args=given)
             assert isinstance(refused.value.cause, ApplicationError)
@@ -293,7 +306,8 @@ async def test_refusal_of_a_start_replays_as_it_was(house: House) -> None:
     await _replayed(*[await house.client.get_workflow_handle(one).fetch_history() for one in ids])
 
 
-async def test_run_that_an_earlier_build_began_with_an_unknown_field_goes_on(house: House) -> None:
+@pytest.mark.parametrize("slip", [{"reasn": "a slip"}, {"topic_id": "1"}, {"topic_id": True}])
+async def test_run_that_an_earlier_build_began_with_a_slip_goes_on(house: House, slip: dict[str, Any]) -> None:
     """Its history has no refusal: it is read as it was read then."""
     async with house.worker():
         handle = await house.trim()
@@ -301,13 +315,32 @@ async def test_run_that_an_earlier_build_began_with_an_unknown_field_goes_on(hou
     history = json.loads((await handle.fetch_history()).to_json())
     started = history["events"][0]["workflowExecutionStartedEventAttributes"]
     (payload,) = started["input"]["payloads"]
-    given = json.dumps(GOOD["trim-topic"] | {"reasn": "a slip"}).encode()
+    given = json.dumps(GOOD["trim-topic"] | slip).encode()
     payload["data"] = base64.b64encode(given).decode()
     await _replayed(WorkflowHistory.from_json("earlier", history))
 
 
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [("rebuild-catalog", "sexton records rebuild"), ("follow-records", "sexton records follow")],
+)
+async def test_start_of_a_job_that_a_command_hosts_ends_on_the_common_queue(
+    house: House, kind: str, command: str
+) -> None:
+    """No worker of the queue has its activities: it would wait for ever, and hold its id."""
+    async with house.worker(), asyncio.timeout(60):
+        type_, told = await _refused(house, "misplaced", kind, [_raw(json.dumps(GOOD[kind]).encode())])
+    assert type_ == "InvalidInput"
+    expected = (
+        f"task_queue: expected the queue of `{command}`, whose own worker alone does {kind}, found {house.queue!r}"
+    )
+    assert told == expected
+    await _replayed(await house.client.get_workflow_handle(f"{house.queue}/{kind}/misplaced").fetch_history())
+
+
 async def _replayed(*histories: WorkflowHistory) -> None:
-    replayer = Replayer(workflows=WORKFLOWS, workflow_runner=CheckedRunner(), data_converter=pydantic_data_converter)
+    runner = CheckedRunner(command_by_workflow=COMMAND_BY_WORKFLOW)
+    replayer = Replayer(workflows=WORKFLOWS, workflow_runner=runner, data_converter=pydantic_data_converter)
     async with replayer.workflow_replay_iterator(_each(histories)) as results:
         assert [found.replay_failure async for found in results] == [None] * len(histories)
 

@@ -16,10 +16,10 @@ that could be read is recorded, as `workflow.patched` records, so that its repla
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from temporalio import workflow
@@ -44,6 +44,7 @@ from logstore.errors import InvalidInput
 from workers.client.payload_codec import require_read
 from workers.hosting.facts import FIELD
 from workflows import limits
+from workflows.records.values import FOLLOW_RECORDS, REBUILD_CATALOG
 
 _JSON: Final = "json/plain"
 _REFUSED: Final = "input-refused"
@@ -71,6 +72,12 @@ _PARENTS: Final = (
     "end-records",
 )
 """How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
+
+COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
+    REBUILD_CATALOG.name: "sexton records rebuild",
+    FOLLOW_RECORDS.name: "sexton records follow",
+}
+"""Commands that host a workflow and its activities themselves, by its type: no worker has those activities."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,10 +114,18 @@ class CheckedRunner(SandboxedWorkflowRunner):
 
     versioned: bool = False  # whether the worker takes part in Worker Versioning
     encrypts: bool = False  # whether the worker encrypts what it writes
+    command_by_workflow: Mapping[str, str] = field(default_factory=dict)
+    """Commands that host a workflow themselves, by its type. A start of it is refused: its activities are not here.
+
+    A replay refuses where the worker has.
+    """
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _Checked(super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts)
+        command = self.command_by_workflow.get(det.info.workflow_type, "")
+        return _Checked(
+            super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts, hosted_by=command
+        )
 
 
 class CheckedPlainRunner(UnsandboxedWorkflowRunner):
@@ -118,16 +133,24 @@ class CheckedPlainRunner(UnsandboxedWorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _Checked(super().create_instance(det), det)
+        command = COMMAND_BY_WORKFLOW.get(det.info.workflow_type, "")
+        return _Checked(super().create_instance(det), det, hosted_by=command)
 
 
 class _Checked(WorkflowInstance):
     """A run in the sandbox, or `Refused` in its place."""
 
     def __init__(
-        self, inner: WorkflowInstance, det: WorkflowInstanceDetails, *, versioned: bool = False, encrypts: bool = False
+        self,
+        inner: WorkflowInstance,
+        det: WorkflowInstanceDetails,
+        *,
+        versioned: bool = False,
+        encrypts: bool = False,
+        hosted_by: str = "",
     ) -> None:
         self._inner = inner
+        self._hosted_by = hosted_by
         self._drops_result = encrypts and _SCHEDULED_BY in det.info.search_attributes
         declared = det.defn.versioning_behavior if versioned else None
         self._behaviour = (declared or VersioningBehavior.UNSPECIFIED).value
@@ -180,12 +203,21 @@ class _Checked(WorkflowInstance):
         return True
 
     def _begin(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
-        found = _refusal("input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._ours)
+        found = self._misplaced() or _refusal(
+            "input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._ours
+        )
         if found is None or (found.recorded and act.is_replaying and _REFUSED not in _recorded(act)):
             return
         self._inner = asyncio.run(_refused(self._det))
         del start.arguments[:]
         start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([found]))
+
+    def _misplaced(self) -> Refusal | None:
+        if not self._hosted_by:
+            return None
+        expected = f"the queue of `{self._hosted_by}`, whose own worker alone does {self._det.info.workflow_type}"
+        error = InvalidInput("task_queue", expected=expected, found=self._queue)
+        return Refusal(field=error.field, sentence=str(error), recorded=True)
 
     def _takes_signal(self, signal: SignalWorkflow, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
         known = self._det.defn.signals.get(signal.signal_name)
@@ -271,12 +303,14 @@ def _check(what: str, payloads: Sequence[Payload], types: Sequence[type], *, que
         found = f"{len(payloads)} values" if payloads else "nothing"
         raise InvalidInput(what, expected="one JSON object" if types else "nothing", found=found)
     for payload, kind in zip(payloads, types, strict=True):
-        value = _read(what, payload, kind, extra="forbid" if outside else None)
+        value = _read(what, payload, kind, outside=outside)
         limits.check(value, queue=queue, outside=outside)
 
 
-def _read(what: str, payload: Payload, kind: type, *, extra: Literal["forbid"] | None) -> Any:  # noqa: ANN401
-    """The value.
+def _read(what: str, payload: Payload, kind: type, *, outside: bool) -> Any:  # noqa: ANN401
+    """Return the value of a payload.
+
+    From outside a field must have its own JSON type: `true` and `"7"` are not the numbers 1 and 7.
 
     Raises:
         InvalidInput: It is no JSON object of that kind.
@@ -285,7 +319,7 @@ def _read(what: str, payload: Payload, kind: type, *, extra: Literal["forbid"] |
     if encoding != _JSON:
         raise InvalidInput(what, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
     try:
-        return _adapter(kind).validate_json(payload.data, extra=extra)
+        return _adapter(kind).validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
     except ValidationError as error:
         raise _told(what, error) from error
 

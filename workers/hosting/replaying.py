@@ -22,7 +22,7 @@ from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import data_converter
-from workers.hosting.inputs import CheckedPlainRunner, CheckedRunner
+from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedPlainRunner, CheckedRunner
 from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS
 from workers.settings import Settings
@@ -58,7 +58,7 @@ def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings 
         _stop_in(run)
     replayer = Replayer(
         workflows=WORKFLOWS,
-        workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(),
+        workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(command_by_workflow=COMMAND_BY_WORKFLOW),
         workflow_failure_exception_types=FAILURES,
         data_converter=replace(  # what fails here is told on this terminal alone, and not encrypted for it
             data_converter(settings.payload_key_file if settings else "", defers=True),

@@ -14,7 +14,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 from activities.dispatch import owner_queue
 from workers.assembly.activities import Activities
 from workers.client.payload_codec import codec_of
-from workers.hosting.inputs import CheckedRunner
+from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
 from workers.identity import own_build
 from workers.settings import Settings
@@ -83,6 +83,12 @@ _RECORDS_AT_ONCE: Final = 6
 """Activities on the record log at once: a flush that waits, one of each other kind, and room."""
 
 
+def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
+    """Return the runner of a worker that serves the common queue with this client."""
+    encrypts = bool(codec_of(client).first)
+    return CheckedRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSet:
     """The common parts of the Temporal workers of one process."""
@@ -126,7 +132,7 @@ class WorkerSet:
                     queues,
                     does.all(),
                     workflows=WORKFLOWS,
-                    workflow_runner=CheckedRunner(versioned=versioned, encrypts=bool(codec_of(self.client).first)),
+                    workflow_runner=workflow_runner(self.client, versioned=versioned),
                     workflow_failure_exception_types=FAILURES,
                     sticky_queue_schedule_to_start_timeout=_REMEMBERED,
                 ),
