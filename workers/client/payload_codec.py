@@ -22,12 +22,12 @@ from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import (
     CompositePayloadConverter,
     DataConverter,
-    DefaultFailureConverterWithEncodedAttributes,
     EncodingPayloadConverter,
     PayloadCodec,
 )
 
 from logstore.errors import InvalidInput
+from workers.client.failure_converter import BoundedFailureConverter, EncodingFailureConverter
 from workers.settings.files import read_text
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class _Shared(CompositePayloadConverter):
         super().__init__(*_ONCE.converters.values(), _UnreadableConverter())
 
 
-VALUES: Final = DataConverter(payload_converter_class=_Shared)
+VALUES: Final = DataConverter(payload_converter_class=_Shared, failure_converter_class=BoundedFailureConverter)
 """How our values travel: as JSON that pydantic reads, the same for whichever command or run they belong to."""
 
 
@@ -254,9 +254,7 @@ def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
     coded = replace(VALUES, payload_codec=DeferringCodec(codec) if defers else codec)
-    return (
-        replace(coded, failure_converter_class=DefaultFailureConverterWithEncodedAttributes) if codec.first else coded
-    )
+    return replace(coded, failure_converter_class=EncodingFailureConverter) if codec.first else coded
 
 
 def codec_of(client: Client) -> EncryptingCodec:
