@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode
 
+from spark.failure_text import summarize_failure
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HEARD_WITHIN_MS: Final = 5_000  # Spark tells its status store a moment later
-_MOST_ERROR: Final = 1_000
 _tracer = trace.get_tracer("sexton.spark")
 _log = logging.getLogger(__name__)
 
@@ -75,12 +76,9 @@ def _ended(span: Span, of: Any, error: str) -> None:  # noqa: ANN401
 
 
 def _reason(stage: Any) -> str:  # noqa: ANN401
-    """The sentence of a stage that failed: of an error in Python its last line, otherwise the first of Spark's."""
+    """The sentence of a stage that failed."""
     reason = stage.failureReason()
-    told = str(reason.get()) if reason.isDefined() else ""
-    text = told.partition("\n SQLSTATE")[0].partition("\n\tat ")[0]
-    lines = [line for line in text.splitlines() if line and not line[0].isspace()] or [""]
-    return lines[-1 if "Traceback (most recent call last)" in text else 0][:_MOST_ERROR]
+    return summarize_failure(str(reason.get())) if reason.isDefined() else ""
 
 
 def _ns(moment: Any) -> int:  # noqa: ANN401

@@ -3,9 +3,11 @@
 import gc
 import logging
 import os
+import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,8 @@ from opentelemetry import trace
 
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
+from logstore.reconciliation.spark_master import check_master, standalone_addresses
+from spark.failure_text import summarize_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +33,9 @@ _ELASTIC: Final = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "60s",  # what is needed after that is computed again
 }
 """Of a cluster: a session that is warm and idle gives its cores back, or those of other workers would wait for ever."""
+_CONNECT_S: Final = 5.0
+_STOPPED: Final = "stopped SparkContext"
+"""In Spark's words where it gave a master up while the session was being made."""
 _TRIES: Final = 4  # of a task, where Spark's local mode would try once
 
 
@@ -52,17 +59,21 @@ class WarmSession:
         self._session: SparkSession | None = None
         self._master = ""
 
-    def get(self, master: str = "") -> "SparkSession":
+    def get(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
         """The session, started anew if its Java process has died since, or if it is another master's.
 
         Args:
             master: Of the cluster; empty: that of the settings.
+            proceed: Called before a session is ended or started; what it raises is raised, and nothing changes.
 
         Raises:
+            InvalidInput: The master is of no form that is known.
             ServiceFailed: Java is missing or too old, or the master cannot be reached.
         """
         master = master or self._settings.master
+        check_master(master)
         with self._lock:
+            proceed()
             if self._session is None or master != self._master or not _lives(self._session):
                 self._end()
                 with _tracer.start_as_current_span("start Spark", attributes={"spark.master": master}):
@@ -86,13 +97,15 @@ class WarmSession:
 
 def _start(settings: SparkSettings) -> "SparkSession":
     java = find_java()
+    _require_answer(settings.master)
     settings.scratch.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _on_loopback(settings.master):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     _point_at(java.path.resolve())
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - start-up time: pyspark takes half a second
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - start-up time: pyspark takes half a second
+    from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     builder = SparkSession.builder.appName("sexton").master(_retrying(settings.master))
@@ -102,12 +115,40 @@ def _start(settings: SparkSettings) -> "SparkSession":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # pandas 3 is too new for a part of pyspark not used here
             session = builder.getOrCreate()
-    except (PySparkException, OSError, RuntimeError) as error:
-        _end_java()
-        advice = "check SEXTON_SPARK_MASTER and that its machines can reach this one"
-        raise ServiceFailed("spark", f"no session with {settings.master}: {error}", advice=advice) from error
+    except (Py4JError, PySparkException, OSError, RuntimeError) as error:
+        refused = _unreached(settings.master, _why(error))
+        _end_java()  # the context of the master that failed would be taken for that of the next
+        raise refused from None
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _require_answer(master: str) -> None:
+    """Ask each machine of a standalone master for a connection: Spark itself would take a minute to give up.
+
+    Raises:
+        ServiceFailed: None of them takes one.
+    """
+    missed = []
+    for host, port in standalone_addresses(master):
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            missed.append(f"{host}:{port} does not answer ({error.strerror or error})")
+        else:
+            return
+    if missed:
+        raise _unreached(master, ", ".join(missed))
+
+
+def _why(error: BaseException) -> str:
+    told = summarize_error(error)
+    return "the master does not answer" if _STOPPED in told else told
+
+
+def _unreached(master: str, problem: str) -> ServiceFailed:
+    advice = "check the setting spark_master, or --master, and that its machines can reach this one"
+    return ServiceFailed("spark", f"no session with {master}: {problem}", advice=advice)
 
 
 def _properties(settings: SparkSettings) -> dict[str, str]:

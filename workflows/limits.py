@@ -15,6 +15,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
+from logstore.reconciliation.spark_master import FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
@@ -116,7 +117,7 @@ _INVENTORIES: Final = _rule(
     f"at most {_MOST_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
     lambda found: len(found) <= _MOST_INVENTORIES and all(map(_file, found)),
 )
-_MASTER: Final = _rule("the URL of a Spark master", lambda found: len(found) <= _MOST_PATH and found.isprintable())
+_MASTER: Final = _rule(f"{FORMS}; or nothing", lambda found: not found or is_master(found))
 _COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda found: found in set(CopyKind))
 _COPIES: Final = _rule(
     f"out of {', '.join(CopyKind)}, each once",

@@ -1,10 +1,14 @@
 """Java as Spark needs it, told in one sentence where it is not there."""
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from logstore.errors import ServiceFailed
+from logstore.errors import InvalidInput, ServiceFailed
+from logstore.reconciliation.spark_master import check_master
 from spark.session import SparkSettings, WarmSession, _properties
 
 
@@ -50,3 +54,59 @@ def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
     )
     assert shared["spark.dynamicAllocation.enabled"] == "true"
     assert "spark.dynamicAllocation.enabled" not in alone
+
+
+@pytest.mark.parametrize("master", ["spark://nope", "h:7077", "mesos://h:1", "spark://h:0", "local[0]", "k8s://", ""])
+def test_master_of_an_unknown_form_is_refused_before_java_starts(master: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^master: expected local\[N\], local\[\*\], spark://host:port, yarn or"):
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get()
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        *("local", "local[2]", "local[*]", "local[2,4]", "yarn", "spark://h:7077", "spark://a.b:1,[::1]:65535"),
+        *("k8s://https://h:6443", "k8s://h:443/prefix", "k8s://http://10.0.0.1:8080"),
+    ],
+)
+def test_master_of_a_known_form_is_taken(master: str) -> None:
+    check_master(master)
+
+
+def test_master_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    """No page of Java, and no minute of Spark's patience."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ServiceFailed) as refused:
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get()
+    port = master.rpartition(":")[2]
+    assert str(refused.value) == (
+        f"spark: no session with {master}: 127.0.0.1:{port} does not answer (Connection refused);"
+        " check the setting spark_master, or --master, and that its machines can reach this one"
+    )
+
+
+def test_master_that_fails_in_java_is_one_sentence_and_leaves_room_for_the_next(tmp_path: Path) -> None:
+    """The Java that failed would be taken for that of the next master."""
+    script = f"""
+import pathlib, sys
+from logstore.errors import ServiceFailed
+from spark.session import SparkSettings, WarmSession
+def session(master):
+    return WarmSession(SparkSettings(scratch=pathlib.Path({str(tmp_path)!r}), master=master, driver_memory="512m"))
+try:
+    session("k8s://https://127.0.0.1:1").get()
+except ServiceFailed as error:
+    print(error)
+other = session("local[1]")
+print(other.get().sparkContext.master)
+other.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("spark: no session with k8s://https://127.0.0.1:1: io.fabric8")
+    assert first.count("; ") == 1
+    assert len(first) < 1_500
+    assert second == "local[1,4]"

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
+from logstore.reconciliation.spark_master import FORMS, is_master
 
 _MOST_PATH: Final = 4_096
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
@@ -61,10 +62,6 @@ def _like(pattern: str, rule: str) -> Callable[[str], str]:
 _LETTERS: Final = "of A-Z, a-z, 0-9, dot, underscore, hyphen"
 bucket_name = _like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen")
 word = _like(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 to 64 {_LETTERS}, not . or ..")
-spark_master = _like(
-    r"local(\[(\*|[1-9][0-9]{0,3})(,[1-9][0-9]?)?\])?|yarn|(spark|k8s)://[^\s\x00-\x1f]{1,500}",
-    "local[N], local[*], spark://host:port, yarn or k8s://https://host:port",
-)
 _server = _like(
     r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "the name or the address of a server, without a port"
 )
@@ -75,6 +72,13 @@ _build = _like(  # as the worker controller's
     r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
     f"1 to 63 {_LETTERS}, first and last a letter or a digit",
 )
+
+
+def spark_master(value: str) -> str:
+    """The value, if it is a Spark master; otherwise `ValueError` says the rule."""
+    if not is_master(value):
+        raise ValueError(FORMS)
+    return value
 
 
 def _duration(value: object) -> object:
