@@ -1,12 +1,16 @@
 """Files that are there as a whole or not at all, whenever a process dies and however many write them.
 
-A process that dies beside a file leaves one whose name begins with a dot, which nothing reads.
+A process that dies beside a file leaves one whose name begins with a dot, which nothing reads. Files that an operator
+names are read within bounds, and only if they are regular files.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 
@@ -57,3 +61,37 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def open_regular_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; a symbolic link to one is followed.
+
+    A FIFO or a device is refused without being read: to open it may block for ever, and to read it may never end.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+    """
+    _require_regular(path.stat())  # before it is opened: to open a device may change it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+        _require_regular(os.fstat(descriptor))  # another file may have taken the name meanwhile
+        yield file
+
+
+def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`, inclusive; see `open_regular_file`.
+
+    Raises:
+        OSError: As `open_regular_file`, or the file is longer.
+    """
+    with open_regular_file(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"longer than {max_bytes:,} bytes")
+    return content
+
+
+def _require_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")

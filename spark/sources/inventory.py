@@ -19,6 +19,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from logstore.errors import CorruptData, InvalidInput
+from logstore.whole_files import open_regular_file, read_regular_file
 from spark.sources.objects import LISTED
 
 _NEEDED: Final = ("key", "size", "last_modified_date")
@@ -35,6 +36,8 @@ _FORMATS: Final = ("Parquet", "CSV")
 _PARQUET_FIELD: Final = re.compile(r"(?:required|optional)\s+\w+\s+(\w+)")
 _ROWS: Final = 1_000_000  # of a task
 _BLOCK: Final = 1 << 24  # bytes that are read of a CSV part at a time
+_MAX_MANIFEST_BYTES: Final = 64 << 20  # a part takes 200 bytes of it and holds a million rows
+_MAX_AHEAD_US: Final = 60_000_000  # clocks tell whole seconds, and differ; the age floor is an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +61,19 @@ class Inventory:
     files: tuple[tuple[str, int, str], ...]  # path, size in bytes, MD5 in hex
 
 
-def read_manifest(path: Path) -> Inventory:
+def read_manifest(path: Path, *, now_us: int) -> Inventory:
     """Read a manifest, and find its parts beside it.
 
+    Args:
+        path: A regular file.
+        now_us: The time by the store's clock: no inventory is of a later one.
+
     Raises:
-        InvalidInput: It is no manifest, of a format that we do not read, lacks a column, or a part is not there.
+        InvalidInput: It is no manifest, of a format that we do not read, or of the future; it lacks a column or names
+            no part; or a part is not there.
     """
     try:
-        told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told: Mapping[str, Any] = json.loads(read_regular_file(path, max_bytes=_MAX_MANIFEST_BYTES))
         found = Inventory(
             bucket=str(told["sourceBucket"]).removeprefix("arn:aws:s3:::"),
             created_us=int(told["creationTimestamp"]) * 1_000,
@@ -76,14 +84,20 @@ def read_manifest(path: Path) -> Inventory:
             ),
         )
     except OSError as error:
-        raise InvalidInput("inventory", expected="the path of a manifest.json", found=str(path)) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        expected = f"the path of a manifest.json ({error.strerror})"
+        raise InvalidInput("inventory", expected=expected, found=str(path)) from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput("inventory", expected="a manifest of S3 Inventory", found=f"{path}: {error!r}") from error
     if found.format not in _FORMATS:
         raise InvalidInput("inventory: fileFormat", expected="Parquet or CSV", found=found.format)
     for name in _NEEDED:
         if name not in found.columns:
             raise InvalidInput("inventory: fileSchema", expected=f"the column {name}", found=", ".join(found.columns))
+    if not 0 < found.created_us <= now_us + _MAX_AHEAD_US:
+        expected = f"a time in milliseconds, at most {now_us // 1_000:,}, which is now"
+        raise InvalidInput("inventory: creationTimestamp", expected=expected, found=f"{found.created_us // 1_000:,}")
+    if not found.files:
+        raise InvalidInput("inventory: files", expected="one part or more", found="none")
     return found
 
 
@@ -95,14 +109,25 @@ def _columns(form: str, told: str) -> tuple[str, ...]:
 
 
 def _beside(manifest: Path, key: str) -> str:
-    """A part is named by its key in the bucket of inventories; copies keep some of its folders."""
+    """A part is named by its key in the bucket of inventories; copies keep some of its folders.
+
+    It stands below the folder of the manifest, or below one of the two folders above that; S3 puts the manifest into
+    a folder of its own beside `data/`. There a copy has kept a folder of the key at least.
+    """
     names = key.split("/")
-    roots = [manifest.parent, *manifest.parents[1:3]]
-    tried = [root.joinpath(*names[at:]) for root in roots for at in range(len(names))]
-    found = next((path for path in tried if path.is_file()), None)
-    if found is None:
-        raise InvalidInput("inventory", expected=f"the part {key} beside {manifest}", found="none")
-    return str(found)
+    if any(name in {"", ".", ".."} for name in names):
+        raise InvalidInput("inventory: files: key", expected="names joined by /, none of them . or ..", found=key)
+    above = [root for root in manifest.parents[1:3] if root.name]
+    tried = [(manifest.parent, at) for at in range(len(names))]
+    tried += [(root, at) for root in above for at in range(len(names) - 1)]
+    for root, at in tried:
+        path = root.joinpath(*names[at:])
+        if path.is_file():
+            if path.resolve().is_relative_to(root.resolve()):
+                return str(path)
+            expected = f"the part {key} below {root}"
+            raise InvalidInput("inventory", expected=expected, found=f"a link to {path.resolve()}")
+    raise InvalidInput("inventory", expected=f"the part {key} beside {manifest}", found="none")
 
 
 def check_part(part: tuple[str, int, str]) -> int:
@@ -113,10 +138,15 @@ def check_part(part: tuple[str, int, str]) -> int:
     """
     path, size, expected = part
     digest, length = hashlib.md5(usedforsecurity=False), 0
-    with Path(path).open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            length += len(block)
+    try:
+        with open_regular_file(Path(path)) as file:
+            while length <= size and (block := file.read(_BLOCK)):
+                digest.update(block)
+                length += len(block)
+    except OSError as error:
+        raise InvalidInput(
+            f"inventory: {Path(path).name}", expected="a file that every executor can read", found=error.strerror
+        ) from error
     found = digest.hexdigest()
     if (length, found) != (size, expected):
         raise InvalidInput(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput
+from logstore.whole_files import read_regular_file
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
@@ -198,9 +199,7 @@ def _history(context: CommandContext, workflow_id: str, file: Path | None, run_i
     from temporalio.client import WorkflowHistory  # noqa: PLC0415 - start-up time
 
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise InvalidInput("history", expected=f"a file of at most {_MOST_BYTES:,} bytes", found=file)
-        text = file.read_text(encoding="utf-8")
+        text = read_regular_file(file, max_bytes=_MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("history", expected=f"a file that can be read ({error})", found=file) from error
     try:

@@ -7,6 +7,7 @@ import pytest
 from infra.stack.stack import StackAddresses
 from logstore.log.ledgers import segment_number
 from logstore.reconciliation.findings import Finding, FindingKind
+from spark.reconciliation import listing
 from spark.session import WarmSession
 from tests.postgres import Postgres
 from tests.servers import settings_on
@@ -44,8 +45,11 @@ def _inventories(store: Damaged, folder: Path, *, ages: bool = True) -> tuple[st
     return tuple(paths)
 
 
-def test_every_damage_is_found_and_nothing_else(store: Damaged, plan: Plan, tmp_path: Path) -> None:
-    """By listing, and by inventories in its place."""
+def test_every_damage_is_found_and_nothing_else(
+    store: Damaged, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By listing, and by inventories in its place, which are made after all of it."""
+    monkeypatch.setattr(listing, "clock_s", lambda _: 1_900_000_000.0)
     damage.healthy(store)
     for one in damage.EVERY:
         one(store)

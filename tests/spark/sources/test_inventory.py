@@ -1,6 +1,10 @@
 """Inventories: what they say is what a listing would, and one that cannot be trusted is refused by name."""
 
 import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +12,17 @@ import pytest
 
 from logstore.errors import CorruptData, InvalidInput
 from spark.sources import inventory
-from spark.sources.inventory import check_part, parts, read_manifest, read_part
+from spark.sources.inventory import Inventory, check_part, parts, read_part
 from spark.sources.objects import LISTED
 from tests.spark.sources.inventories import Row, row, write
 
+_AT_MS = 1_800_000_000_000  # as `write` has it
 _KEYS = ["back up/%41 ~+é.bin", "a+b", "a b", "a%20b", "100%", "~", "日本/🙂", 'q"uo,te', "ledgers/readme", "NULL"]
+
+
+def read_manifest(path: Path) -> Inventory:
+    """A moment after it was made."""
+    return inventory.read_manifest(path, now_us=_AT_MS * 1_000 + 1)
 
 
 def _read(manifest: Path) -> dict[str, tuple[int, int | None]]:
@@ -52,7 +62,6 @@ def test_versioned_bucket_shows_the_latest_versions_that_are_no_delete_markers(f
 
 @pytest.mark.parametrize("form", ["Parquet", "CSV"])
 def test_empty_inventory_lists_nothing(form: str, tmp_path: Path) -> None:
-    assert _read(write(tmp_path / "none", "b", [], form=form)) == {}
     assert _read(write(tmp_path / "part", "b", [[]], form=form)) == {}
 
 
@@ -74,6 +83,13 @@ def test_large_part_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest
         ({"fileSchema": "message x { required binary key (UTF8); }"}, "the column size"),
         ({"files": None}, "a manifest of S3 Inventory"),
         ({"creationTimestamp": "soon"}, "a manifest of S3 Inventory"),
+        (
+            {"creationTimestamp": str(_AT_MS + 60_001)},
+            "^inventory: creationTimestamp: expected .*at most 1,800,000,000,000, .* found .1,800,000,060,001.$",
+        ),
+        ({"creationTimestamp": "-1"}, "inventory: creationTimestamp: expected a time"),
+        ({"creationTimestamp": "9" * 30}, "inventory: creationTimestamp: expected a time"),
+        ({"files": []}, "^inventory: files: expected one part or more, found 'none'$"),
         (
             {"files": [{"key": "b/daily/data/9.parquet", "size": 1, "MD5checksum": ""}]},
             "the part b/daily/data/9.parquet",
@@ -140,3 +156,85 @@ def test_parts_are_found_in_a_copy_that_kept_the_folders(tmp_path: Path) -> None
     (flat / "manifest.json").write_text(json.dumps(json.loads(manifest.read_text())))
     (flat / "0.parquet").write_bytes((tmp_path / "b/daily/data/0.parquet").read_bytes())
     assert set(_read(manifest)) == set(_read(flat / "manifest.json")) == {"x"}
+
+
+def _named(folder: Path, key: str) -> Path:
+    """A manifest whose only part has that key."""
+    return write(folder, "b", [], files=[{"key": key, "size": 1, "MD5checksum": ""}])
+
+
+@pytest.mark.parametrize(
+    "key", ["../data/0.parquet", "data/../../secret", "/etc/hostname", "b//data/0.parquet", "./data/0.parquet", "", "/"]
+)
+def test_part_key_that_leads_elsewhere_is_refused(key: str, tmp_path: Path) -> None:
+    manifest = _named(tmp_path / "inventory", key)
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "inventory/data/0.parquet").write_text("x")
+    with pytest.raises(InvalidInput, match=r"^inventory: files: key: expected names joined by /"):
+        read_manifest(manifest)
+
+
+def test_part_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
+    manifest = _named(tmp_path / "inventory", "b/daily/data/0.parquet")
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "inventory/data/0.parquet").symlink_to(tmp_path / "secret")
+    with pytest.raises(InvalidInput, match=r"^inventory: expected the part .* below .*, found 'a link to .*/secret"):
+        read_manifest(manifest)
+
+
+def test_folder_above_the_manifest_holds_a_part_only_with_a_folder_of_its_key(tmp_path: Path) -> None:
+    """A file that happens to stand there is none."""
+    manifest = _named(tmp_path / "inventory", "b/daily/data/0.parquet")
+    (tmp_path / "inventory/0.parquet").write_text("x")
+    with pytest.raises(InvalidInput, match="expected the part"):
+        read_manifest(manifest)
+
+
+@pytest.mark.parametrize("made", ["fifo", "device", "socket", "folder"])
+def test_manifest_that_is_no_regular_file_is_refused_without_being_read(made: str, tmp_path: Path) -> None:
+    """To open a FIFO may wait for ever for a writer, and a device may never end."""
+    with _irregular(made, tmp_path) as path, pytest.raises(InvalidInput, match=r"\(not a regular file\)"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("made", ["fifo", "device"])
+def test_part_that_became_no_regular_file_is_refused_without_being_read(made: str, tmp_path: Path) -> None:
+    with (
+        _irregular(made, tmp_path) as path,
+        pytest.raises(InvalidInput, match="expected a file that every executor can read, found 'not a regular file'"),
+    ):
+        check_part((str(path), 5, "0" * 32))
+
+
+@contextmanager
+def _irregular(made: str, folder: Path) -> Iterator[Path]:
+    path = folder / made
+    if made == "fifo":
+        os.mkfifo(path)
+    elif made == "device":
+        path = Path("/dev/zero")
+    elif made == "folder":
+        path.mkdir()
+    if made != "socket":
+        yield path
+        return
+    with socket.socket(socket.AF_UNIX) as server, chdir(folder):  # a path of a socket is short
+        server.bind(made)
+        yield path
+
+
+def test_manifest_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = write(tmp_path, "b", [[row("x")]])
+    monkeypatch.setattr(inventory, "_MAX_MANIFEST_BYTES", manifest.stat().st_size - 1)
+    with pytest.raises(InvalidInput, match=r"longer than [0-9,]+ bytes"):
+        read_manifest(manifest)
+
+
+def test_part_that_grew_is_read_no_further_than_it_should_be_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "_BLOCK", 10)
+    path = tmp_path / "part"
+    path.write_bytes(b"x" * 1_000)
+    with pytest.raises(InvalidInput, match="found '20, "):
+        check_part((str(path), 15, "0" * 32))

@@ -76,3 +76,10 @@ def test_a_file_and_a_run_are_one_too_many(run: Run) -> None:
     """A file is of one run."""
     told = document(run("replay", "w", "--history", str(_TRIM), "--run-id", "r", "--json"), 2)["error"]
     assert told["field"] == "run-id"
+
+
+def test_history_that_is_a_device_is_bad_input(run: Run) -> None:
+    """It would never end."""
+    told = document(run("replay", "trim-topic/1", "--history", "/dev/zero", "--json"), 2)["error"]
+    assert told["field"] == "history"
+    assert "not a regular file" in told["message"]
