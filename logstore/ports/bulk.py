@@ -21,11 +21,12 @@ class BulkJobs(Protocol):
         Args:
             job: What to do.
             master: The cluster that does it; empty: that of the settings.
-            on_progress: Called about once a second from another thread; what it raises cancels this attempt, with all
-                that it would submit later, and is raised.
+            on_progress: Called about once a second; what it raises cancels this attempt, with all that it would submit
+                later, and is raised within seconds. A job whose thread hangs is left behind, and publishes nothing.
 
         Raises:
-            InvalidInput, PreconditionFailed: The job refuses its input; nothing is published.
+            InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the folder of bulk
+                output; nothing is published.
             StoreUnavailable: A store, the database or the cluster did not answer.
             ServiceFailed: Java or the cluster cannot be reached, or refuses us.
         """

@@ -69,10 +69,12 @@ def test_refusal_in_an_executor_is_raised_as_what_it_is(jobs: Callable[[Main], S
 
 
 def test_error_that_is_not_ours_is_one_sentence(jobs: Callable[[Main], SparkJobs]) -> None:
+    """Of a traceback the last line, which says what is wrong."""
+
     def divide(task: int) -> float:
         return 1 / task
 
-    with pytest.raises(StoreUnavailable, match=r"^spark: "):
+    with pytest.raises(StoreUnavailable, match=r"^spark: ZeroDivisionError: division by zero$"):
         jobs(lambda run, job: BulkSummary(counts={"n": len(run.spread("divide", [0], divide))})).run(_JOB, _quiet)
 
 
@@ -138,6 +140,106 @@ def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
             runner.run(ReadReferences(run_id="run-2"), stop, master="local[1]")
         go_on.set()
         assert first.result().counts == {"alive": 1}
+
+
+@pytest.mark.parametrize("submits", [True, False])
+def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
+    submits: bool, warm: WarmSession, tmp_path: Path
+) -> None:
+    """The lane is free: the next job runs. What hung goes on later, runs nothing and publishes nothing."""
+    hangs, go_on = threading.Event(), threading.Event()
+    waited: list[bool] = []
+    done: list[int] = []
+
+    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+        if job.run_id == "run-2":
+            return _squares(run, job)
+        hangs.set()
+        waited.append(go_on.wait(60))
+        if submits:
+            done.extend(run.spread("later", [1], lambda task: task))
+        return BulkSummary()
+
+    def stop(_: BulkProgress) -> None:
+        if hangs.is_set():
+            raise _Stop
+
+    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, patience_s=0.1)
+    with pytest.raises(_Stop):
+        runner.run(_JOB, stop)
+    (left,) = (one for one in threading.enumerate() if one.name == f"bulk {_JOB.name}")
+    assert runner.run(ReadReferences(run_id="run-2"), _quiet).counts == {"sum": 14}
+    go_on.set()
+    left.join(60)
+    assert waited == [True]
+    assert done == []
+    assert runner.published("run-1", _JOB.name) is None
+    assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
+
+
+def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
+    warm: WarmSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starts Spark may take minutes. The next job waits for it, and may be stopped as well."""
+    asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    began: list[str] = []
+    refused: list[str] = []
+    start = warm.get
+
+    def slow(master: str = "", *, proceed: Callable[[], None]) -> object:
+        asked.set()
+        go_on.wait(60)
+        try:
+            return start(master, proceed=proceed)
+        except Exception as error:
+            refused.append(type(error).__name__)
+            raise
+        finally:
+            ended.set()
+
+    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+        began.append(job.run_id)
+        return BulkSummary()
+
+    def stop(_: BulkProgress) -> None:
+        if asked.is_set():
+            raise _Stop
+
+    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, patience_s=0.1)
+    monkeypatch.setattr(warm, "get", slow)
+    with pytest.raises(_Stop):
+        runner.run(_JOB, stop)
+    monkeypatch.undo()
+    go_on.set()
+    ended.wait(60)
+    assert runner.run(ReadReferences(run_id="run-2"), _quiet).counts == {}
+    assert began == ["run-2"]
+    assert refused == ["_Abandoned"], "no session is ended or started for a job that nobody waits for"
+
+
+def test_folder_that_an_executor_does_not_see_is_refused_by_name(
+    jobs: Callable[[Main], SparkJobs], tmp_path: Path
+) -> None:
+    """At once and terminally: no further attempt mounts it."""
+
+    def unseen(run: JobRun, job: ReadReferences) -> BulkSummary:
+        (run.folder / ".nonce").rename(run.folder / ".elsewhere")
+        return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
+
+    said = r"^bulk_dir: expected a folder that every executor sees under the same path .*, found on \S+: No such file"
+    with pytest.raises(PreconditionFailed, match=said):
+        jobs(unseen).run(_JOB, _quiet)
+
+
+def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[Main], SparkJobs]) -> None:
+    """It is there, and it is not the one to which the driver writes."""
+
+    def other(run: JobRun, job: ReadReferences) -> BulkSummary:
+        (run.folder / ".nonce").write_text("another")
+        return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
+
+    with pytest.raises(PreconditionFailed, match=r"^bulk_dir: .*: another folder at .*; mount it there too"):
+        jobs(other).run(_JOB, _quiet)
 
 
 def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
