@@ -40,8 +40,8 @@ class RecordFlushing:
 
         Idempotency: what is flushed is not flushed again; what an attempt that died had written is swept later.
         Heartbeat: records written so far, every two seconds; the claim of the record log is renewed with it.
-        Raises: CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal); StoreUnavailable,
-            CatalogBusy, OutcomeUnknown (retry).
+        Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
+            StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         done = FlushedRecords()
         until = time.monotonic() + request.watch_s

@@ -7,6 +7,7 @@ whole or not at all, of the manifests with one number one is put, and adoption r
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -31,6 +32,7 @@ from logstore.records.jobs import RebuildAdopted
 from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.flushing import Flusher
 from logstore.units import between_units
 
 _SHOWN: Final = 20  # blocks that were left out
@@ -42,6 +44,7 @@ class Loaded:
 
     records: Records
     adopter: Adopter
+    flusher: Flusher
 
 
 class Rebuilding:
@@ -164,21 +167,32 @@ class Rebuilding:
         return AdoptedShards(objects=objects, staged=staged)
 
     @defined(name="rebuild.finish_adoption")
-    def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:  # noqa: ARG002 - of every step
-        """Settle every topic with what was found, and let the catalog be READY.
+    def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:
+        """Settle every topic with what was found, flush all of it, and let the catalog be READY.
 
-        Idempotency: a topic that is settled is not settled again; a catalog that is READY only reports.
-        Heartbeat: topics settled, every two seconds.
-        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        Idempotency: a topic that is settled is not settled again; what is flushed twice says the same; a catalog that
+            is READY only reports.
+        Heartbeat: topics settled and versions flushed, every two seconds.
+        Raises: PreconditionFailed, CatalogOutdated (terminal): the clocks differ, or another rebuild won;
+            StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        settled = 0
+        loaded, base = self._opened(), self._start.manifest(self._id(request).manifest)
+        settled = flushed = 0
 
         def count(topics: int) -> None:
             nonlocal settled
             settled += topics
 
-        with beating(lambda: (settled,)):
-            report = self._opened().adopter.finish(count)
+        def count_flushed(versions: int) -> None:
+            nonlocal flushed
+            flushed = versions
+
+        with beating(lambda: (settled, flushed)):
+            report = loaded.adopter.finish(
+                rows_epoch=self._start.rows_epoch(base),
+                flush=partial(loaded.flusher.flush, cursors=True, progress=count_flushed, ends_adoption=True),
+                on_progress=count,
+            )
         return RebuildAdopted(
             adopted_ledgers=report.adopted_ledgers,
             adopted_segments=report.adopted_segments,

@@ -7,7 +7,7 @@ been registered:
 
 - it has no entries: it is a confirmation, there for what it says;
 - it is not the last upload of its append;
-- it speaks of an earlier epoch than the catalog had at the flush;
+- it speaks of an earlier epoch than the catalog had at the flush that was loaded;
 - it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
 - all of it is stored already, as its producers' sequence ids say.
 
@@ -101,7 +101,7 @@ class Tail:
 class TopicAtFlush:
     """What the catalog knows of a topic whose ledgers are looked at."""
 
-    epoch: int  # that the catalog had
+    epoch: int  # that the catalog had, whichever rebuilds have begun since
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
     decided: Collection[TransactionId] = ()  # of those that uploads name
     repeated: Mapping[str, int] = field(default_factory=dict)  # see `repeated`; of uploads in other ledgers too

@@ -6,7 +6,8 @@ was about to be put is older than its record log, or another's.
 
 A flush of many changes works page by page. The manifest of a page names what the one before it named, because half of a
 flush is no moment of the catalog; the one that ends the flush names the blocks of all its pages. `shows` tells the two
-apart: replicas apply those alone that show a moment of their own.
+apart: replicas apply those alone that show a moment of their own. The manifest by which a rebuild begins a new epoch
+shows the moment that was loaded, too: rows of the new epoch come with the flush that ends the rebuild (ADR 24).
 
 Source: Apache Iceberg's metadata files, of which each is complete; Aerospike has one index in memory.
 """
@@ -74,6 +75,7 @@ class Manifest:
     ceilings: Ceilings
     blocks: tuple[Block, ...] = ()
     shows: int | None = None  # an earlier one whose moment it shows, 0: none; null: it shows one of its own
+    moment_epoch: int | None = None  # of the catalog at the moment that it shows; null: `epoch`
     format: int = field(default=FORMAT)
 
     @property
@@ -89,6 +91,11 @@ class Manifest:
     def moment(self) -> int:
         """The number of the manifest whose moment it shows; 0: there was none before the first flush."""
         return self.number if self.shows is None else self.shows
+
+    @property
+    def rows_epoch(self) -> int:
+        """Epoch of the catalog whose rows its blocks hold. Uploads of later epochs are in none of them."""
+        return self.epoch if self.moment_epoch is None else self.moment_epoch
 
     @classmethod
     def of(cls, body: bytes, key: str) -> "Manifest":

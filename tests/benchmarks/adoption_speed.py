@@ -58,7 +58,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
                 for shard in range(SHARDS):
                     adopter.adopt(shard)
             with _timed(told, "settle"):
-                report = adopter.finish()
+                report = losing.finish(adopter)
         if (report.adopted_ledgers, report.adopted_segments) != (ledgers, ledgers * segments):
             raise RuntimeError(f"expected all of them to be adopted, found {report}")
         return told

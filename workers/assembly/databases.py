@@ -23,6 +23,7 @@ from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog.rebuilding import Rebuild
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.flushing import Flusher
 from logstore.records.services.following import Follow, Follower
 from logstore.records.services.record_log import RecordLog
 from workers.assembly.adapters import bulk_jobs, store_clock
@@ -49,7 +50,8 @@ def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Ite
         StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
     """
     lost, at = marked_buckets(settings)
-    start = ColdStart(RecordLog(lost.own(*at(Role.RECORDS, settings.records_bucket))))
+    log = RecordLog(lost.own(*at(Role.RECORDS, settings.records_bucket)))
+    start = ColdStart(log)
     database = SqlRebuild(settings.database_url)
 
     def markers() -> Sequence[tuple[Role, str]]:
@@ -66,12 +68,16 @@ def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Ite
 
     with bulk_jobs(settings) as bulk, ExitStack() as opened:
         activities = Rebuilding(
-            bulk=bulk, database=database, start=start, markers=markers, opened=_once(partial(_loaded, settings, opened))
+            bulk=bulk,
+            database=database,
+            start=start,
+            markers=markers,
+            opened=_once(partial(_loaded, settings, log, opened)),
         )
         yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
 
 
-def _loaded(settings: Settings, while_open: ExitStack) -> Loaded:
+def _loaded(settings: Settings, log: RecordLog, while_open: ExitStack) -> Loaded:
     """The catalog, once it is there; it stays open."""
     catalog = while_open.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
@@ -83,7 +89,13 @@ def _loaded(settings: Settings, while_open: ExitStack) -> Loaded:
         buckets=partial(own, Role.TIERED),
         application=settings.application,
     )
-    return Loaded(catalog.records, adopter)
+    flusher = Flusher(
+        catalog.records,
+        log,
+        clock_bound_s=settings.clock_bound,
+        cursor_interval_s=settings.records_cursor_interval,
+    )
+    return Loaded(catalog.records, adopter, flusher)
 
 
 def _once(make: Callable[[], Loaded]) -> Callable[[], Loaded]:

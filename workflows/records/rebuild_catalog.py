@@ -7,8 +7,8 @@ To stop it, end the command that hosts it, or cancel it; run again, the command 
 1. Begin: the newest manifest is held, with all blocks that it names.
 2. Find rows: one bulk job takes the newest version of every record.
 3. Load them into the empty database, as a whole or not at all.
-4. Publish the manifest of the new epoch.
-5. Adopt: storage is looked at shard by shard, then each topic is settled; the catalog is READY.
+4. Publish the manifest of the new epoch, which shows the moment that was loaded.
+5. Adopt: storage is looked at shard by shard, each topic is settled, and all of it is flushed; the catalog is READY.
 6. Release the held blocks.
 
 Source: Aerospike's cold start; PIP-186 for what is done with ledgers that nothing names.

@@ -40,6 +40,11 @@ class SqlAdoption(OnDatabase):
         _require_adopting(connection)
         return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
 
+    @reads
+    def is_adopting(self, connection: Connection) -> bool:
+        """See `Adoption.is_adopting`."""
+        return is_adopting(connection)
+
     def known(self, shard: int, *, after: LedgerId, limit: int) -> list[KnownLedger]:
         """See `Adoption.known`; a ledger whose topic or list is gone is not known."""
         return self._db.read(lambda connection: _known(connection, shard, after, limit))
@@ -72,10 +77,10 @@ class SqlAdoption(OnDatabase):
         return self._db.read(lambda connection: unsettled(connection, after=after, limit=limit))
 
     @writes()
-    def settle(self, connection: Connection, topic_id: TopicId) -> None:
+    def settle(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
         """See `Adoption.settle`."""
         _require_adopting(connection)
-        settle(connection, topic_id, now_us=self._db.now_us(connection))
+        settle(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
 
     @writes()
     def conclude(self, connection: Connection) -> None:

@@ -51,12 +51,13 @@ class _Topic:
     name: str
     list_id: int
     repeated: Mapping[str, int]
+    rows_epoch: int  # of the catalog whose rows were loaded
     ended: set[TransactionId] = field(default_factory=set)  # by markers of ledgers that were taken in
     lost: dict[LedgerId, Standing] = field(default_factory=dict)  # of these not all is stored
     segments: dict[LedgerId, int] = field(default_factory=dict)  # that were taken in
 
 
-def settle(connection: Connection, topic_id: TopicId, *, now_us: int) -> None:
+def settle(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
     """See `Adoption.settle`."""
     whole = _whole(connection, topic_id)
     if whole is None:
@@ -64,7 +65,7 @@ def settle(connection: Connection, topic_id: TopicId, *, now_us: int) -> None:
     topic, name = None, _standing(connection, topic_id, whole.name, now_us)
     if name is not None:
         list_id = make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
-        topic = _Topic(topic_id, name, list_id, whole.repeated)
+        topic = _Topic(topic_id, name, list_id, whole.repeated, rows_epoch)
     for found in staged(connection, topic_id):
         _settle_page(connection, topic, found, now_us)
     if topic is not None:
@@ -163,11 +164,10 @@ def _tail(one: StagedLedger, row: Any) -> Tail:  # noqa: ANN401 - a row
 
 def _at_flush(connection: Connection, topic: _Topic, tails: Sequence[Tail]) -> TopicAtFlush:
     uploads = [upload for tail in tails for upload in tail.uploads]
-    epoch = connection.execute(select(t.catalog.c.epoch)).scalar_one() - 1
     producers = {one.producer for upload in uploads for one in upload.producers}
     named = {one.txn for upload in uploads for one in upload.transactions}
     return TopicAtFlush(
-        epoch=epoch,
+        epoch=topic.rows_epoch,
         sequences=sequences_of(connection, topic.topic_id, producers) if producers else {},
         decided=decided_at_flush(connection, named) | topic.ended,
         repeated=topic.repeated,

@@ -151,11 +151,14 @@ class Adoption(Protocol):
     """Every method is one transaction, or several that may be repeated; calling one again changes nothing more."""
 
     def epoch(self) -> int:
-        """The catalog's epoch; uploads of the one before it can be adopted.
+        """The catalog's epoch.
 
         Raises:
             PreconditionFailed: The catalog is not being adopted.
         """
+
+    def is_adopting(self) -> bool:
+        """Whether the catalog is not complete yet."""
 
     def known(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[KnownLedger]:
         """Ledgers with id % 256 = `shard` and above `after`, ascending."""
@@ -180,11 +183,15 @@ class Adoption(Protocol):
     def unsettled(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Topics with staged ledgers that are not settled, ascending."""
 
-    def settle(self, topic_id: TopicId) -> None:
+    def settle(self, topic_id: TopicId, *, rows_epoch: int) -> None:
         """Take in what was staged of a topic, in one transaction, of which a few MB are in memory at once.
 
         Its uploads are registered as `logstore.records.adoption` decides; strangers with registered uploads join its
         list, the topic itself is made again where no record has it, and all other strangers get intents.
+
+        Args:
+            topic_id: Of the topic.
+            rows_epoch: Of the catalog whose rows were loaded: uploads of earlier epochs are decided.
         """
 
     def conclude(self) -> None:

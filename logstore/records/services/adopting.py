@@ -132,28 +132,42 @@ class Adopter:
             self._adoption.stage(shard, (), above=above)
         return Adopted(shard=shard, objects=counted.objects, staged=staged)
 
-    def finish(self, on_progress: Callable[[int], None] | None = None) -> AdoptionReport:
-        """Settle every topic with what was staged, then what needs no look at storage, and let writers begin.
+    def finish(
+        self,
+        *,
+        rows_epoch: int,
+        flush: Callable[[], object],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> AdoptionReport:
+        """Settle every topic with what was staged, then what needs no look at storage, flush, and let writers begin.
+
+        The flush comes before the first writer. What was adopted is then in the record log, and no later rebuild
+        decides it anew beside uploads of this epoch.
 
         Idempotency: a topic that is settled is not settled again; a catalog that is READY only reports.
 
         Args:
+            rows_epoch: Of the catalog whose rows were loaded; uploads of earlier epochs are decided.
+            flush: Writes all changes of the catalog to its record log.
             on_progress: Called with the topics settled since the last call.
 
         Raises:
             CatalogBusy, StoreUnavailable: The catalog did not answer.
+            And what `flush` raises.
         """
         after = TopicId(-1)
         while page := self._adoption.unsettled(after=after, limit=_TOPICS):
             for topic_id in page:
                 between_units()
                 with effect("adoption.settle"):
-                    self._adoption.settle(topic_id)
+                    self._adoption.settle(topic_id, rows_epoch=rows_epoch)
             if on_progress:
                 on_progress(len(page))
             after = page[-1]
         with effect("adoption.conclude"):
             self._adoption.conclude()
+        if self._adoption.is_adopting():
+            flush()
         report = self._adoption.report()
         with effect("adoption.finish"):
             self._adoption.finish()

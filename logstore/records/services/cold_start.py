@@ -2,6 +2,9 @@
 
 Two rebuilds from one manifest put the same number, and the first one wins. The one that loses never is the catalog: its
 database stays ADOPTING, and nothing is destroyed from it.
+
+The manifest ends the old epoch and holds no row of the new one. It repeats the moment that was loaded, with the epoch
+of that moment, until the flush at the end of the adoption. A rebuild that begins in between adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -61,6 +64,19 @@ class ColdStart:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
         return found
 
+    def rows_epoch(self, base: Manifest) -> int:
+        """Epoch of the catalog whose rows a manifest holds: uploads of that epoch may be in no block.
+
+        Earlier builds put the manifest of a new epoch as one that shows a moment of its own. It has the blocks and the
+        time of the manifest before it, which tells the epoch of its rows as long as no sweep has removed it.
+        """
+        while base.moment_epoch is None:
+            before = self._log.manifest(base.number - 1)
+            if before is None or before.flushed_us != base.flushed_us:
+                break
+            base = before
+        return base.rows_epoch
+
     def unpin(self, rebuild: str) -> None:
         """Release them."""
         self._log.unpin(rebuild)
@@ -102,7 +118,8 @@ class ColdStart:
             epoch=state.epoch,
             stamp=stamp,
             ceilings=ceilings,
-            shows=None,  # what was staged is lost with the database
+            shows=base.moment,  # what was staged is lost with the database
+            moment_epoch=self.rows_epoch(base),
             blocks=tuple(block for block in base.blocks if block.key not in unreadable),
         )
 

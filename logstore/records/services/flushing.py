@@ -85,7 +85,13 @@ class Flusher:
         self._clock_bound_s, self._cursor_interval_s = clock_bound_s, cursor_interval_s
         self._page = page
 
-    def flush(self, *, cursors: bool = False, progress: Callable[[int], None] = lambda _: None) -> Flushed:
+    def flush(
+        self,
+        *,
+        cursors: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+        ends_adoption: bool = False,
+    ) -> Flushed:
         """Write what is in the outbox, and raise ceilings of ids of which less than half is left.
 
         Idempotency: with nothing to write nothing is written. Repeated after a death it writes the rest, and the page
@@ -94,8 +100,11 @@ class Flusher:
         Args:
             cursors: Those of cursors too, however new they are.
             progress: Told the number of versions written so far, after each batch.
+            ends_adoption: Every topic of a rebuilt catalog is settled. Before that, half of an adoption would count as
+                a moment of the catalog, and a later rebuild would not adopt the other half.
 
         Raises:
+            CatalogAdopting: The catalog was rebuilt and is not complete, or it is a replica.
             PreconditionFailed: The catalog's clock and the store's differ too much; nothing was published.
             CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `standing`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: Repeating is fine.
@@ -108,6 +117,8 @@ class Flusher:
         while lost < TRIES:
             between_units()
             found = standing(self._records, self._log)
+            if not ends_adoption:
+                require_adopted(found.state)
             if pages < 0:
                 pages = max(0, found.state.outbox // self._page - 1)
             more = pages > 0

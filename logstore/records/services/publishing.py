@@ -14,7 +14,7 @@ Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -58,6 +58,11 @@ class Standing:
     def moment(self) -> int:
         """Of the newest manifest that shows a moment of its own; 0: there is none."""
         return self.manifest.moment if self.manifest else 0
+
+    @property
+    def rows_epoch(self) -> int:
+        """Epoch of the catalog at that moment."""
+        return self.manifest.rows_epoch if self.manifest else self.state.epoch
 
 
 def standing(records: Records, log: RecordLog) -> Standing:
@@ -171,20 +176,20 @@ def publish(
         staged: Blocks of the page.
         ends: Whether nothing is staged any more: it is among the blocks that count, or not needed.
     """
-    stamp, state = uuid4().hex, found.state
-    with effect("records.begin"):
-        records.begin(stamp)
     manifest = Manifest(
         number=found.number + 1,
-        catalog_id=state.catalog_id,
-        epoch=state.epoch,
-        bundles=state.bundles,
-        stamp=stamp,
+        catalog_id=found.state.catalog_id,
+        epoch=found.state.epoch,
+        bundles=found.state.bundles,
+        stamp=uuid4().hex,
         flushed_us=flushed_us,
         ceilings=ceilings,
         blocks=tuple(blocks),
-        shows=found.moment if not ends and (staged or state.staged) else None,
     )
+    if not ends and (staged or found.state.staged):
+        manifest = replace(manifest, shows=found.moment, moment_epoch=found.rows_epoch)
+    with effect("records.begin"):
+        records.begin(manifest.stamp)
     try:
         log.put_manifest(manifest)
     except AlreadyExists:

@@ -56,6 +56,9 @@ _ALL: Final = (
     "adoption.settle.after",
     "adoption.conclude.before",
     "adoption.conclude.after",
+    "records.put_block.after",
+    "records.begin.after",
+    "records.put_manifest.before",
     "adoption.finish.before",
     "adoption.finish.after",
     "records.unpin.before",
@@ -114,7 +117,7 @@ def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedPr
 def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
     settings: Settings, deaths: Sequence[str]
 ) -> None:
-    """One rebuild, which dies so often; it loads once and publishes once."""
+    """One rebuild, which dies so often; it loads once, begins one epoch, and flushes what it adopted."""
     topic = write(settings)
     expected, entries, count = dump(settings.database_url), read(settings, topic), len(manifests(settings))
     lose(settings)
@@ -126,7 +129,8 @@ def test_command_that_is_killed_at_each_effect_goes_on_when_it_is_run_again(
     assert json.loads(done.stdout)["missing_data"] == 0
     assert dump(settings.database_url) == expected
     assert read(settings, topic) == entries
-    assert len(manifests(settings)) == count + 1
+    assert [one.shows for one in manifests(settings)[count:]][:2] == [count, None]
+    assert len(manifests(settings)) == count + 2 + ("adoption.finish.before" in deaths)
 
 
 @pytest.mark.all_faults

@@ -307,7 +307,7 @@ def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing
             if key.startswith(ledger_prefix(LedgerId(0))):
                 losing.world.store.delete([key])
         assert adopter.adopt(0).staged == 0
-        assert adopter.finish().adopted_ledgers == 0
+        assert losing.finish(adopter).adopted_ledgers == 0
 
 
 def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> None:
@@ -507,7 +507,7 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
     losing.lose()
     with losing.adopter("another") as adopter:
         assert adopter.adopt(0).staged == 0
-        assert adopter.finish().adopted_ledgers == 0
+        assert losing.finish(adopter).adopted_ledgers == 0
 
 
 @pytest.mark.parametrize("losing", ["sqlite", _POSTGRES_IN_THE_LONG_RUN], indirect=True)
@@ -531,7 +531,7 @@ def test_adoption_that_dies_anywhere_is_done_by_the_next(losing: Losing, effect:
         if (effect, moment) != ("adoption.finish", "after"):
             for shard in range(2):
                 adopter.adopt(shard)
-        report = adopter.finish()
+        report = losing.finish(adopter)
     assert (report.adopted_ledgers, report.adopted_segments) == (1, 2)
     with losing.process() as log:
         assert [_read(log, one) for one in (topic, other)] == before

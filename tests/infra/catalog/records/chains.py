@@ -1,0 +1,190 @@
+"""Rebuilds one after the other, each into a database of its own, over one store and one record log."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from temporalio.testing import ActivityEnvironment
+
+from activities.records.rebuilding import Loaded, Rebuilding
+from activities.records.values import AdoptShardsInput, RebuildStep
+from infra.catalog import Database, SqlCatalog
+from infra.catalog.records.loading import SqlRebuild
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.identity.markers import NamedBucket, Role
+from logstore.identity.services.lost_catalogs import LostCatalog
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import SHARDS, LedgerState, ledger_in
+from logstore.ports.catalog import Topic
+from logstore.positions import Position
+from logstore.reconciliation.jobs import BulkSummary
+from logstore.records.jobs import RebuildAdopted
+from logstore.records.manifest import Manifest
+from logstore.records.rebuilding import RebuildId, RebuildRecords
+from logstore.records.services.adopting import Adopter
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.flushing import Flusher
+from logstore.records.services.record_log import RecordLog
+from spark.publication import Publication
+from spark.records.rebuilding import rebuild_records
+from tests.faults.world import World
+
+_BUCKET: Final = NamedBucket(role=Role.RECORDS, bucket="records", address="")
+
+
+class InlineBulk:
+    """Bulk jobs of a rebuild in this process, their tasks one after the other."""
+
+    def __init__(self, root: Path, world: World) -> None:
+        """Publish under this folder."""
+        self._publication, self._world = Publication(root), world
+
+    def run(self, job: RebuildRecords, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
+        """See the port."""
+        done = self.published(job.run_id, job.name)
+        if done:
+            return done
+        folder = self._publication.attempt(job.run_id, job.name)
+        run: Any = SimpleNamespace(
+            folder=folder,
+            spark=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)),
+            spread=lambda _what, tasks, work: [work(task) for task in tasks],
+        )
+        address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
+        return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
+
+    def published(self, run_id: str, name: str) -> BulkSummary | None:
+        """See the port."""
+        return self._publication.summary(run_id, name)
+
+    def forget(self, run_id: str) -> None:
+        """See the port."""
+        self._publication.forget(run_id)
+
+
+class Chain:
+    """One catalog, the databases into which it is rebuilt, and what was answered."""
+
+    def __init__(self, world: World, new_database: Callable[[], str], *, page: int = 500_000) -> None:
+        """Begin as the world is.
+
+        Args:
+            world: Stores, and the first database.
+            new_database: Makes the URL of an empty database.
+            page: Changes that the flush of a rebuild takes at one moment.
+        """
+        self.world, self.new_database, self.page = world, new_database, page
+        with self.process() as log:
+            self.catalog_id = log.catalog.identities.catalog_id()
+        self.answered: dict[Position, str] = {}
+
+    @contextmanager
+    def process(self) -> Iterator[Any]:
+        """A process over the newest database."""
+        with self.world.process() as log:
+            yield log
+
+    def log(self) -> RecordLog:
+        """The record log, as somebody reads it who has no catalog."""
+        return RecordLog(LostCatalog(self.catalog_id).own(_BUCKET, self.world.records))
+
+    def manifests(self) -> list[Manifest]:
+        """All that are there, ascending."""
+        log = self.log()
+        return [found for number in log.numbers() if (found := log.manifest(number))]
+
+    def flush(self) -> None:
+        """Flush the newest database, as a worker does."""
+        with self.process() as log:
+            log.records.flusher.flush(cursors=True)
+
+    def append(self, topic: Topic, *payloads: str) -> None:
+        """Append in a process of its own, and remember what was answered."""
+        with self.process() as log:
+            self.append_by(log, topic, *payloads)
+
+    def append_by(self, log: Any, topic: Topic, *payloads: str) -> None:
+        """Append, and remember what was answered."""
+        entries = [NewEntry(payload=one.encode()) for one in payloads]
+        first = log.managed.append(topic, ProducedEntries(entries=entries)).first
+        assert first is not None
+        self.answered |= {Position(first.ledger_id, first.entry_id + at): one for at, one in enumerate(payloads)}
+
+    def read(self, topic: Topic) -> Mapping[Position, str]:
+        """What the newest database says."""
+        with self.process() as log:
+            return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+
+    def open_ledgers(self, topic: Topic) -> int:
+        """Ledgers of the topic that take segments."""
+        with self.process() as log:
+            listed = log.catalog.ledgers.listed(topic.topic_id)
+            return sum(one.state is LedgerState.OPEN for one in listed)
+
+    def rebuild(self, url: str, *, step: str = "", dies_at: str = "") -> RebuildAdopted | None:
+        """Run the steps of `rebuild-catalog` into a database; None where the process died.
+
+        Args:
+            url: The database. One that a rebuild has loaded is gone on with.
+            step: In which step the process dies.
+            dies_at: At which failpoint.
+        """
+        with ExitStack() as opened:
+            steps = self._steps(url, opened)
+            try:
+                return steps(step, dies_at)
+            except SimulatedCrash:
+                return None
+            finally:
+                disarm()
+
+    def adopt_newest(self, url: str) -> None:
+        """Let processes use the database that was rebuilt."""
+        self.world.url = url
+
+    def _steps(self, url: str, opened: ExitStack) -> Callable[[str, str], RebuildAdopted]:
+        log, database = self.log(), SqlRebuild(url)
+        start = ColdStart(log)
+        activities = Rebuilding(
+            bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
+            database=database,
+            start=start,
+            markers=lambda: ((Role.RECORDS, "records"),),
+            opened=lambda: self._loaded(url, log, opened),
+        )
+        target = database.target()
+        new = RebuildId.of(self.catalog_id, start.newest().number, database_url=url, skip_unreadable=False)
+        request = RebuildStep(rebuild=target.rebuild or str(new))
+
+        def run(step: str, dies_at: str) -> RebuildAdopted:
+            stored = [found for key in self.world.store.keys if (found := ledger_in(key)) is not None]
+            shards = sorted({ledger_id % SHARDS for ledger_id in stored})  # 256 of them would take a second
+            adopted = RebuildAdopted()
+            for name in ("begin", "find_rows", "load_rows", "publish", "adopt_shards", "finish_adoption", "let_go"):
+                if name == "adopt_shards" and database.target().state == "READY":
+                    continue  # the workflow is behind it
+                if name == step:
+                    arm(dies_at, "crash")
+                parts = [AdoptShardsInput(first=shard, end=shard + 1) for shard in shards]
+                for given in parts if name == "adopt_shards" else [request]:
+                    done = ActivityEnvironment().run(getattr(activities, name), given)
+                adopted = done if name == "finish_adoption" else adopted
+            return adopted
+
+        return run
+
+    def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> Loaded:
+        database = Database(url)
+        opened.callback(database.close)
+        catalog = SqlCatalog(database)
+        stores = self.world._buckets(catalog)
+        adopter = Adopter(
+            adoption=catalog.adoption,
+            objects=stores.primary,
+            buckets=stores.tiered,
+            application="sexton",
+            threads=2,
+        )
+        return Loaded(catalog.records, adopter, Flusher(catalog.records, log, clock_bound_s=10**10, page=self.page))

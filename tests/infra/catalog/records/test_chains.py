@@ -1,0 +1,245 @@
+"""Chains of rebuilds: no answered append is lost, whichever of the databases is thrown away, and whenever."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import CatalogAdopting, CatalogOutdated
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.ports.catalog import Topic
+from tests.faults.world import World
+from tests.infra.catalog.records.chains import Chain
+from tests.migrated import migrated
+from tests.postgres import Postgres, postgres
+
+__all__ = ["postgres"]
+
+_NAME = "persistent://shop/main/orders"
+_POSTGRES = pytest.param("postgresql", marks=pytest.mark.external_service)
+_EFFECTS = (
+    ("load_rows", "records.load_rows"),
+    ("publish", "records.put_manifest"),
+    ("publish", "records.settle"),
+    ("adopt_shards", "adoption.stage"),
+    ("finish_adoption", "adoption.settle"),
+    ("finish_adoption", "adoption.conclude"),
+    ("finish_adoption", "records.put_block"),
+    ("finish_adoption", "records.begin"),
+    ("finish_adoption", "records.put_manifest"),
+    ("finish_adoption", "records.settle"),
+    ("finish_adoption", "adoption.finish"),
+)
+_DEATHS = [("", ""), *((step, f"{effect}.{moment}") for step, effect in _EFFECTS for moment in ("before", "after"))]
+_SAMPLE = (
+    ("publish", "records.put_manifest.after"),
+    ("finish_adoption", "adoption.settle.after"),
+    ("finish_adoption", "records.put_manifest.before"),
+    ("finish_adoption", "records.put_manifest.after"),
+)
+_EACH_DEATH = [
+    pytest.param(*death, marks=[] if death in _SAMPLE else pytest.mark.all_faults, id="-".join(death))
+    for death in _DEATHS
+]
+
+
+@pytest.fixture(params=["sqlite", _POSTGRES])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Makes empty databases."""
+    numbers = iter(range(1_000))
+    if request.param == "sqlite":
+        yield lambda: f"sqlite:///{tmp_path / f'rebuilt-{next(numbers)}' / 'catalog.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    with ExitStack() as made:
+        yield lambda: server.url(made.enter_context(server.database()))
+
+
+@pytest.fixture
+def chain(tmp_path: Path, new_database: Callable[[], str]) -> Chain:
+    """A catalog whose last flush is older than its last appends."""
+    template = tmp_path / "template.db"
+    migrated(template)
+    return Chain(World(tmp_path / "catalog.db", template), new_database)
+
+
+def _topic(chain: Chain) -> Topic:
+    with chain.process() as log:
+        topic: Topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        return topic
+
+
+def _plain(*payloads: str) -> ProducedEntries:
+    return ProducedEntries(entries=[NewEntry(payload=one.encode()) for one in payloads])
+
+
+def _begun(chain: Chain) -> Topic:
+    """Appends before the last flush and behind it, in two ledgers."""
+    topic = _topic(chain)
+    chain.append(topic, "flushed")
+    chain.flush()
+    chain.append(topic, "tail", "tail too")
+    with chain.process() as log:
+        log.managed.roll(topic)
+    chain.append(topic, "in a new ledger")
+    return topic
+
+
+def _rebuilt(chain: Chain) -> None:
+    """A rebuild into a database of its own that ends, and is the catalog."""
+    url = chain.new_database()
+    assert chain.rebuild(url) is not None
+    chain.adopt_newest(url)
+
+
+def test_second_rebuild_has_what_the_first_one_adopted(chain: Chain) -> None:
+    """The first database is thrown away before any worker has flushed it, as the runbook's undo says."""
+    topic = _begun(chain)
+    first = chain.rebuild(chain.new_database())
+    assert first is not None
+    assert (first.adopted_ledgers, first.adopted_segments) == (1, 2)
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+    chain.append(topic, "goes on")
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+    assert chain.open_ledgers(topic) == 1
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(("step", "death"), _EACH_DEATH)
+def test_rebuild_that_dies_and_is_thrown_away_loses_nothing(chain: Chain, step: str, death: str) -> None:
+    """At each effect, before it and behind it; the second rebuild dies there too, and its appends follow the third."""
+    topic = _begun(chain)
+    chain.rebuild(chain.new_database(), step=step, dies_at=death)
+    chain.rebuild(chain.new_database(), step=step, dies_at=death)
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+    chain.append(topic, "behind the third")
+    chain.rebuild(chain.new_database(), step=step, dies_at=death)
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+
+
+@pytest.mark.parametrize(
+    ("step", "death"),
+    [
+        ("finish_adoption", "adoption.settle.after"),
+        ("finish_adoption", "records.put_manifest.after"),
+        ("finish_adoption", "adoption.finish.before"),
+    ],
+)
+def test_appends_between_three_rebuilds_come_back(chain: Chain, step: str, death: str) -> None:
+    """Each rebuilt catalog takes appends that no flush knows, and is lost; every second rebuild dies and is undone."""
+    topic = _begun(chain)
+    for number in range(3):
+        chain.rebuild(chain.new_database(), step=step, dies_at=death)
+        url = chain.new_database()
+        assert chain.rebuild(url, step=step, dies_at=death) is None
+        assert chain.rebuild(url) is not None, "the same command goes on"
+        chain.adopt_newest(url)
+        assert chain.read(topic) == chain.answered
+        chain.append(topic, f"behind rebuild {number}")
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("pages", [1, 3])
+def test_flush_of_a_rebuild_that_dies_between_pages_loses_nothing(chain: Chain, pages: int) -> None:
+    """A page shows the moment that was loaded: what it names is no moment of the new catalog."""
+    topic = _begun(chain)
+    chain.page = 2
+    url = chain.new_database()
+    chain.rebuild(url, step="finish_adoption", dies_at="adoption.settle.before")
+    loaded = chain.manifests()[-1]
+    for _ in range(pages):
+        chain.rebuild(url, step="finish_adoption", dies_at="records.settle.after")
+    shown = [one for one in chain.manifests() if one.number >= loaded.number]
+    assert len(shown) == pages + 1
+    assert {(one.shows, one.rows_epoch, one.epoch) for one in shown} == {(1, 1, 2)}
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+
+
+def test_manifest_of_the_new_epoch_shows_the_moment_that_was_loaded(chain: Chain) -> None:
+    """Until the flush at the end of the adoption, whose manifest shows one of the new epoch."""
+    topic = _begun(chain)
+    url = chain.new_database()
+    chain.rebuild(url, step="finish_adoption", dies_at="adoption.settle.before")
+    assert [(one.epoch, one.moment, one.rows_epoch) for one in chain.manifests()] == [(1, 1, 1), (2, 1, 1)]
+    chain.rebuild(url)
+    assert [(one.epoch, one.moment, one.rows_epoch) for one in chain.manifests()[2:]] == [(2, 3, 2)]
+    chain.adopt_newest(url)
+    assert chain.read(topic) == chain.answered
+
+
+def test_worker_does_not_flush_what_is_half_adopted(chain: Chain) -> None:
+    """A later rebuild would take the half for all."""
+    _begun(chain)
+    url = chain.new_database()
+    chain.rebuild(url, step="finish_adoption", dies_at="adoption.conclude.before")
+    chain.adopt_newest(url)
+    count = len(chain.manifests())
+    with pytest.raises(CatalogAdopting):
+        chain.flush()
+    assert len(chain.manifests()) == count
+
+
+def test_log_of_an_earlier_build_is_adopted_too(chain: Chain) -> None:
+    """Its manifest of a new epoch looks as if it showed a moment of its own, and holds nothing that was adopted."""
+    topic = _begun(chain)
+    chain.rebuild(chain.new_database(), step="adopt_shards", dies_at="adoption.stage.before")
+    body = chain.manifests()[-1].to_json().replace(b'"moment_epoch":1', b'"moment_epoch":null')
+    earlier = body.replace(b'"shows":1', b'"shows":null')
+    key = chain.manifests()[-1].key
+    chain.world.records.delete([key])
+    chain.world.records.put_if_absent(key, earlier, metadata={})
+    assert chain.manifests()[-1].rows_epoch == 2
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+
+
+def test_old_catalog_that_still_appends_moves_nothing_of_the_new_one(chain: Chain) -> None:
+    """A process that has not asked for half a minute is still answered; its uploads are of an epoch that is over."""
+    topic = _begun(chain)
+    with chain.process() as old:
+        chain.append_by(old, topic, "before the rebuild")
+        _rebuilt(chain)
+        assert chain.read(topic) == chain.answered
+        old.managed.append(topic, _plain("by the old catalog"))
+        with pytest.raises(CatalogOutdated):
+            old.records.flusher.flush()
+        chain.append(topic, "by the new one")
+        old.managed.append(topic, _plain("by the old one again"))
+        chain.append(topic, "and by the new one")
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.all_faults) for seed in range(1, 10))])
+def test_random_chain_of_rebuilds_loses_no_answered_append(chain: Chain, seed: int) -> None:
+    """Appends, flushes, rolls, losses and deaths in any order; some databases are gone on with, others thrown away."""
+    chance, topic = random.Random(seed), _begun(chain)
+    for number in range(12):
+        match chance.choice(["append", "append", "flush", "roll", "rebuild", "rebuild"]):
+            case "append":
+                chain.append(topic, f"{number} a", f"{number} b")
+            case "flush":
+                chain.flush()
+            case "roll":
+                with chain.process() as log:
+                    log.managed.roll(topic)
+            case _:
+                chain.page = chance.choice([2, 500_000])
+                url = chain.new_database()
+                while chain.rebuild(url, **dict(zip(("step", "dies_at"), chance.choice(_DEATHS), strict=True))) is None:
+                    url = url if chance.random() < 0.5 else chain.new_database()
+                chain.adopt_newest(url)
+                assert chain.read(topic) == chain.answered, f"step {number}"
+    _rebuilt(chain)
+    assert chain.read(topic) == chain.answered
