@@ -8,6 +8,7 @@ been registered:
 - it has no entries: it is a confirmation, there for what it says;
 - it is not the last upload of its append;
 - it speaks of an earlier epoch than the catalog had at the flush that was loaded;
+- its epoch, or a transaction that it names, is none that the catalog had begun (`Issued`);
 - it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
 - all of it is stored already, as its producers' sequence ids say.
 

@@ -17,13 +17,13 @@ from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
 from infra.catalog.log.schemas import leave_out
 from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, topics_of, unsettled
-from infra.catalog.records.log_rows import end_adoption, is_adopting
+from infra.catalog.records.log_rows import end_adoption, is_adopting, state_of
 from infra.catalog.records.settling import CAUSE, settle
 from infra.catalog.transactions.snapshots import drop_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerState
-from logstore.ports.catalog.rebuilding import Adoptee, AdoptionReport, Fate, KnownLedger, StagedLedger
+from logstore.ports.catalog.rebuilding import Adoptee, AdoptionReport, Fate, Issued, KnownLedger, StagedLedger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.kinds import RecordKind
 
@@ -35,10 +35,12 @@ class SqlAdoption(OnDatabase):
     """The `Adoption` port."""
 
     @reads
-    def epoch(self, connection: Connection) -> int:
-        """See `Adoption.epoch`."""
+    def issued(self, connection: Connection) -> Issued:
+        """See `Adoption.issued`; nothing is given out before the catalog is READY."""
         _require_adopting(connection)
-        return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+        state = state_of(connection, now_us=0)
+        ids = state.next_ids
+        return Issued(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
 
     @reads
     def is_adopting(self, connection: Connection) -> bool:

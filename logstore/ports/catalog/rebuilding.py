@@ -71,6 +71,26 @@ class Rebuild(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """Numbers below these may have been given out before the loss: ceilings of the manifest that was loaded."""
+
+    epoch: int
+    ledger: int
+    topic: int
+    transaction: int  # sequences of every coordinator
+
+    def covers(self, ledger_id: int, topic_id: int) -> bool:
+        """Whether a ledger and its topic can have had these ids."""
+        return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
+
+    def covers_upload(self, upload: Upload) -> bool:
+        """Whether epoch and transactions of an upload can have been the lost catalog's."""
+        named = {*(run.txn for run in upload.transactions), *(marker.txn for marker in upload.markers)}
+        named |= {advance.txn for advance in upload.producers if advance.txn}
+        return upload.epoch < self.epoch and all(0 <= txn.sequence < self.transaction for txn in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLedger:
     """A ledger as it was loaded, to be compared with storage."""
 
@@ -150,8 +170,8 @@ class AdoptionReport:
 class Adoption(Protocol):
     """Every method is one transaction, or several that may be repeated; calling one again changes nothing more."""
 
-    def epoch(self) -> int:
-        """The catalog's epoch.
+    def issued(self) -> Issued:
+        """Bounds of what the lost catalog may have given out.
 
         Raises:
             PreconditionFailed: The catalog is not being adopted.

@@ -30,6 +30,7 @@ from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,
     Fate,
+    Issued,
     KnownLedger,
     StagedLedger,
     Standing,
@@ -118,13 +119,13 @@ class Adopter:
         """
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
-        self._adoption.epoch()
+        issued = self._adoption.issued()
         self._objects.confirm()
         counted = _Counted(self._objects.list(shard_prefix(shard)))
         above, staged = LedgerId(-1), 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
             for page in self._pages(shard, counted):
-                found = self._compare(pool, page)
+                found = self._compare(pool, page, issued)
                 with effect("adoption.stage"):
                     self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
                 above, staged = _ledger_id(page[-1]), staged + len(found)
@@ -192,13 +193,19 @@ class Adopter:
             yield from page
             after = page[-1].ledger_id
 
-    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair]) -> list[StagedLedger]:
+    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair], issued: Issued) -> list[StagedLedger]:
         """Ledgers first, then the objects of those that may hold what was registered since: many at once."""
         strangers = [stored.ledger_id for known, stored in page if known is None and stored is not None]
         fates = self._adoption.fates(strangers) if strangers else {}
-        looks = [(stored, pool.submit(copy_context().run, self._look, known, stored, fates)) for known, stored in page]
+        looks = [
+            (stored, pool.submit(copy_context().run, self._look, known, stored, fates, issued))
+            for known, stored in page
+        ]
         told = [(found, self._reads(pool, found, stored)) for stored, look in looks if (found := look.result())]
-        read = [(found.staged, tuple(filter(None, (one.result() for one in reads)))) for found, reads in told]
+        read = [
+            (found.staged, tuple(upload for one in reads if (upload := one.result()) and issued.covers_upload(upload)))
+            for found, reads in told
+        ]
         return [
             replace(staged, uploads=uploads)
             for staged, uploads in read
@@ -214,9 +221,11 @@ class Adopter:
             if number > found.after
         ]
 
-    def _look(self, known: KnownLedger | None, stored: _Stored | None, fates: Mapping[LedgerId, Fate]) -> _Look | None:
+    def _look(
+        self, known: KnownLedger | None, stored: _Stored | None, fates: Mapping[LedgerId, Fate], issued: Issued
+    ) -> _Look | None:
         if known is None:
-            return self._stranger(stored, fates) if stored else None
+            return self._stranger(stored, fates, issued) if stored else None
         there = stored.segments if stored else {}
         short = known.primary and any(number not in there for number in known.segments)
         absent = stored is None if known.primary else known.tiered is not None
@@ -235,11 +244,15 @@ class Adopter:
         uuid, location = location_of(known.ledger_id, known.tiered)
         return self._buckets(location).head(index_key(uuid, known.ledger_id)) is not None
 
-    def _stranger(self, stored: _Stored, fates: Mapping[LedgerId, Fate]) -> _Look | None:
-        """Objects without a row; None where an intent stands for them, or they do not say that they are ours."""
+    def _stranger(self, stored: _Stored, fates: Mapping[LedgerId, Fate], issued: Issued) -> _Look | None:
+        """Objects without a row; None where an intent stands for them, or they do not say that they are ours.
+
+        None also where ledger or topic has an id that was never given out. Such a row would stand above every ledger
+        that the topic gets later, so that the topic could never roll again.
+        """
         fate = fates[stored.ledger_id]
         statement = self._statement(stored) if fate is not Fate.DETACHED else None
-        if statement is None:
+        if statement is None or not issued.covers(stored.ledger_id, statement.owner.topic_id):
             return None
         staged = StagedLedger(
             ledger_id=stored.ledger_id,

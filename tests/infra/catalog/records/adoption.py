@@ -12,6 +12,7 @@ import psycopg
 from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog.rebuilding import AdoptionReport
 from logstore.records.services.adopting import Adopter
+from logstore.transactions.transactions import MOST_COORDINATORS
 from tests.faults.world import World
 from workers.assembly.log import LogStore
 
@@ -21,13 +22,32 @@ _SHARDS: Final = 16
 _FREE_IDS: Final = 1_000_000
 _LOADED = (
     "UPDATE catalog SET epoch = epoch + 1, next_ledger_id = (SELECT ledger_ceiling FROM record_log)",
-    f"UPDATE record_log SET state = 'ADOPTING', ledger_ceiling = ledger_ceiling + {_FREE_IDS}",
+    "DELETE FROM transaction_coordinator",
+    (
+        "INSERT INTO transaction_coordinator (tc_id, next_sequence) WITH RECURSIVE ids (tc_id) AS"
+        f" (SELECT 0 UNION ALL SELECT tc_id + 1 FROM ids WHERE tc_id < {MOST_COORDINATORS - 1})"
+        " SELECT tc_id, transaction_ceiling FROM ids, record_log"
+    ),
+    (
+        f"UPDATE record_log SET state = 'ADOPTING', ledger_ceiling = ledger_ceiling + {_FREE_IDS},"
+        f" topic_ceiling = topic_ceiling + {_FREE_IDS}, transaction_ceiling = transaction_ceiling + {_FREE_IDS}"
+    ),
     "UPDATE pending_deletion SET claim_workflow = NULL, claim_run = NULL, claim_until_us = NULL",
-    "UPDATE transaction_coordinator SET next_sequence = (SELECT transaction_ceiling FROM record_log)",
     "DELETE FROM run",
     "UPDATE delayed_index SET unsealed = 0",
 )
 """The difference between a copy of a catalog and one that was loaded from its record log."""
+
+_NEXT_TOPIC: Final = {
+    "sqlite": (
+        "DELETE FROM sqlite_sequence WHERE name = 'topic'",
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'topic', topic_ceiling - 1 FROM record_log",
+    ),
+    "postgresql": (
+        "SELECT setval(pg_get_serial_sequence('topic', 'topic_id'), (SELECT topic_ceiling - 1 FROM record_log))",
+    ),
+}
+"""New topics get ids above all that may have been given out; before the ceilings are raised."""
 
 
 class LostDatabase(Protocol):
@@ -63,7 +83,7 @@ class LostFile:
                 left.unlink()
         with closing(sqlite3.connect(self._copies[-1])) as kept, closing(sqlite3.connect(self._database)) as new:
             kept.backup(new)
-            for statement in (*_LOADED, *changes):
+            for statement in (*_NEXT_TOPIC["sqlite"], *_LOADED, *changes):
                 new.execute(statement)
             new.commit()
 
@@ -87,7 +107,7 @@ class LostServer:
         back = "; ".join(f'INSERT INTO public."{one}" TABLE flushed."{one}"' for one in tables)
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         self._execute(f"SELECT pg_terminate_backend(pid) {others}")
-        loaded = "; ".join((*_LOADED, *changes))
+        loaded = "; ".join((*_NEXT_TOPIC["postgresql"], *_LOADED, *changes))
         self._execute(f"SET session_replication_role = replica; {gone}; {back}; {loaded}")
 
     def _tables(self) -> list[str]:

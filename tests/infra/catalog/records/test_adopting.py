@@ -510,6 +510,83 @@ def test_objects_of_another_application_are_left_alone(losing: Losing) -> None:
         assert losing.finish(adopter).adopted_ledgers == 0
 
 
+def _copied(losing: Losing, source: LedgerId, ledger_id: LedgerId, **said: str) -> None:
+    """Segments of a ledger under another id, as a defect or a stranger may have written them."""
+    keys = [one.key for one in losing.world.store.list(ledger_prefix(source))]
+    for key in (key for key in keys if key.endswith(".parquet")):
+        found = losing.world.store.get(key)
+        assert found is not None
+        metadata = dict(found.metadata) | {"ledger-id": str(ledger_id)} | said
+        name = key.removeprefix(ledger_prefix(source))
+        losing.world.store.put_if_absent(f"{ledger_prefix(ledger_id)}{name}", found.body, metadata=metadata)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2**61, 2**62])
+def test_ledger_whose_id_was_never_given_out_is_left_alone(losing: Losing, beyond: int) -> None:
+    """From the ceiling of the manifest on; the topic could never roll behind it. The id below may be adopted."""
+    with losing.process() as log:
+        topic = _topic(log)
+        losing.flush()
+        log.managed.append(topic, _plain("ours"))
+        ceiling = log.catalog.records.state().ceilings.ledger
+        before = _read(log, topic)
+    _copied(losing, LedgerId(0), LedgerId(ceiling - 1))
+    _copied(losing, LedgerId(0), LedgerId(ceiling + beyond))
+    stored = list(losing.world.store.keys)
+    losing.lose()
+    with losing.adopter() as adopter:
+        for shard in {0, (ceiling - 1) % 256, (ceiling + beyond) % 256}:
+            adopter.adopt(shard)
+        report = losing.finish(adopter)
+    assert (report.adopted_ledgers, report.detached) == (2, 0)
+    with losing.process() as log:
+        assert _read(log, topic) == before | {Position(LedgerId(ceiling - 1), 0): "ours"}
+        assert log.managed.roll(topic).opened >= ceiling
+        assert log.catalog.deletions.inflight().estimated_inflight == 0
+    assert set(stored) <= set(losing.world.store.keys)
+
+
+def test_ledger_of_a_topic_whose_id_was_never_given_out_is_left_alone(losing: Losing) -> None:
+    """The topic would get ids of its own from then on."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain("ours"))
+        losing.flush()
+        ceiling = log.catalog.records.state().ceilings.topic
+    for at, topic_id in enumerate((ceiling, 2**70, -1)):
+        _copied(losing, LedgerId(0), LedgerId(5 + at), **{"topic-id": str(topic_id), "topic": f"{_NAME}-{at}"})
+    losing.lose()
+    report = losing.adopt()
+    assert (report.adopted_ledgers, report.detached) == (0, 0)
+    with losing.process() as log:
+        for at in range(3):
+            with pytest.raises(UnknownObject):
+                log.catalog.topics.get(f"{_NAME}-{at}")
+        assert _topic(log, f"{_NAME}-new").topic_id >= ceiling
+
+
+def test_upload_of_an_epoch_or_a_transaction_that_never_began_is_left_out(losing: Losing) -> None:
+    """Behind the last flush, under the numbers of a ledger that is open."""
+    with losing.process() as log:
+        topic = _topic(log)
+        losing.flush()
+        log.managed.append(topic, _plain("ours"))
+        before = _read(log, topic)
+        epoch = log.catalog.ledgers.epoch()
+        log.managed.append(topic, _inside(_begin(log), "inside"))
+    plain, inside = (losing.world.store.get(segment_key(LedgerId(0), number)) for number in (0, 1))
+    assert plain is not None
+    assert inside is not None
+    losing.world.store.delete([segment_key(LedgerId(0), 1)])
+    later = dict(plain.metadata) | {"catalog-epoch": str(epoch + 1), BEHIND: "0:1", APPEND: f"{1:032x}-1"}
+    losing.world.store.put_if_absent(segment_key(LedgerId(0), 1), plain.body, metadata=later)
+    losing.world.store.put_if_absent(segment_key(LedgerId(0), 2), inside.body, metadata=inside.metadata)
+    losing.lose("UPDATE transaction_coordinator SET next_sequence = 0")
+    assert losing.adopt().adopted_segments == 1
+    with losing.process() as log:
+        assert _read(log, topic) == before
+
+
 @pytest.mark.parametrize("losing", ["sqlite", _POSTGRES_IN_THE_LONG_RUN], indirect=True)
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("effect", ["adoption.stage", "adoption.settle", "adoption.conclude", "adoption.finish"])
