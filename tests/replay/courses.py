@@ -47,6 +47,18 @@ class Staged:
                 await handle.result()
         return handle
 
+    async def cancelled(self, house: House, request: Any) -> Handle:
+        """At the gate; what it does at its end is done."""
+        gate = Gate()
+        async with self._worker(house, gate=gate):
+            handle = await self._start(house, request)
+            await assert_eventually(gate.reached.is_set)
+            await handle.cancel()
+            with suppress(WorkflowFailureError):
+                await handle.result()
+            gate.open()
+        return handle
+
     async def left_at_work(self, house: House, request: Any) -> Handle:
         """At the gate, where its worker ends."""
         gate = Gate()

@@ -23,9 +23,12 @@ from workflows.records.values import REBUILD_CATALOG, RebuildCatalogInput
 REBUILD = "00000000-0000-4000-8000-00000000c0de-7-0123abcd"
 
 
-class _Answers:
+class Answers:
+    """Activities of a rebuild that only answer."""
+
     def __init__(self, *, fault: str = "", gate: Gate | None = None) -> None:
         self._fault, self._gate = fault, gate
+        self.let_go_of: list[str] = []
 
     @activity.defn(name="rebuild.begin")
     def begin(self, _: RebuildStep) -> RebuildBegun:
@@ -58,12 +61,16 @@ class _Answers:
         return RebuildAdopted(adopted_segments=2)
 
     @activity.defn(name="rebuild.let_go")
-    def let_go(self, _: RebuildStep) -> None:
-        return None
+    def let_go(self, request: RebuildStep) -> None:
+        self.let_go_of.append(request.rebuild)
 
 
 def _activities(**how: Any) -> list[Callable[..., Any]]:
-    answers = _Answers(**how)
+    return activities_of(Answers(**how))
+
+
+def activities_of(answers: Answers) -> list[Callable[..., Any]]:
+    """What a worker serves of them."""
     return [
         answers.begin,
         answers.find_rows,
@@ -92,6 +99,11 @@ async def rebuild_refused(house: House) -> Handle:
 async def rebuild_failed(house: House) -> Handle:
     """A bug in a step."""
     return await _STAGED.ended(house, _REQUEST, fault="bug")
+
+
+async def rebuild_cancelled(house: House) -> Handle:
+    """While it looks for rows: it lets its manifest go, and ends."""
+    return await _STAGED.cancelled(house, _REQUEST)
 
 
 async def rebuild_running(house: House) -> Handle:

@@ -543,6 +543,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         rebuilding.rebuild_complete,
         rebuilding.rebuild_refused,
         rebuilding.rebuild_failed,
+        rebuilding.rebuild_cancelled,
         rebuilding.rebuild_running,
     ),
     "follow-records": (

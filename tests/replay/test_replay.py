@@ -42,7 +42,7 @@ COUNTS = {
     "seal-buckets/v1": 5,
     "merge-buckets/v1": 6,
     "build-delayed-index/v1": 4,
-    "rebuild-catalog/v1": 4,
+    "rebuild-catalog/v1": 5,
     "follow-records/v1": 4,
     "flush-records/v1": 4,
     "sweep-records/v1": 3,

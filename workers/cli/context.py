@@ -124,6 +124,7 @@ class Services:
     doctor = _late("workers.operations.status", "doctor")
     demo = _late("workers.demo", "run_demo")
     rebuild = _late("workers.hosting.databases", "rebuild_catalog")
+    abandon_rebuild = _late("workers.hosting.databases", "abandon_rebuild")
     replay = _late("workers.hosting.replaying", "replay")
     follow = _late("workers.hosting.databases", "follow_records")
     run_worker = _late("workers.hosting.fleet", "run_worker")

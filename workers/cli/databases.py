@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from workflows.records.values import RebuildCatalogProgress, RebuildCatalogResult
 
 
-def known_database(url: str) -> str:
+def known_database(url: str | None) -> str | None:
     """The URL of a database that can hold a catalog."""
     from infra.catalog.engine.connections import parsed_url, shown_url  # noqa: PLC0415 - start-up time
 
+    if url is None:
+        return None
     try:
         parsed_url(url)
     except InvalidInput as error:
@@ -35,13 +37,28 @@ def known_database(url: str) -> str:
 def into(what: str) -> Any:  # noqa: ANN401 - Typer's option
     """The option `--into`, for a database that is so."""
     told = f"{what}: sqlite:///PATH or postgresql+psycopg://…"
-    return typer.Option("--into", metavar="DATABASE_URL", callback=known_database, help=told)
+    return typer.Option("--into", metavar="DATABASE_URL", callback=known_database, help=told, show_default=False)
 
 
-Into = Annotated[str, into("An empty database, which becomes the catalog")]
+Into = Annotated[str | None, into("An empty database, which becomes the catalog")]
 SkipUnreadable = Annotated[
     bool,
     typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),
+]
+
+
+TakeOver = Annotated[
+    bool,
+    typer.Option("--take-over", help="Begin while workers of the catalog live; what they answer from then on is lost."),
+]
+Abandon = Annotated[
+    str | None,
+    typer.Option(
+        "--abandon",
+        metavar="REBUILD",
+        help="Only end this rebuild, with which no command goes on, so that raids need not wait for it.",
+        show_default=False,
+    ),
 ]
 
 
@@ -59,15 +76,26 @@ def _onto(context: CommandContext, database_url: str) -> "Settings":
     "sexton records rebuild --into sqlite:////srv/sexton/catalog.db",
     "sexton records rebuild --into postgresql+psycopg://sexton@db/catalog --json",
     "sexton records rebuild --into sqlite:////srv/sexton/catalog.db --skip-unreadable",
+    "sexton records rebuild --abandon 92e8c83f-1f56-4bf1-91eb-e64c80a4071a-5-ce570462",
 )
 def rebuild(
-    context: CommandContext, *, into: Into, skip_unreadable: SkipUnreadable = False, master: Master = None
+    context: CommandContext,
+    *,
+    into: Into = None,
+    skip_unreadable: SkipUnreadable = False,
+    master: Master = None,
+    take_over: TakeOver = False,
+    abandon: Abandon = None,
 ) -> Answer:
     """Rebuild a lost catalog from its record log, and take in what storage holds beyond the last flush.
 
-    No other worker is needed. Ended at any moment and run again, it goes on. What changed after the last flush, and
-    left no trace in storage, is lost: `unflushed_window` says since when.
+    No other worker is needed, and none of the old database may live. Ended at any moment and run again, it goes on.
+    What changed after the last flush, and left no trace in storage, is lost: `unflushed_window` says since when.
     """
+    if abandon is not None:
+        return _abandoned(context, abandon, into)
+    if into is None:
+        raise InvalidInput("into", expected="the URL of an empty database, or --abandon REBUILD", found=into)
     settings = _onto(context, into)
     with watching("rebuilding the catalog") as bar:
 
@@ -77,13 +105,35 @@ def rebuild(
             bar.say(f"rebuilding the catalog: {found.step}, {counts}", found.shards if total else 0, total)
 
         result = context.services.rebuild(
-            settings, skip_unreadable=skip_unreadable, master=master or "", say=note, on_progress=show
+            settings,
+            skip_unreadable=skip_unreadable,
+            master=master or "",
+            take_over=take_over,
+            say=note,
+            on_progress=show,
         )
-    return _answer(result)
+    return _answer(result, into)
 
 
-def _answer(result: "RebuildCatalogResult") -> Answer:
-    adopted = result.adopted
+def _abandoned(context: CommandContext, rebuild: str, into: str | None) -> Answer:
+    if into is not None:
+        raise InvalidInput("into", expected="nothing beside --abandon", found=shown_database(into))
+    context.settings.required("s3_endpoint")
+    context.settings.required("temporal_address")
+    done = context.services.abandon_rebuild(context.settings, rebuild)
+    return Answer(document=fields(done, "rebuild manifest terminated"))
+
+
+def shown_database(url: str) -> str:
+    """The URL of a database without its password."""
+    from infra.catalog.engine.connections import shown_url  # noqa: PLC0415 - start-up time
+
+    return shown_url(url)
+
+
+def _answer(result: "RebuildCatalogResult", into: str) -> Answer:
+    adopted, database_url = result.adopted, shown_database(into)
+    note(f"this database is the catalog now: start every worker with SEXTON_DATABASE_URL={database_url}")
     if adopted.missing_data:
         ids = ", ".join(str(one) for one in adopted.missing_ledgers[:10])
         note(
@@ -97,6 +147,7 @@ def _answer(result: "RebuildCatalogResult") -> Answer:
         )
     document: dict[str, object] = {
         **fields(result, "rebuild manifest records tombstones"),
+        "database_url": database_url,
         **fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
         **fields(adopted, "missing_data missing_ledgers schemas_left_out schemas_left_out_of"),
         "unflushed_window": [shown_us(result.flushed_us), shown_us(result.begun_us)],

@@ -11,25 +11,33 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from infra.catalog.engine.connections import shown_url
 from logstore import failpoints
-from logstore.errors import PreconditionFailed
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.identity.markers import Role
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.record_log import RecordLog
+from workers.assembly.buckets import marked_buckets
 from workers.assembly.databases import FollowParts, RebuildParts, open_following, open_rebuild
 from workers.client.connections import connect_client
 from workers.client.jobs import start_job
-from workers.client.waiting import result_of
+from workers.client.pollers import live_pollers
+from workers.client.waiting import JobStopped, result_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.old_workers import require_no_workers
 from workers.identity import buckets_of, require_namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
@@ -99,6 +107,7 @@ def rebuild_catalog(
     *,
     skip_unreadable: bool = False,
     master: str = "",
+    take_over: bool = False,
     say: Callable[[str], None],
     on_progress: OnProgress,
 ) -> RebuildCatalogResult:
@@ -108,18 +117,27 @@ def rebuild_catalog(
         settings: Buckets, Temporal, and the database that is to become the catalog.
         skip_unreadable: Go on without blocks that are corrupt or gone, and name them.
         master: A Spark cluster; empty: that of the settings.
+        take_over: Begin even while workers of the catalog live: what they answer from then on is lost.
         say: Told what is waited for.
         on_progress: Told about once a second where the rebuild is.
 
     Raises:
-        PreconditionFailed: The database is not empty, or there is no manifest.
+        PreconditionFailed: The database is not empty, there is no manifest, or workers of the catalog live.
         CatalogMismatch: Buckets or namespace are not of one catalog.
         WorkflowFailureError: The job failed, or a guard refused.
         ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     with open_rebuild(settings, buckets_of(settings)) as parts:
-        work = _rebuilt(settings, parts, skip_unreadable=skip_unreadable, master=master, say=say, tell=on_progress)
+        work = _rebuilt(
+            settings,
+            parts,
+            skip_unreadable=skip_unreadable,
+            master=master,
+            take_over=take_over,
+            say=say,
+            tell=on_progress,
+        )
         return asyncio.run(work)
 
 
@@ -129,19 +147,22 @@ async def _rebuilt(
     *,
     skip_unreadable: bool,
     master: str,
+    take_over: bool,
     say: Callable[[str], None],
     tell: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
     rebuild, is_new = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
+    if is_new and not take_over:  # one that is loaded goes on: the old catalog has ended, or wins
+        await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
     if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it
         await asyncio.to_thread(
             parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
     request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
-    queue = f"{settings.task_queue}-{rebuild}"
+    queue = _queue_of(settings, rebuild)
     does = parts.activities
     steps: list[Callable[..., Any]] = [
         does.begin,
@@ -158,6 +179,9 @@ async def _rebuilt(
         watch = asyncio.create_task(_watch(handle, tell))
         try:
             result: RebuildCatalogResult = await result_of(client, handle, say)
+        except (JobStopped, WorkflowFailureError):  # it was terminated, or failed: nobody else lets its manifest go
+            await asyncio.to_thread(parts.start.unpin, rebuild)
+            raise
         finally:
             watch.cancel()
     await asyncio.to_thread(parts.start.unpin, rebuild)  # where it had ended already, and the pin came late
@@ -201,6 +225,60 @@ async def _end_abandoned(
             await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
         await asyncio.to_thread(parts.start.unpin, str(held))
         say(f"rebuild {held} was abandoned, and has ended: {rebuild} has taken its place")
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedRebuild:
+    """A rebuild that was ended. Its database, if it was loaded, is as it was."""
+
+    rebuild: str
+    manifest: int  # that it held
+    terminated: bool  # whether its workflow was running
+
+
+def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
+    """End a rebuild that no command goes on with, and let go of the manifest that it holds. Repeating is harmless.
+
+    A command that is run again with the same database goes on where this rebuild was.
+
+    Raises:
+        InvalidInput: It is no id of a rebuild.
+        UnknownObject: No such rebuild holds a manifest or runs.
+        PreconditionFailed: A command is at work on it.
+        CatalogMismatch: Buckets or namespace are not of one catalog.
+        ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
+    """
+    known = RebuildId.parse(rebuild)
+    catalog, at = marked_buckets(settings)
+    start = ColdStart(RecordLog(catalog.own(*at(Role.RECORDS, settings.records_bucket))))
+    return asyncio.run(_abandoned(settings, catalog.catalog_id(), start, known))
+
+
+async def _abandoned(settings: Settings, catalog_id: str, start: ColdStart, known: RebuildId) -> AbandonedRebuild:
+    client = await connect_client(settings)
+    await require_namespace(client, catalog_id)
+    held = await asyncio.to_thread(start.held)
+    workflow_id = REBUILD_CATALOG.id(str(known))
+    runs = await _runs(client, workflow_id)
+    if known not in held and not runs:
+        expected = f"one that holds a manifest, as {', '.join(map(str, held))}" if held else "nothing: there is none"
+        raise UnknownObject("rebuild", expected=expected, found=str(known))
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    if commands := await live_pollers(client, _queue_of(settings, str(known)), kind):
+        raise PreconditionFailed(
+            f"rebuild {known}: expected no command at work on it, found {commands[0].identity}: end that one first"
+            " (Temporal tells of one that was killed for 90 s)"
+        )
+    if runs:
+        with suppress(RPCError):  # it has ended meanwhile
+            await client.get_workflow_handle(workflow_id).terminate(reason="abandoned by `records rebuild --abandon`")
+    await asyncio.to_thread(start.unpin, str(known))
+    return AbandonedRebuild(rebuild=str(known), manifest=known.manifest, terminated=runs)
+
+
+def _queue_of(settings: Settings, rebuild: str) -> str:
+    """Task queue that the command of a rebuild serves."""
+    return f"{settings.task_queue}-{rebuild}"
 
 
 async def _runs(client: Client, workflow_id: str) -> bool:

@@ -9,7 +9,7 @@ To stop it, end the command that hosts it, or cancel it; run again, the command 
 3. Load them into the empty database, as a whole or not at all.
 4. Publish the manifest of the new epoch, which shows the moment that was loaded.
 5. Adopt: storage is looked at shard by shard, each topic is settled, and all of it is flushed; the catalog is READY.
-6. Release the held blocks.
+6. Release the held blocks, also where it fails or is cancelled.
 
 Source: Aerospike's cold start; PIP-186 for what is done with ledgers that nothing names.
 """
@@ -34,6 +34,7 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _ROWS: workflow.ActivityConfig = options.bulk("")
 _PART = 16  # shards of one activity
+_LETS_GO_AT_EVERY_END = "let-go-at-every-end"
 GUARDS = frozenset(
     {
         "AlreadyExists",
@@ -68,10 +69,13 @@ class RebuildCatalog:
         try:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
-            refusal = refusals.refused(error, GUARDS)
+            refusal = refusals.refusal_of(error, GUARDS)
+            if refusal is None:  # it fails, or was cancelled: raids need not wait for it any more
+                if workflow.patched(_LETS_GO_AT_EVERY_END):
+                    await self._let_go()
+                raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
-        self._at("letting go")
-        await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)
+        await self._let_go()
         self._at("ended", told=refusals.shown(result.refused) if result.refused else "")
         return result
 
@@ -79,6 +83,10 @@ class RebuildCatalog:
     def progress(self) -> RebuildCatalogProgress:
         """Which step it is at."""
         return self._progress
+
+    async def _let_go(self) -> None:
+        self._at("letting go")
+        await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)
 
     async def _rebuilt(self, begun_us: int) -> RebuildCatalogResult:
         begun: RebuildBegun = await workflow.execute_activity_method(Rebuilding.begin, self._step, **options.CATALOG)

@@ -283,7 +283,9 @@ class Raider:
         for pin in self._log.pins(now_us=now_us):
             if pin.what == "rebuild":
                 raise PreconditionFailed(
-                    f"tombstones: expected no rebuild at work, found {pin.pin_id} that reads manifest {pin.manifest}"
+                    f"tombstones: expected no rebuild at work, found {pin.pin_id} that reads manifest {pin.manifest}."
+                    " Let its command end or, if nobody goes on with it, end it:"
+                    f" sexton records rebuild --abandon {pin.pin_id}"
                 )
 
 

@@ -8,6 +8,7 @@ import pytest
 from logstore.records.jobs import RebuildAdopted
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
+from workers.hosting.databases import AbandonedRebuild
 from workflows.records.values import RebuildCatalogResult
 
 _URL = "sqlite:////nowhere/catalog.db"
@@ -65,3 +66,55 @@ def test_rebuild_that_left_blocks_out_ends_in_part_and_names_them(
     done = run("records", "rebuild", "--into", _URL, "--skip-unreadable", "--json")
     assert done.exit_code == 5, done.stderr
     assert json.loads(done.stdout)["failed"] == [{"id": "records/blocks/x.parquet", "error": "gone"}]
+
+
+def test_rebuild_names_the_database_for_the_workers_without_its_password(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "rebuild", lambda settings, **named: _DONE)
+    done = run("records", "rebuild", "--into", "postgresql+psycopg://me:secret@db/catalog", "--json")
+    assert done.exit_code == 0, done.stderr
+    shown = "postgresql+psycopg://me:***@db/catalog"
+    assert json.loads(done.stdout)["database_url"] == shown
+    assert f"SEXTON_DATABASE_URL={shown}" in done.stderr
+    assert "secret" not in done.output
+
+
+@pytest.mark.parametrize("option", [[], ["--take-over"]])
+def test_rebuild_takes_a_living_catalog_over_only_if_it_is_told(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    told: list[Any] = []
+
+    def rebuild(settings: Any, **named: Any) -> RebuildCatalogResult:
+        told.append(named["take_over"])
+        return _DONE
+
+    monkeypatch.setattr(services, "rebuild", rebuild)
+    assert run("records", "rebuild", "--into", _URL, *option).exit_code == 0
+    assert told == [bool(option)]
+
+
+def test_rebuild_is_abandoned_by_the_id_that_a_blocked_raid_names(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a database: whoever abandons it may not know which it was."""
+    asked: list[str] = []
+
+    def abandon(settings: Any, rebuild: str) -> AbandonedRebuild:
+        asked.append(rebuild)
+        return AbandonedRebuild(rebuild=rebuild, manifest=5, terminated=True)
+
+    monkeypatch.setattr(services, "abandon_rebuild", abandon)
+    done = run("records", "rebuild", "--abandon", "some-rebuild", "--json")
+    assert done.exit_code == 0, done.stderr
+    expected = {"rebuild": "some-rebuild", "manifest": 5, "terminated": True}
+    assert expected.items() <= json.loads(done.stdout).items()
+    assert asked == ["some-rebuild"]
+
+
+@pytest.mark.parametrize("options", [[], ["--abandon", "some-rebuild", "--into", _URL]])
+def test_rebuild_needs_either_a_database_or_a_rebuild_to_abandon(run: Run, options: list[str]) -> None:
+    done = run("records", "rebuild", *options, "--json")
+    assert done.exit_code == 2
+    assert json.loads(done.stdout)["error"]["field"] == "into"

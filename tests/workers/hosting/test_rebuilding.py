@@ -12,23 +12,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus
+from temporalio import activity
+from temporalio.api.taskqueue.v1 import PollerInfo
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
+from temporalio.worker import Worker
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import RebuildId
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import Pin, RecordLog
 from tests.postgres import Postgres, postgres
 from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
+from tests.workflows.house import assert_eventually
 from workers.assembly.adapters import open_log
 from workers.client.connections import connect_client
-from workers.hosting.databases import rebuild_catalog
+from workers.hosting.databases import abandon_rebuild, rebuild_catalog
+from workers.hosting.old_workers import require_no_workers
 from workers.settings import Settings
+from workflows.limits import records_queue
 from workflows.records.values import REBUILD_CATALOG, RebuildCatalogResult
 
 __all__ = ["postgres"]
@@ -90,9 +97,9 @@ def lose(settings: Settings) -> None:
         one.unlink()
 
 
-def rebuilt(settings: Settings, **changes: Any) -> RebuildCatalogResult:
+def rebuilt(settings: Settings, *, take_over: bool = False, **changes: Any) -> RebuildCatalogResult:
     target = settings.model_copy(update=changes)
-    return rebuild_catalog(target, say=lambda _: None, on_progress=lambda _: None)
+    return rebuild_catalog(target, take_over=take_over, say=lambda _: None, on_progress=lambda _: None)
 
 
 def manifests(settings: Settings) -> list[Manifest]:
@@ -164,6 +171,87 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, de
     with open_log(settings) as log:
         assert RecordLog(log.record_objects).pins() == []
     assert asyncio.run(_running(settings)) == []
+
+
+@activity.defn(name="test.idle")
+async def _idle() -> None:
+    """Never asked for."""
+
+
+def test_rebuild_is_refused_while_a_worker_of_the_catalog_lives(settings: Settings, tmp_path: Path) -> None:
+    """Its database is not lost; nothing is held or loaded. Told to take over, the rebuild goes on."""
+    topic = write(settings)
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    expected, count = read(settings, topic), len(manifests(settings))
+    told: dict[str, Any] = {"spark_master": "local[2]", "database_url": url}
+
+    async def rebuild_beside_a_worker() -> None:
+        client = await connect_client(settings, identity="an-old-worker")
+        async with Worker(client, task_queue=records_queue(settings.task_queue), activities=[_idle]):
+            await assert_eventually(lambda: _refused(client, settings))
+            with pytest.raises(PreconditionFailed, match=r"expected none of the catalog .* found an-old-worker"):
+                await asyncio.to_thread(rebuilt, settings, **told)
+            assert not (tmp_path / "other.db").exists()
+            assert await asyncio.to_thread(_held, settings) == []
+            assert len(await asyncio.to_thread(manifests, settings)) == count
+            assert (await asyncio.to_thread(rebuilt, settings, take_over=True, **told)).refused is None
+
+    asyncio.run(rebuild_beside_a_worker())
+    assert read(settings.model_copy(update=told), topic) == expected
+
+
+def _held(settings: Settings) -> list[Pin]:
+    with open_log(settings) as log:
+        return RecordLog(log.record_objects).pins()
+
+
+async def _refused(client: Client, settings: Settings) -> bool:
+    try:
+        await require_no_workers(client, settings)
+    except PreconditionFailed:
+        return True
+    return False
+
+
+@pytest.mark.sigkill
+def test_rebuild_that_was_abandoned_holds_up_no_raid(settings: Settings) -> None:
+    """Its command was killed; a raid is refused, and says how to end the rebuild. A later command begins anew."""
+    topic = write(settings)
+    entries = read(settings, topic)
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    target = settings.model_copy(update={"database_url": f"sqlite:///{path.with_name('other.db')}"})
+    died = command(target, dies_at="bulk.publish.before")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    (held,) = asyncio.run(_running(target))
+    with open_log(settings) as log, pytest.raises(PreconditionFailed, match=f"records rebuild --abandon {held}$"):
+        log.records.raider(None).raid("raid")
+    with pytest.raises(UnknownObject, match=f"as {held}, found"):
+        abandon_rebuild(settings, held.replace(held[-8:], "00000000"))
+    live = PollerInfo(identity="a-command")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("workers.hosting.databases.live_pollers", _answering([live]))
+        with pytest.raises(PreconditionFailed, match="expected no command at work on it, found a-command"):
+            abandon_rebuild(settings, held)
+        assert asyncio.run(_running(target)) == [held]
+        patched.setattr("workers.hosting.databases.live_pollers", _answering([]))  # of the one that was killed
+        done = abandon_rebuild(settings, held)
+    assert (done.rebuild, done.terminated) == (held, True)
+    assert asyncio.run(_running(target)) == []
+    with open_log(settings) as log:
+        assert RecordLog(log.record_objects).pins() == []
+        log.records.raider(None).raid("raid")
+    with pytest.raises(UnknownObject, match="there is none"):
+        abandon_rebuild(settings, held)
+    lose(settings)
+    assert rebuilt(target, spark_master="local[2]").refused is None
+    assert read(target, topic) == entries
+
+
+def _answering(found: list[PollerInfo]) -> Any:
+    async def pollers(*_: object, **__: object) -> list[PollerInfo]:
+        return found
+
+    return pollers
 
 
 async def _running(settings: Settings) -> list[str]:

@@ -1,0 +1,65 @@
+"""Workers of a catalog that is about to be rebuilt: while one of them lives, its database may not be lost.
+
+A rebuild ends the old catalog for good. Whatever its workers answer from then on stands in the old database alone.
+"""
+
+import time
+from typing import Final
+
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from infra.stack.home import StackHome
+from infra.stack.workers import dead_workers, live_workers
+from logstore.errors import PreconditionFailed
+from workers.client.pollers import live_pollers
+from workers.settings import Settings
+from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
+from workflows.records.values import FLUSH_RECORDS
+
+_BEATS_S: Final = 15.0  # an activity beats every two seconds; a busy machine takes longer
+_MAX_SHOWN: Final = 5
+
+
+async def require_no_workers(client: Client, settings: Settings) -> None:
+    """Refuse while a worker of the catalog lives: in this home, at a task queue, or by the heartbeat of a flush.
+
+    Raises:
+        PreconditionFailed: One does.
+    """
+    names = sorted(await _living(client, settings))
+    if names:
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        raise PreconditionFailed(
+            f"workers: expected none of the catalog that is to be rebuilt, found {', '.join(names[:_MAX_SHOWN])}{more}:"
+            " its database is not lost. Stop them (Temporal tells of one that was killed for 90 s), or give"
+            " --take-over: what they answer from then on is lost"
+        )
+
+
+async def _living(client: Client, settings: Settings) -> set[str]:
+    home = StackHome.at(settings.home)
+    dead, names = dead_workers(home), {worker.worker_id for worker in live_workers(home)}
+    queue = settings.task_queue
+    for name in (queue, *(of(queue) for of in (uploads_queue, transactions_queue, records_queue, bulk_queue))):
+        pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead=dead)
+        names |= {poller.identity for poller in pollers}
+    return names | (await _flushing(client) - dead)
+
+
+async def _flushing(client: Client) -> set[str]:
+    """Identities of the workers that flush the catalog now."""
+    try:
+        found = await client.get_workflow_handle(FLUSH_RECORDS.id()).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return set()
+        raise
+    started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+    oldest = time.time() - _BEATS_S
+    return {
+        pending.last_worker_identity
+        for pending in found.raw_description.pending_activities
+        if pending.state == started and pending.last_heartbeat_time.ToNanoseconds() / 1e9 >= oldest
+    }
