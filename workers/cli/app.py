@@ -176,12 +176,12 @@ def _make_fit() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """As read-only: what is written to a stdout that is closed is an error, and not lost without a word."""
+    """Open each so that its use is an error: what goes to a closed stdout is not lost, a closed stdin is not empty."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # takes the lowest number: this one
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY)  # takes the lowest number: this one
     sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)

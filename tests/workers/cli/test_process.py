@@ -80,6 +80,17 @@ def test_closed_stdin_and_stderr_are_no_obstacle(home: Path) -> None:
     assert _shell(home, '"$SEXTON" topic show nonsense 2>/dev/full').returncode == 2
 
 
+def test_append_from_a_closed_stdin_is_refused(home: Path) -> None:
+    """A script that lost its input reads an error, and not that nothing was to be appended."""
+    topic = "persistent://public/default/orders"
+    assert _shell(home, f'"$SEXTON" topic create {topic}').returncode == 0
+    ended = _shell(home, f'"$SEXTON" topic append {topic} --file - --json <&-')
+    assert ended.returncode == 2, ended.stderr
+    error = json.loads(ended.stdout)["error"]
+    assert error["message"] == "file: expected a file that can be read, or - for stdin, found '-: Bad file descriptor'"
+    assert _shell(home, f'"$SEXTON" topic append {topic} --file - --json </dev/null').returncode == 0
+
+
 def test_locale_of_ascii_takes_and_shows_every_name(home: Path) -> None:
     """A topic with an umlaut is created, found and shown, whatever the locale can show."""
     poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -44,26 +44,34 @@ def rereadable(path: str) -> Iterator[IO[bytes]]:
     """Open a file, or stdin for `-`, so that it can be read twice from its beginning.
 
     Raises:
-        InvalidInput: It cannot be opened.
+        InvalidInput: It cannot be opened or, if it can be read once only, not be read.
     """
-    try:
+    with _refusing_unreadable(path):
         source: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115, PTH123 - closed below
-    except OSError as error:
-        raise InvalidInput(
-            "file", expected="a file that can be read, or -", found=f"{path}: {error.strerror}"
-        ) from error
     try:
         if path != "-" and source.seekable():
             yield source
             return
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
-            while piece := source.read(1 << 20):
+            piece = b"-"
+            while piece:
+                with _refusing_unreadable(path):
+                    piece = source.read(1 << 20)
                 kept.write(piece)
             kept.seek(0)
             yield kept
     finally:
         if path != "-":
             source.close()
+
+
+@contextmanager
+def _refusing_unreadable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        expected = "a file that can be read, or - for stdin"
+        raise InvalidInput("file", expected=expected, found=f"{path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
