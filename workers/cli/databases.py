@@ -12,7 +12,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import in_part
 from workers.cli.options import Master, of_kind
 from workers.cli.output import Answer, note
-from workers.cli.progress import watching
+from workers.cli.progress import library_output_in, watching
 from workers.cli.records import records
 from workers.pages.texts import fields, shown_us
 
@@ -97,7 +97,8 @@ def rebuild(
     if into is None:
         raise InvalidInput("into", expected="the URL of an empty database, or --abandon REBUILD", found=into)
     settings = _onto(context, into)
-    with watching("rebuilding the catalog") as bar:
+    log = context.settings.home / "logs" / "rebuild.log"
+    with library_output_in(log), watching("rebuilding the catalog") as bar:
 
         def show(found: "RebuildCatalogProgress") -> None:
             counts = f"{found.records or found.versions:,} {'records' if found.records else 'versions'}"

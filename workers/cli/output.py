@@ -130,6 +130,19 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
         console.print(line, soft_wrap=True)
 
 
+_bars: "list[Console]" = []  # consoles that draw a bar now
+
+
+@contextmanager
+def drawing_on(console: "Console") -> Iterator[None]:
+    """Let notes go through a console that draws a bar: it puts them above the bar, another would write into it."""
+    _bars.append(console)
+    try:
+        yield
+    finally:
+        _bars.remove(console)
+
+
 def note(message: str, *, heading: str = "") -> None:
     """Tell people something beside the answer, in a line on stderr.
 
@@ -142,7 +155,8 @@ def note(message: str, *, heading: str = "") -> None:
             return
         from rich.text import Text  # noqa: PLC0415 - start-up time
 
-        _console(sys.stderr).print(Text.assemble((heading, "bold red"), harmless(message)), soft_wrap=True)
+        console = _bars[-1] if _bars else _console(sys.stderr)
+        console.print(Text.assemble((heading, "bold red"), harmless(message)), soft_wrap=True)
 
 
 def trace_line(trace_id: str | None) -> None:

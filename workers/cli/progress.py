@@ -4,10 +4,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.output import note
+from workers.cli.output import drawing_on, note
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,6 +27,7 @@ class ProgressBar:
         self._total: int | None = None
         self._live: Progress | None = None
         self._lock = threading.Lock()
+        self._open = ExitStack()
 
     def say(self, text: str, done: int = 0, total: int | None = None) -> None:
         """Tell what is going on, how much of it is done, and of how much if that is known."""
@@ -41,13 +43,16 @@ class ProgressBar:
 
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         with self._lock:
-            self._live = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+            console = Console(file=sys.stderr, highlight=False)
+            self._live = Progress(*columns, console=console, transient=True)
             self._live.add_task(self._text, total=self._total, completed=self._done)
             self._live.start()
+            self._open.enter_context(drawing_on(console))
 
     def hide(self) -> None:
         """Stop drawing and leave no trace."""
         with self._lock:
+            self._open.close()
             if self._live is not None:
                 self._live.stop()
                 self._live = None
@@ -73,6 +78,38 @@ def watching(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
         if timer.is_alive():
             timer.join()  # it may be drawing its first frame
         bar.hide()
+
+
+@contextmanager
+def library_output_in(path: Path) -> Iterator[None]:
+    """On a terminal, append what libraries write to descriptor 2 by themselves to a file, and keep it out of a bar.
+
+    Spark's JVM and Temporal's core do so. `sys.stderr` still is the terminal. An error names the file.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # to read it in the bar is better than not to do the work
+        yield
+        return
+    sys.stderr.flush()
+    terminal, stderr = os.dup(2), sys.stderr
+    os.dup2(file, 2)
+    os.close(file)
+    sys.stderr = os.fdopen(terminal, "w", encoding=stderr.encoding, errors=stderr.errors, closefd=False)
+    try:
+        yield
+    except Exception:
+        note(f"what Spark and Temporal's core wrote is in {path}")
+        raise
+    finally:
+        sys.stderr.flush()
+        sys.stderr = stderr
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 @contextmanager
