@@ -6,19 +6,28 @@ umask 077
 mkdir -p "$(dirname "$0")/secrets"
 cd "$(dirname "$0")/secrets"
 
-keep() { # NAME: the text of stdin, unless there is one
-    if [ ! -s "$1" ]; then
-        cat >"$1.new"
-        [ -s "$1.new" ] # otherwise what makes it has failed: an empty one would be kept, and stand in the others
-        chmod 0444 "$1.new"
-        mv "$1.new" "$1"
+keep() { # NAME COMMAND...: what the command prints, unless the file is there; then the command is not run
+    name=$1
+    shift
+    if [ ! -s "$name" ]; then
+        "$@" >"$name.new"
+        [ -s "$name.new" ] # an empty one would be kept, and stand in the others
+        chmod 0444 "$name.new"
+        mv "$name.new" "$name"
     fi
 }
 
-openssl rand -hex 24 | keep postgres-password
-openssl rand -hex 10 | keep s3-access-key
-openssl rand -hex 30 | keep s3-secret-key
-key=$(openssl rand -base64 32)
-echo "first $key" | keep payload-keys
-password=$(cat postgres-password)
-echo "postgresql+psycopg://sexton:$password@postgres:5432/sexton" | keep database-url
+make_payload_key() {
+    printf 'first '
+    openssl rand -base64 32
+}
+
+make_database_url() {
+    echo "postgresql+psycopg://sexton:$(cat postgres-password)@postgres:5432/sexton"
+}
+
+keep postgres-password openssl rand -hex 24
+keep s3-access-key openssl rand -hex 10
+keep s3-secret-key openssl rand -hex 30
+keep payload-keys make_payload_key
+keep database-url make_database_url

@@ -225,7 +225,8 @@ def test_settings_that_files_tell_exist_and_are_taken(tmp_path: Path, secrets: P
 def test_secrets_of_the_compose_file_are_made_once_and_for_their_owner(tmp_path: Path, secrets: Path) -> None:
     """The script run again changes nothing; nobody else can enter the folder; the database's URL has its password."""
     before = {path.name: path.read_text() for path in secrets.iterdir()}
-    subprocess.run(["/bin/sh", tmp_path / "make-secrets.sh"], check=True)
+    again = subprocess.run(["/bin/sh", tmp_path / "make-secrets.sh"], check=True, capture_output=True)
+    assert (again.stdout, again.stderr) == (b"", b"")
     assert {path.name: path.read_text() for path in secrets.iterdir()} == before
     assert secrets.stat().st_mode & 0o777 == 0o700
     assert before["postgres-password"].strip() in before["database-url"]
@@ -303,6 +304,20 @@ def test_compose_file_has_every_service_and_waits_for_each() -> None:
     assert needed <= _before(services, "worker")
     grace = parse_duration(services["worker"]["stop_grace_period"], "grace")
     assert grace > Settings.model_fields["drain_timeout"].default + LEAVE_S
+
+
+def test_compose_file_restarts_every_server_and_repeats_no_step() -> None:
+    """A server that crashes, or whose machine starts again, comes back; a step that ended well is not done again."""
+    services = _compose()["services"]
+    steps = {
+        other
+        for service in services.values()
+        for other, how in service.get("depends_on", {}).items()
+        if how["condition"] == "service_completed_successfully"
+    } | {"deploy"}
+    assert steps == {"buckets", "search-attributes", "upgrade", "deploy"}
+    for name, service in services.items():
+        assert service.get("restart") == (None if name in steps else "unless-stopped"), name
 
 
 def _before(services: Mapping[str, Document], name: str) -> set[str]:
