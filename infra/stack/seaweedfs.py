@@ -102,7 +102,10 @@ def _socket_arguments(home: StackHome) -> list[str]:
 
 
 def _sockets(ports: ChosenPorts) -> tuple[Path, ...]:
-    """Sockets that the server leaves in /tmp, whatever TMPDIR says, and does not remove when it ends."""
+    """Sockets that the server leaves in /tmp, and does not remove when it ends.
+
+    No option and no variable moves those of gRPC: `weed server` formats their paths from a constant.
+    """
     numbers = (
         ("master-grpc", ports.master_grpc),
         ("volume-grpc", ports.volume_grpc),

@@ -53,7 +53,7 @@ class Service:
     settle: Callable[[], None] = field(default=_nothing)  # once healthy, each time; safe to repeat
     start_timeout_s: float
     stop_timeout_s: float
-    leftovers: tuple[Path, ...] = ()  # files that the server leaves outside its home when it ends
+    leftovers: tuple[Path, ...] = ()  # sockets that the server leaves outside its home when it ends
 
     @property
     def name(self) -> str:
@@ -157,11 +157,23 @@ def end_all(services: Collection[Service], end: Callable[[Service], bool]) -> li
 
 def _end(service: Service, end: Callable[[Service], bool]) -> bool:
     ran = end(service)
-    if ran:  # otherwise the names may belong to a server of another home by now
-        for leftover in service.leftovers:
-            with suppress(OSError):
+    for leftover in service.leftovers:
+        with suppress(OSError):
+            if ran or not _is_served(leftover):  # of one that crashed, the name may be another home's server's by now
                 leftover.unlink()
     return ran
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a process listens on the socket, or may."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def _bring_up(service: Service, started: list[Service], cancelled: Event) -> str:

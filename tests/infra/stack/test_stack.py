@@ -23,7 +23,7 @@ from infra.stack.home import Credentials, StackHome
 from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, recorded_ports
 from infra.stack.process import ServiceProcess
 from infra.stack.seaweedfs import seaweedfs_service
-from infra.stack.service import Service
+from infra.stack.service import Service, end_all
 from infra.stack.stack import StackAddresses, StackOptions, addresses, down, health, kill, up
 from infra.stack.temporal import temporal_service
 from infra.stack.zookeeper import zookeeper_service
@@ -200,6 +200,22 @@ def test_object_store_is_given_no_longer_than_it_needs_to_end(tmp_path: Path) ->
 
 
 @pytest.mark.external_service
+def test_sockets_of_a_server_that_crashed_are_removed_and_those_of_a_live_one_are_not(tmp_path: Path) -> None:
+    """The path of a socket has a port alone: a server of another home may have taken it since."""
+    stale, served, absent = (tmp_path / f"{name}.sock" for name in ("stale", "served", "absent"))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(stale))
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(served))
+        live.listen()
+        server = zookeeper_service(StackHome.at(tmp_path), ChosenPorts())
+        crashed = replace(server, leftovers=(stale, served, absent))
+        assert end_all([crashed], lambda _: False) == []
+        assert (stale.exists(), served.exists()) == (False, True)
+        assert end_all([crashed], lambda _: True) == [crashed.name]
+    assert not served.exists()
+
+
 def test_up_that_fails_stops_what_it_started(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one service cannot start, the sentence names it and no half of a stack stays behind."""
     monkeypatch.setenv("JAVA_HOME", "")
