@@ -3,13 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from textwrap import indent
 from typing import TYPE_CHECKING, TextIO
 
 from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
+from workers.cli.rows import ConvertedRows, SpooledRows
 from workers.pages.texts import harmless
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 _NO_WIDTH = 100_000  # what is drawn into a file or a pipe has lines as long as they are
 
-Document = Mapping[str, object] | Sequence[Mapping[str, object]]
+Document = Mapping[str, object] | Sequence[Mapping[str, object]] | SpooledRows | ConvertedRows
 """The value that `--json` prints."""
 
 
@@ -68,10 +70,23 @@ def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -
     """Print the answer: for people as wide as their terminal, or whole."""
     with writing(stdout):
         if as_json:
-            stdout.write(json.dumps(answer.document, indent=2, allow_nan=False) + "\n")
+            stdout.writelines(_json_parts(answer.document))
         else:
             for part in (answer, *answer.more):
                 _show(part, stdout, wide=wide)
+
+
+def _json_parts(document: Document) -> Iterator[str]:
+    """The document as `json.dumps` writes it with an indent of 2; of spooled rows one is in memory at a time."""
+    if not isinstance(document, SpooledRows | ConvertedRows) or not document:
+        rows = document if isinstance(document, Mapping) else [*document]
+        yield json.dumps(rows, indent=2, allow_nan=False) + "\n"
+        return
+    before = "[\n"
+    for row in document:
+        yield before + indent(json.dumps(row, indent=2, allow_nan=False), "  ")
+        before = ",\n"
+    yield "\n]\n"
 
 
 @contextmanager
@@ -111,7 +126,7 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
         return
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    from workers.cli.tables import pairs, table  # noqa: PLC0415
+    from workers.cli.tables import pairs, table_lines  # noqa: PLC0415
 
     if answer.draw is not None:
         _console(stdout, width=_NO_WIDTH if wide or not stdout.isatty() else None).print(answer.draw(wide))
@@ -119,13 +134,15 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
     console = _console(stdout)
     width = None if wide or (answer.copied and not stdout.isatty()) else console.width
     shown = answer.whole if wide else answer.shown_or_document
-    lines = [] if answer.title is None else [Text(answer.title, "italic")]
+    if answer.title is not None:
+        console.print(Text(answer.title, "italic"), soft_wrap=True)
+    lines: Iterable[Text]
     if isinstance(shown, Mapping):
-        lines += pairs(shown, width=width)
+        lines = pairs(shown, width=width)
     elif shown:
-        lines += table(shown, width=width, beneath=answer.beneath)
+        lines = table_lines(shown, width=width, beneath=answer.beneath)
     else:
-        lines.append(Text(f"({answer.empty})"))
+        lines = [Text(f"({answer.empty})")]
     for line in lines:
         console.print(line, soft_wrap=True)
 

@@ -5,8 +5,10 @@ error, a reason) has lines of its own. Numbers are cut last.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -31,42 +33,69 @@ _COLOURS = {
 Row = Mapping[str, object]
 
 
+class Rows(Protocol):
+    """Rows that can be read several times."""
+
+    def __iter__(self) -> Iterator[Row]:
+        """Read them from the first one on."""
+
+
 def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()) -> list[Text]:
-    """Rows under their headings.
+    """Rows under their headings, as `table_lines` draws them."""
+    return list(table_lines(rows, width=width, beneath=beneath))
+
+
+def table_lines(rows: Rows, *, width: int | None, beneath: Sequence[str] = ()) -> Iterator[Text]:
+    """Rows under their headings. They are read three times, and one of them is in memory at a time.
 
     Args:
         rows: At least one; the first one's names are the columns.
         width: Cells of a line, inclusive; None: nothing is cut, and nothing stands beneath.
         beneath: Names whose values stand on lines of their own below their row, where they are not empty.
     """
-    names = [name for name in rows[0] if width is None or name not in beneath]
+    names = [name for name in next(iter(rows)) if width is None or name not in beneath]
     headings = [_words(name) for name in names]
-    grouped = {name for name in names if any(_is_long(row.get(name)) for row in rows)}
-    cells = [
-        [
-            _cell(row.get(name), heading, width, grouped=name in grouped)
-            for name, heading in zip(names, headings, strict=True)
+    columns = [_Column(heading) for heading in headings]
+    for row in rows:
+        for name, column in zip(names, columns, strict=True):
+            column.look_at(row.get(name))
+
+    def cells_of(row: Row) -> list[Text]:
+        return [
+            _cell(row.get(name), column.heading, width, grouped=column.is_grouped)
+            for name, column in zip(names, columns, strict=True)
         ]
-        for row in rows
-    ]
-    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
-    widths = [
-        max(cell_len(heading), *(cell_len(row[at].plain) for row in cells)) for at, heading in enumerate(headings)
-    ]
+
+    widths = [cell_len(heading) for heading in headings]
+    for row in rows:
+        widths = [max(wide, cell_len(cell.plain)) for wide, cell in zip(widths, cells_of(row), strict=True)]
     if width is not None:
-        rigid = [
-            is_number or heading in _STATES or all(_is_time(row.get(name)) for row in rows)
-            for name, heading, is_number in zip(names, headings, numeric, strict=True)
-        ]
+        rigid = [column.is_numeric or column.heading in _STATES or column.is_temporal for column in columns]
         widths = _squeezed(widths, headings, rigid, width - 1 - _GAP * (len(names) - 1))
-    line = partial(_line, widths=widths, numeric=numeric)
-    told = [*line([Text(heading, "bold") for heading in headings])]
-    told.append(Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim"))
-    for row, shown in zip(rows, cells, strict=True):
-        told += line(shown)
+    line = partial(_line, widths=widths, numeric=[column.is_numeric for column in columns])
+    yield from line([Text(heading, "bold") for heading in headings])
+    yield Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
+    for row in rows:
+        yield from line(cells_of(row))
         if width is not None:
-            told += [one for name in beneath for one in _beneath(row.get(name), width)]
-    return told
+            for name in beneath:
+                yield from _beneath(row.get(name), width)
+
+
+@dataclass(slots=True)
+class _Column:
+    """What the values of a column have in common, of those that were looked at."""
+
+    heading: str
+    is_grouped: bool = False  # one has commas: then all of the column have, so that they can be compared
+    is_numeric: bool = True
+    is_temporal: bool = True
+
+    def look_at(self, value: object) -> None:
+        """Take one more value into account."""
+        self.is_grouped = self.is_grouped or (isinstance(value, int) and "," in plain(value))
+        self.is_numeric = self.is_numeric and _is_number(value)
+        self.is_temporal = self.is_temporal and _is_time(value)
 
 
 def pairs(document: Row, *, width: int | None) -> list[Text]:
@@ -91,11 +120,6 @@ def pairs(document: Row, *, width: int | None) -> list[Text]:
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _is_long(value: object) -> bool:
-    """Whether the number has commas: then all of its column have, so that they can be compared."""
-    return isinstance(value, int) and "," in plain(value)
 
 
 def _is_time(value: object) -> bool:

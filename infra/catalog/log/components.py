@@ -1,6 +1,7 @@
 """Ledgers of components in SQL: their lists, made on demand, and how a ledger joins and leaves one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, select
@@ -10,6 +11,7 @@ from infra.catalog.audits import audit
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import canonical, ledger_of, make_list, newborn
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.errors import UnknownObject
@@ -25,6 +27,10 @@ BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
 """Components whose ledgers are in use where a row names them, a place in the list or not; and that row's column."""
+
+
+_LEDGERS_PER_PAGE: Final = 1_000  # a megabyte of rows, and a hundredth of a second of the database
+_LISTS_PER_READ: Final = 500  # of cursors, schemas and indexes: a list of those has few ledgers
 
 
 class SqlComponents(OnDatabase):
@@ -50,7 +56,28 @@ class SqlComponents(OnDatabase):
 
     def listed(self, topic_id: TopicId) -> list[Ledger]:
         """See `Components.listed`."""
-        return self._db.read(lambda connection: _listed(connection, topic_id))
+        return [ledger for page in self.pages(topic_id) for ledger in page]
+
+    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+        """See `Components.pages`."""
+        lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
+        data = Component.MANAGED_LEDGER
+        alone = [[found] for found in lists if found.component is data]  # its ledgers have no bound, others have few
+        rest = [found for found in lists if found.component is not data]
+        together = [rest[at : at + _LISTS_PER_READ] for at in range(0, len(rest), _LISTS_PER_READ)]
+        for chunk in (*alone, *together):
+            yield from self._pages_of(topic_id, chunk)
+
+    def _pages_of(self, topic_id: TopicId, chunk: "Sequence[_List]") -> Iterator[Sequence[Ledger]]:
+        limit = _LEDGERS_PER_PAGE if chunk[0].component is Component.MANAGED_LEDGER else None
+
+        def read(after: int) -> list[Ledger]:
+            return self._db.read(lambda connection: _page(connection, topic_id, chunk, after=after, limit=limit))
+
+        page = read(-1)
+        while page:
+            yield page
+            page = read(page[-1].ledger_id) if limit is not None and len(page) == limit else []
 
 
 def topic_of_newborn(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
@@ -98,26 +125,45 @@ def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason:
     )
 
 
-def _listed(connection: Connection, topic_id: TopicId) -> list[Ledger]:
-    """Ordered here, not in SQL: a database sorts text by its own locale."""
-    listed = (t.ledger_list.c.topic_id == topic_id, t.ledger.c.place.is_not(None))
-    of_list = t.ledger.c.list_id == t.ledger_list.c.list_id
-    columns = (t.ledger, t.ledger_list.c.component, t.ledger_list.c.owner)
-    rows = connection.execute(select(*columns).join(t.ledger_list, of_list).where(*listed)).all()
-    inner = select(t.ledger.c.ledger_id).join(t.ledger_list, of_list).where(*listed)
-    live = (t.ledger_copy.c.ledger_id.in_(inner), t.ledger_copy.c.state == CopyState.LIVE.value)
+@dataclass(frozen=True, slots=True)
+class _List:
+    """A list of ledgers of one component's owner."""
+
+    list_id: int
+    component: Component
+    keys: Mapping[str, str]
+
+
+def _lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_List]:
+    """The topic's lists, that of the data first. Ordered here: a database sorts text by its own locale."""
+    lists = t.ledger_list.c
+    query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
+    if component is not None:
+        query = query.where(lists.component == component.value)
+    found = [_List(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)]
+    data = Component.MANAGED_LEDGER
+    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical(one.keys)))
+
+
+def _page(
+    connection: Connection, topic_id: TopicId, chunk: Sequence[_List], *, after: int, limit: int | None
+) -> list[Ledger]:
+    """The ledgers of these lists behind an id, in the order of the lists, at most so many."""
+    place = {found.list_id: at for at, found in enumerate(chunk)}
+    mine = (among(connection, t.ledger.c.list_id, place), t.ledger.c.place.is_not(None), t.ledger.c.ledger_id > after)
+    rows = connection.execute(select(t.ledger).where(*mine).order_by(t.ledger.c.ledger_id).limit(limit)).all()
+    copy = t.ledger_copy.c
+    live = (among(connection, copy.ledger_id, [row.ledger_id for row in rows]), copy.state == CopyState.LIVE.value)
     kinds: dict[int, set[CopyKind]] = {}
-    for row in connection.execute(select(t.ledger_copy.c.ledger_id, t.ledger_copy.c.kind).where(*live)):
+    for row in connection.execute(select(copy.ledger_id, copy.kind).where(*live)):
         kinds.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
-    found = [
+    return [
         ledger_of(
             row,
             topic_id,
-            component=Component(row.component),
+            component=chunk[place[row.list_id]].component,
             copies=tuple(sorted(kinds.get(row.ledger_id, ()))),
-            keys=keys_of(row.owner),
+            keys=chunk[place[row.list_id]].keys,
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: (place[row.list_id], row.ledger_id))
     ]
-    data = Component.MANAGED_LEDGER
-    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical(one.keys), one.ledger_id))

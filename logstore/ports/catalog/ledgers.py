@@ -1,6 +1,6 @@
 """Ledgers, their segments, and their port."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -159,3 +159,9 @@ class Components(Protocol):
 
     def listed(self, topic_id: TopicId) -> list[Ledger]:
         """Listed ledgers of all components: the data ledgers first, each list in its order."""
+
+    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+        """The same ledgers, or those of one component, in pages that each fit into memory.
+
+        A page is read when it is drawn. A ledger that leaves its list meanwhile may be missing, none comes twice.
+        """

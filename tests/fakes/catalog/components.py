@@ -1,6 +1,6 @@
 """Ledgers of components in memory: listed while they are CLOSED, for they are written whole."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,11 @@ class FakeComponents:
             rest = [row for row in rows if _is_listed(row)]
         order = sorted(rest, key=lambda row: (row.component.value, sorted(row.keys.items()), row.ledger_id))
         return [*sorted(data, key=lambda row: row.ledger_id), *order]
+
+    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+        for row in self.listed(topic_id):
+            if component in {None, row.component}:
+                yield [row]
 
     def _born(self, ledger_id: LedgerId) -> Ledger | None:
         """The newborn, or None when it was taken for abandoned, and is now looked at again."""

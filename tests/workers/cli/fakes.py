@@ -91,7 +91,7 @@ class FakeLog:
             ledgers=SimpleNamespace(
                 listed=self._listed, totals=self._totals, backlogs=self._backlogs, last=lambda _: self.last
             ),
-            components=SimpleNamespace(listed=lambda topic_id: [*self._listed(topic_id), *self.components]),
+            components=SimpleNamespace(pages=self._component_pages),
             phase_one=SimpleNamespace(
                 contents=self._contents,
                 preview=self._preview,
@@ -157,6 +157,9 @@ class FakeLog:
         facts = {"topic_id": topic_id, "component": Component.MANAGED_LEDGER, "state": LedgerState.OPEN}
         sizes = {"entries": count, "size_bytes": 10 * count, "last_segment": 0, "generation": 1}
         return [Ledger(ledger_id=LedgerId(4), **facts, **sizes, created_us=0, closed_us=None)]  # type: ignore[arg-type]
+
+    def _component_pages(self, topic_id: TopicId, *, component: Component | None) -> Iterator[list[Ledger]]:
+        yield from ([one] for one in [*self._listed(topic_id), *self.components] if component in {None, one.component})
 
     def _totals(self, topic_id: TopicId) -> Totals:
         count, ledger_id = len(self.entries), LedgerId(4)

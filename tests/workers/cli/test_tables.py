@@ -3,16 +3,24 @@
 import io
 import os
 import pty
+import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from logstore.errors import StoreUnavailable
+from logstore.ports.catalog import Ledger
+from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.output import Answer, emit
+from workers.cli.rows import ConvertedRows, SpooledRows
 from workers.cli.tables import pairs, table
 
 _LONG = f"persistent://public/default/{'long-' * 33}end"
@@ -133,3 +141,55 @@ def test_states_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" not in piped.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not any(f"\x1b[{colour}m" in _on_a_terminal(answer) for colour in (31, 32, 33))
+
+
+@given(rows=_ROWS | st.just([]))
+def test_spooled_rows_are_printed_as_the_same_rows_in_a_list(rows: list[dict[str, object]]) -> None:
+    """One JSON document and one table, byte by byte, whatever stands in a row."""
+    spooled = SpooledRows.of(rows)
+    for form in ({"as_json": True}, {"as_json": False}, {"as_json": False, "wide": True}):
+        told = []
+        for answer in (Answer(document=rows), Answer(document=spooled, shown=ConvertedRows(spooled, dict))):
+            stdout = io.StringIO()
+            emit(replace(answer, beneath=("problem",)), **form, stdout=stdout)
+            told.append(stdout.getvalue())
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("form", ["--json", "--wide"])
+def test_ledgers_without_number_are_listed_in_little_memory(
+    run: Run, services: FakeServices, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the rows nor the document nor the table stand in memory as a whole."""
+    (ledger,) = services.log.catalog.ledgers.listed(7)
+    count = 20_000
+
+    def pages(topic_id: object, *, component: object) -> Iterator[list[Ledger]]:
+        for at in range(0, count, 1_000):
+            yield [replace(ledger, ledger_id=LedgerId(at + number)) for number in range(1_000)]
+
+    services.log.catalog.components.pages = pages
+    with Path(os.devnull).open("w") as nowhere:
+        monkeypatch.setattr(
+            "workers.cli.command.emit", lambda answer, **named: emit(answer, **named | {"stdout": nowhere})
+        )
+        run("ledger", "list", orders, form)  # imports are not counted
+        tracemalloc.start()
+        try:
+            assert run("ledger", "list", orders, form).exit_code == 0
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 12_000_000, "20,000 rows as a list of objects take twice as much"
+
+
+def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeServices, orders: str) -> None:
+    """That of the error: what was read before is not printed."""
+    (ledger,) = services.log.catalog.ledgers.listed(7)
+
+    def pages(topic_id: object, *, component: object) -> Iterator[list[Ledger]]:
+        yield [ledger]
+        raise StoreUnavailable("the database went away")
+
+    services.log.catalog.components.pages = pages
+    assert document(run("ledger", "list", orders, "--json"), 4)["error"]["type"] == "StoreUnavailable"

@@ -1,6 +1,6 @@
 """`ledger list`, `ledger delete` and `ledger operate`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +13,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import Asked, Job, ended, job
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_names, known_number
 from workers.cli.output import Answer, note
+from workers.cli.rows import ConvertedRows, SpooledRows
 from workers.pages.texts import fields
 
 if TYPE_CHECKING:
@@ -53,14 +54,17 @@ def list_(
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
     topic = context.topic(name)
-    found = context.catalog.components.listed(topic.topic_id)
-    rows = [_row(one) for one in found if component is None or one.component is component]
-    if tombstones:
-        left = context.catalog.tombstones.of_topic(topic.topic_id, component=component)
-        rows += [_tombstone(one) for one in left]
+
+    def ledgers() -> Iterator[dict[str, object]]:
+        for page in context.catalog.components.pages(topic.topic_id, component=component):
+            yield from map(_row, page)
+        if tombstones:
+            yield from map(_tombstone, context.catalog.tombstones.of_topic(topic.topic_id, component=component))
+
+    rows = SpooledRows.of(ledgers())
     if not rows and component is not None:
         note(f"no ledger of topic {name} is of component {component.value}")
-    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("keys",), empty="no ledgers")
+    return Answer(document=rows, shown=ConvertedRows(rows, _shown), beneath=("keys",), empty="no ledgers")
 
 
 def _shown(row: Mapping[str, object]) -> dict[str, object]:

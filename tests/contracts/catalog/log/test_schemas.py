@@ -8,8 +8,8 @@ from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import SchemaVersion, Topic, TopicState
 from logstore.positions import LedgerId
-from tests.contracts.catalog.steps import new_topic, race
-from tests.contracts.catalog.world import World
+from tests.contracts.catalog.steps import filled, new_topic, race
+from tests.contracts.catalog.worlds import SqlWorld, World
 
 
 def _newborn(world: World, topic: Topic) -> LedgerId:
@@ -44,6 +44,37 @@ def test_schema_versions_count_from_zero_and_list_their_ledgers(world: World) ->
     }
     assert {one.keys["schema"] for one in found} == {topic.name}
     assert made[0].size_bytes == 7
+
+
+@pytest.mark.postgres
+def test_ledgers_of_all_components_are_the_same_in_pages(world: World) -> None:
+    """The data ledgers first, each list in its order, none twice; or those of one component."""
+    topic = new_topic(world)
+    data = filled(world, topic.topic_id, 5)
+    schemas = [_set(world, topic, digest).ledger_id for digest in ("a", "b")]
+    pages = world.catalog.components.pages
+
+    def ids(**named: Component) -> list[LedgerId]:
+        return [ledger.ledger_id for page in pages(topic.topic_id, **named) for ledger in page]
+
+    assert ids() == [*data, *schemas] == [one.ledger_id for one in world.catalog.components.listed(topic.topic_id)]
+    assert ids(component=Component.MANAGED_LEDGER) == data
+    assert ids(component=Component.SCHEMA_STORAGE) == schemas
+    assert ids(component=Component.DELAYED_INDEX) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_pages_of_any_size_hold_every_ledger_once(
+    sql_world: SqlWorld, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last page is full; copies and keys are those of the ledger."""
+    topic = new_topic(sql_world)
+    filled(sql_world, topic.topic_id, 5)
+    _set(sql_world, topic, "a")
+    whole = sql_world.catalog.components.listed(topic.topic_id)
+    monkeypatch.setattr("infra.catalog.log.components._LEDGERS_PER_PAGE", size)
+    assert sql_world.catalog.components.listed(topic.topic_id) == whole
+    assert max(len(page) for page in sql_world.catalog.components.pages(topic.topic_id)) == size
 
 
 def test_schema_of_the_newest_content_is_returned_and_its_newborn_filed(world: World) -> None:
