@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from workers.hosting.readiness import checks_of
+from workers.hosting.readiness import SCHEDULES, checks_of
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDER: Final = _ROOT / "deploy" / "monitoring"
@@ -170,7 +170,7 @@ def test_rule_that_waits_for_one_event_sees_the_first_one(rule: dict[str, Any]) 
 def test_values_of_labels_in_rules_are_those_of_the_code() -> None:
     """A check or a state that was renamed would never fire."""
     rules = " ".join(rule["expr"] for rule in _rules())
-    assert _checks() == {"worker", "temporal", "database", "primary bucket"}
+    assert _checks() == {"worker", "temporal", "database", "primary bucket", "schedules"}
     assert set(re.findall(r'check="([^"]*)"', rules)) <= _checks()
     assert set(re.findall(r'state="([^"]*)"', rules)) == {"CONNECTED", "STALE"}
 
@@ -178,7 +178,7 @@ def test_values_of_labels_in_rules_are_those_of_the_code() -> None:
 def _checks() -> set[str]:
     source = Path(checks_of.__code__.co_filename).read_text(encoding="utf-8")
     function = source.partition("def checks_of")[2].partition("\ndef ")[0]
-    return set(re.findall(r'"([a-z ]+)":', function))
+    return {*re.findall(r'"([a-z ]+)":', function), SCHEDULES}
 
 
 def _anchors() -> set[str]:

@@ -151,6 +151,20 @@ def apply(context: CommandContext) -> Answer:
     return Answer(document=rows, empty="no recurring jobs: every interval is 0s")
 
 
+ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE_ID", help="As `sexton schedule list` shows it.")]
+
+
+@command(schedule, "restart", "sexton-records")
+def restart(context: CommandContext, schedule_id: ScheduleId) -> Answer:
+    """End the runs of a recurring job that are at work, and start it anew: for one that `sexton doctor` calls stuck.
+
+    Jobs that it keeps going, `flush-records` and coordinators, end too where they are stuck. No work is lost: each run
+    finds in the catalog what is left to do. A schedule that is paused starts nothing.
+    """
+    ended = context.with_client(lambda client: client.restart_schedule(schedule_id))
+    return Answer(document={"id": schedule_id, "ended": ended})
+
+
 replays = group("replays", "Replays.", path="")
 
 _MOST_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB, which are less than that as JSON

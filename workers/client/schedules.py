@@ -42,13 +42,13 @@ from workflows.transactions.values import SWEEP_TRANSACTIONS
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
-_TRANSACTIONS: Final = "sexton-transactions"
+TRANSACTIONS: Final = "sexton-transactions"
 _DELAYED: Final = "sexton-delayed"
-_RECORDS: Final = "sexton-records"
+RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _TRANSACTIONS, _DELAYED, _RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -102,9 +102,9 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
         recurs(_SWEEP, SWEEP_DELETIONS, given.sweep_interval, "sweep deletions that nobody works on", policy=policy),
         recurs(_TRIM, TRIM_TOPICS, given.trim_interval, "trim all topics", policy=policy),
         recurs(_PLAN, RECONCILE_ORPHANS, given.plan_interval, "compare storage with the catalog", queue=bulk),
-        recurs(_TRANSACTIONS, SWEEP_TRANSACTIONS, given.sweep_interval, wake, queue=transactions),
+        recurs(TRANSACTIONS, SWEEP_TRANSACTIONS, given.sweep_interval, wake, queue=transactions),
         recurs(_DELAYED, SEAL_BUCKETS, given.delayed_interval, "seal delayed messages of all topics"),
-        replace(recurs(_RECORDS, SWEEP_RECORDS, given.sweep_interval, flush, queue=records), at_once=True),
+        replace(recurs(RECORDS, SWEEP_RECORDS, given.sweep_interval, flush, queue=records), at_once=True),
         recurs(_DEFRAGMENT, DEFRAGMENT_RECORDS, given.defragment_interval, "defragment the record log", **of_records),
         recurs(_RAID, RAID_TOMBSTONES, given.raid_interval, "raid tombstones that cover nothing", **of_records),
         recurs(_REPLICATE, REPLICATE_RECORDS, replicate_s, "replicate the record log", **of_records),

@@ -26,6 +26,7 @@ from workers.client import schedules
 from workers.client.connections import connect_client
 from workers.client.deletion_batches import Batches, released
 from workers.client.jobs import Handle, of_run, of_topic
+from workers.client.scheduled_runs import restart_schedule
 from workers.client.store_jobs import StoreJobs
 from workers.client.transactions import TransactionJobs
 from workers.client.visibility import WorkflowRow, history_of, visible_workflows
@@ -271,6 +272,10 @@ class Sexton(StoreJobs, TransactionJobs):
     async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
         """Bring the namespace's recurring jobs to what the settings say; see `workers.client.schedules`."""
         return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
+
+    async def restart_schedule(self, schedule_id: str) -> list[str]:
+        """End what is stuck of a recurring job, and start it anew; see `workers.client.scheduled_runs`."""
+        return await restart_schedule(await self.ours(), schedule_id)
 
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
         """Those recurring jobs that are scheduled."""

@@ -208,9 +208,7 @@ async def _reason(client: Client, look: _Look) -> str | None:
 
 async def _of_task(client: Client, look: _Look) -> str:
     task = look.found.pending_workflow_task
-    newest = await _newest(client, look.found.workflow_execution_info.execution)
-    failed = [one.workflow_task_failed_event_attributes for one in newest]
-    why = next((innermost(one.failure) for one in failed if one.HasField("failure")), "")
+    why = await failure_of_task(client, look.found.workflow_execution_info.execution)
     if task.attempt > 1 and why:
         told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}): {why}"
         stop = f"`temporal workflow terminate --workflow-id {look.id}`"
@@ -218,6 +216,12 @@ async def _of_task(client: Client, look: _Look) -> str:
     return f"the workflow task of {look.id} waits: " + await why_not_taken(
         client, look.id, look.versioning(), look.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     )
+
+
+async def failure_of_task(client: Client, run: WorkflowExecution) -> str:
+    """Return the newest failure of a workflow task among the newest events of a run; "" if there is none."""
+    failed = [event.workflow_task_failed_event_attributes for event in await _newest(client, run)]
+    return next((innermost(task.failure) for task in failed if task.HasField("failure")), "")
 
 
 async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) -> str:

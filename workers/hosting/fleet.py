@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from temporalio.client import Client
@@ -33,6 +34,7 @@ from workers.assembly.records import NamedFunctions
 from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
+from workers.client.scheduled_runs import find_stuck_runs, require_readable_runs
 from workers.client.schedules import require_readable
 from workers.hosting.codec_page import add_codec
 from workers.hosting.gauges import catalog_gauges, show_readiness
@@ -40,7 +42,7 @@ from workers.hosting.http import Pages, new_pages, serving
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.owning import Ownership, new_ownership
-from workers.hosting.readiness import Phase, Readiness, checks_of
+from workers.hosting.readiness import Phase, Readiness, check_of_schedules, checks_of
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
 from workers.hosting.upkeep import alongside, prune_traces, watched, write_snapshots
@@ -66,7 +68,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     Raises:
         InvalidInput: A worker id that cannot be one, no queue, a queue without a name, a function over records that
             cannot be imported, nothing can listen at the address for metrics or for pages, files of certificates
-            or keys cannot be used, or scheduled jobs are encrypted by a key that is not ours.
+            or keys cannot be used, or scheduled jobs or their runs are encrypted by a key that is not ours.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
@@ -91,6 +93,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         )
         await visibility.require_attributes(client)
         await require_readable(client)
+        await require_readable_runs(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
         shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
@@ -134,7 +137,12 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
                 _gauges(log, shown, settings),
                 watched(log, every_s=settings.records_interval) as replaced,
                 _taking_part(owners, stop) as gave_up,
-                alongside(shown.readiness.watch(checks_of(client, settings, log.catalog, workers))),
+                alongside(
+                    shown.readiness.watch(
+                        checks_of(client, settings, log.catalog, workers),
+                        check_of_schedules(partial(find_stuck_runs, client)),
+                    )
+                ),
             ):
                 _log.info("serving %s as %s", ", ".join(queues), name)
                 ends = [asyncio.create_task(stop.wait()), gave_up, replaced]

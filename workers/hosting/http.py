@@ -246,7 +246,10 @@ async def _healthz(_: web.Request) -> web.StreamResponse:
 
 def _readyz(readiness: Readiness) -> Page:
     async def page(_: web.Request) -> web.StreamResponse:
-        checks = [{"name": seen.name, "ok": seen.ok, "detail": seen.detail} for seen in readiness.seen()]
+        checks = [
+            {"name": seen.name, "ok": seen.ok, "detail": seen.detail, "required": seen.required}
+            for seen in readiness.seen()
+        ]
         document = {"ready": readiness.ready, "phase": readiness.phase, "checks": checks}
         return web.json_response(document, status=200 if readiness.ready else 503)
 

@@ -9,10 +9,11 @@ that has no owner.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final
@@ -26,6 +27,7 @@ from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.markers import MARKER_KEY
 from logstore.ports.catalog import Catalog
 from workers.assembly.buckets import primary_bucket
+from workers.client.scheduled_runs import StuckRun
 from workers.client.temporal_faults import temporal_fault
 from workers.settings import Settings
 
@@ -37,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[object]]
 """Returns when all is well, and raises where it is not."""
+
+
+_NO_CHECKS: Final[Mapping[str, Check]] = {}
 
 
 class Phase(StrEnum):
@@ -54,6 +59,11 @@ class Seen:
     name: str
     ok: bool
     detail: str  # "" where all is well
+    required: bool = True  # whether the worker is ready only while this is well
+
+    def document(self) -> dict[str, object]:
+        """Return what probes and pages show of it."""
+        return {"name": self.name, "ok": self.ok, "detail": self.detail, "required": self.required}
 
 
 class Readiness:
@@ -72,8 +82,10 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether the worker serves, and every check was well a short time ago; without any check it is not."""
-        return self.phase is Phase.SERVING and bool(self._seen) and all(seen.ok for seen in self.seen())
+        """Whether the worker serves, and every required check was well a short time ago; without any it is not."""
+        return (
+            self.phase is Phase.SERVING and bool(self._seen) and all(seen.ok for seen in self.seen() if seen.required)
+        )
 
     def seen(self) -> Sequence[Seen]:
         """The last answers of the checks, in their order."""
@@ -83,28 +95,35 @@ class Readiness:
         age_s = self._clock() - at
         if age_s <= FRESH_S:
             return seen
-        return Seen(name=seen.name, ok=False, detail=f"no answer for {age_s:.0f} s")
+        return replace(seen, ok=False, detail=f"no answer for {age_s:.0f} s")
 
-    async def watch(self, checks: Mapping[str, Check]) -> None:
-        """Ask all again and again, without end; a service that has not answered yet is not well."""
+    async def watch(self, checks: Mapping[str, Check], reported: Mapping[str, Check] = _NO_CHECKS) -> None:
+        """Ask all again and again, without end; a service that has not answered yet is not well.
+
+        Args:
+            checks: What the worker needs to be ready.
+            reported: What is shown beside these. It is no matter of one worker: if it made all of them unready, none
+                could be replaced by one that mends it.
+        """
         now = self._clock()
-        for name in checks:
-            self._seen[name] = now, Seen(name=name, ok=False, detail="not asked yet")
+        for name in [*checks, *reported]:
+            required = name in checks
+            self._seen[name] = now, Seen(name=name, ok=False, detail="not asked yet", required=required)
         async with asyncio.TaskGroup() as all_of_them:
-            for name, check in checks.items():
-                all_of_them.create_task(self._ask(name, check))
+            for name, check in [*checks.items(), *reported.items()]:
+                all_of_them.create_task(self._ask(name, check, required=name in checks))
 
-    async def _ask(self, name: str, check: Check) -> None:
+    async def _ask(self, name: str, check: Check, *, required: bool) -> None:
         told = ""  # while it starts, nothing is: that it does not poll yet is no fault
         while True:
             problem = await _problem(check)
-            self._seen[name] = self._clock(), Seen(name=name, ok=not problem, detail=problem)
+            self._seen[name] = self._clock(), Seen(name=name, ok=not problem, detail=problem, required=required)
             if problem and problem != told and self.phase is not Phase.STARTING:
                 told = problem
-                _log.warning("not ready, %s: %s", name, problem)
+                _log.warning("%s, %s: %s", "not ready" if required else "not well", name, problem)
             elif told and not problem:
                 told = ""
-                _log.info("ready again, %s", name)
+                _log.info("%s again, %s", "ready" if required else "well", name)
             await asyncio.sleep(self._every_s)
 
 
@@ -148,3 +167,29 @@ def in_own_threads(questions: Mapping[str, Callable[[], object]]) -> dict[str, C
         return lambda: asyncio.get_running_loop().run_in_executor(threads, question)
 
     return {name: check(question) for name, question in questions.items()}
+
+
+SCHEDULES: Final = "schedules"
+_SCHEDULES_EVERY_S: Final = 60.0
+_SCHEDULES_WITHIN_S: Final = 20.0  # less than `FRESH_S`
+
+
+def check_of_schedules(
+    find: Callable[[], Awaitable[Sequence[StuckRun]]],
+    *,
+    every_s: float = _SCHEDULES_EVERY_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Check]:
+    """Return a check that no scheduled job is stuck; it asks Temporal once in `every_s` seconds."""
+    next_look, problem = -math.inf, ""
+
+    async def check() -> None:
+        nonlocal next_look, problem
+        if clock() >= next_look:
+            async with asyncio.timeout(_SCHEDULES_WITHIN_S):
+                stuck = await find()
+            next_look, problem = clock() + every_s, "; ".join(map(str, stuck))
+        if problem:
+            raise ServiceFailed(SCHEDULES, problem, advice="see `sexton doctor`")
+
+    return {SCHEDULES: check}

@@ -89,7 +89,10 @@ class StatusDocument:
         }
 
     def _worker(self) -> dict[str, Any]:
-        checks = [{"name": seen.name, "ok": seen.ok, "detail": seen.detail} for seen in self._readiness.seen()]
+        checks = [
+            {"name": seen.name, "ok": seen.ok, "detail": seen.detail, "required": seen.required}
+            for seen in self._readiness.seen()
+        ]
         return {
             "worker_id": self._worker_id,
             "ready": self._readiness.ready,

@@ -29,8 +29,11 @@ from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.client import visibility
 from workers.client.connections import with_client
 from workers.client.pollers import live_pollers
+from workers.client.scheduled_runs import StuckRun, find_stuck_runs
+from workers.client.schedules import list_schedules
 from workers.client.temporal_faults import temporal_fault
 from workers.hosting.certificates import check_certificates, files_of_certificates
+from workers.hosting.readiness import SCHEDULES
 from workers.identity import buckets_of, compare_namespace
 from workers.operations.builds import Deployment, read_deployment, unserved_queues
 from workers.operations.owners import open_directory, open_session, overview
@@ -232,10 +235,11 @@ _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seco
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """As `status`, and Java, search attributes, ownership, clock, and certificates of ours where there are any."""
+    """As `status`, and Java, search attributes, schedules, ownership, clock, and our certificates if there are any."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _search_attributes,
+        SCHEDULES: _schedules,
         "ownership": _ownership,
         "clock": _clock,
         **({"certificates": check_certificates} if files_of_certificates(settings) else {}),
@@ -246,6 +250,16 @@ def doctor(settings: Settings) -> list[Row]:
 def _search_attributes(settings: Settings) -> str:
     with_client(settings, visibility.require_attributes)
     return "all registered"
+
+
+def _schedules(settings: Settings) -> str:
+    async def ask(client: Client) -> tuple[int, Sequence[StuckRun]]:
+        return len(await list_schedules(client)), await find_stuck_runs(client)
+
+    count, stuck = with_client(settings, ask)
+    if stuck:
+        raise ServiceFailed(SCHEDULES, "; ".join(map(str, stuck)), advice="its runbook is `Schedules`")
+    return f"{count} schedule{'' if count == 1 else 's'}, and no job of theirs is stuck"
 
 
 def _ownership(settings: Settings) -> str:

@@ -459,6 +459,9 @@ class FakeClient:
             AppliedSchedule(schedule_id="sexton-trim", change="unchanged"),
         ]
 
+    async def restart_schedule(self, schedule_id: str) -> list[str]:
+        return [f"{schedule_id}-2026-11-20T17:05:00Z"]
+
     async def list_schedules(self) -> list[ScheduleRow]:
         """One that runs, one that is paused."""
         moment = datetime(2026, 11, 20, 17, 5, 0, 26903, tzinfo=UTC)

@@ -33,6 +33,12 @@ def test_schedule_apply_tells_what_became_of_each(run: Run) -> None:
     ]
 
 
+def test_schedule_restart_tells_what_it_ended(run: Run) -> None:
+    """By the ids of workflows."""
+    told = document(run("schedule", "restart", "sexton-trim", "--json"))
+    assert told == {"id": "sexton-trim", "ended": ["sexton-trim-2026-11-20T17:05:00Z"]}
+
+
 def test_schedule_apply_with_an_interval_that_is_none_is_bad_input(run: Run, services: FakeServices) -> None:
     """Refused, naming the setting, before Temporal is asked."""
     for value in ("-1s", "soon", "31d"):

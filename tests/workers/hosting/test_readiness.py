@@ -9,7 +9,8 @@ import pytest
 
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
-from workers.hosting.readiness import FRESH_S, Phase, Readiness, in_own_threads
+from workers.client.scheduled_runs import StuckRun
+from workers.hosting.readiness import FRESH_S, Phase, Readiness, check_of_schedules, in_own_threads
 from workers.hosting.upkeep import alongside
 
 
@@ -155,3 +156,55 @@ def test_probes_ask_no_service() -> None:
             assert service.asked == 1
 
     asyncio.run(check())
+
+
+def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
+    """A scheduled job that is stuck is no fault of a worker: none could be replaced by one that mends it."""
+
+    async def check() -> None:
+        readiness, needed, other = Readiness(every_s=0.001), Service(), Service()
+        other.fault = ServiceFailed("schedules", "a run is stuck", advice="start it anew")
+        readiness.phase = Phase.SERVING
+        async with alongside(readiness.watch({"needed": needed.ask}, {"other": other.ask})):
+            await _until(lambda: readiness.ready and other.asked > 1)
+            assert "a run is stuck" in _details(readiness)["other"]
+            assert [seen.document()["required"] for seen in readiness.seen()] == [True, False]
+            needed.fault = ServiceFailed("needed", "it is away", advice="wait")
+            await _until(lambda: not readiness.ready)
+
+    asyncio.run(check())
+
+
+def test_schedules_are_looked_at_once_in_a_while_and_the_answer_stays() -> None:
+    """Each look asks Temporal a dozen questions. A look that fails is repeated at once."""
+    now, looks = [0.0], list[float]()
+    stuck = StuckRun(schedule_id="sexton-sweep", workflow_id="sweep-1", run_id="r", problem="it fails")
+    found: list[StuckRun] = []
+
+    async def find() -> list[StuckRun]:
+        looks.append(now[0])
+        if now[0] == 120:
+            raise TimeoutError
+        return list(found)
+
+    (check,) = check_of_schedules(find, every_s=60, clock=lambda: now[0]).values()
+
+    async def answers() -> None:
+        await check()
+        found.append(stuck)
+        now[0] = 59
+        await check()
+        now[0] = 60
+        for _ in range(2):
+            with pytest.raises(ServiceFailed, match="sexton-sweep: it fails; `sexton schedule restart sexton-sweep`"):
+                await check()
+        now[0] = 120
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await check()
+        found.clear()
+        now[0] = 121
+        await check()
+
+    asyncio.run(answers())
+    assert looks == [0, 60, 120, 120, 121]

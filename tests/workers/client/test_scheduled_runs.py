@@ -1,0 +1,227 @@
+"""Scheduled runs that do not go on are named, cannot be read by accident, and are started anew; on a real Temporal."""
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client, Schedule, ScheduleActionStartWorkflow, ScheduleIntervalSpec, ScheduleSpec
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from logstore.errors import InvalidInput, UnknownObject
+from tests.workflows.house import assert_eventually
+from workers.client import Sexton, scheduled_runs
+from workers.client.scheduled_runs import find_stuck_runs, require_readable_runs, restart_schedule
+from workers.operations.status import _schedules, checked
+from workers.settings import Settings
+from workflows.deletion.values import SweepDeletionsInput
+from workflows.records.values import FLUSH_RECORDS
+
+pytestmark = pytest.mark.external_service
+
+_SCHEDULES = {"sexton-sweep": "sweep-deletions", "sexton-records": "sweep-records"}
+_QUEUE = "scheduled-runs"
+
+
+@workflow.defn(name="sweep-deletions", sandboxed=False)
+class FailingTask:
+    """A job whose workflow task fails always."""
+
+    @workflow.run
+    async def run(self, _: SweepDeletionsInput) -> None:
+        raise RuntimeError("planned")
+
+
+class Namespace:
+    """Schedules of ours on a queue of the test's own, which nobody serves unless told."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def create(self, name: str = "sexton-sweep") -> None:
+        """Create a schedule; its runs start by hand alone."""
+        spec = ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(days=365))])
+        kind = _SCHEDULES[name]
+        action = ScheduleActionStartWorkflow(kind, SweepDeletionsInput(), id=kind, task_queue=_QUEUE)
+        await self.client.create_schedule(name, Schedule(action=action, spec=spec))
+
+    async def start(self, name: str = "sexton-sweep") -> str:
+        """Start a run; its id."""
+        await self.client.get_schedule_handle(name).trigger()
+        return await self.running(name)
+
+    async def running(self, name: str = "sexton-sweep", *, other_than: str = "") -> str:
+        """Wait for a run of the schedule; its id."""
+        found = list[str]()
+
+        async def is_running() -> bool:
+            actions = (await self.client.get_schedule_handle(name).describe()).info.running_actions
+            ids = [getattr(action, "workflow_id", "") for action in actions]
+            found[:] = [workflow_id for workflow_id in ids if workflow_id != other_than]
+            return bool(found)
+
+        await assert_eventually(is_running)
+        return found[0]
+
+    async def problems(self) -> list[tuple[str, str, str]]:
+        """Schedule, workflow and problem of each run that is stuck."""
+        return [(one.schedule_id, one.workflow_id, one.problem) for one in await find_stuck_runs(self.client)]
+
+    async def remove(self) -> None:
+        """Remove what tests have made."""
+        for name in _SCHEDULES:
+            with suppress(RPCError):
+                await self.client.get_schedule_handle(name).delete()
+        async for found in self.client.list_workflows(f"TaskQueue = '{_QUEUE}' AND ExecutionStatus = 'Running'"):
+            with suppress(RPCError):
+                await self.client.get_workflow_handle(found.id).terminate()
+        with suppress(RPCError):
+            await self.client.get_workflow_handle(FLUSH_RECORDS.id()).terminate()
+
+
+def _with(settings: Settings, work: Callable[[Namespace], Awaitable[Any]]) -> Any:
+    async def connected() -> Any:
+        namespace = Namespace((await Sexton.connect(settings)).client)
+        try:
+            return await work(namespace)
+        finally:
+            await namespace.remove()
+
+    return asyncio.run(connected())
+
+
+@pytest.fixture
+def keyed(settings: Settings, tmp_path: Path) -> Settings:
+    """The same namespace with a key."""
+    path = tmp_path / "keys"
+    path.write_text(f"one {base64.b64encode(secrets.token_bytes(32)).decode()}\n")
+    return settings.model_copy(update={"payload_key_file": str(path)})
+
+
+def test_run_whose_workflow_task_fails_is_named_and_started_anew(settings: Settings) -> None:
+    """With the failure, and with the command that starts it anew; a schedule that waits is no fault."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create()
+        assert await namespace.problems() == []
+        stuck = await namespace.start()
+        assert await namespace.problems() == []  # it only waits for a worker
+        async with Worker(namespace.client, task_queue=_QUEUE, workflows=[FailingTask]):
+            await assert_eventually(lambda: _is_stuck(namespace.client))
+        (one,) = await find_stuck_runs(namespace.client)
+        assert (one.schedule_id, one.workflow_id) == ("sexton-sweep", stuck)
+        assert one.problem.startswith(f"the workflow task of {stuck} fails again and again (attempt ")
+        assert "planned" in one.problem
+        assert str(one).endswith("; `sexton schedule restart sexton-sweep` starts it anew")
+        assert await restart_schedule(namespace.client, "sexton-sweep") == [stuck]
+        assert await namespace.running(other_than=stuck) != stuck
+        assert await namespace.problems() == []
+
+    _with(settings, work)
+
+
+def test_run_that_does_not_end_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schedule skips each later run meanwhile; one that is paused by hand is nobody's worry."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create()
+        old = await namespace.start()
+        assert await namespace.problems() == []
+        monkeypatch.setattr(scheduled_runs, "_INTERVALS", 0)
+        monkeypatch.setattr(scheduled_runs, "_MIN_AGE", timedelta())
+        ((schedule, workflow_id, problem),) = await namespace.problems()
+        assert (schedule, workflow_id) == ("sexton-sweep", old)
+        assert problem.startswith(f"{old} has not ended since 2")
+        await namespace.client.get_schedule_handle("sexton-sweep").pause(note="an incident")
+        assert await namespace.problems() == []
+        assert await restart_schedule(namespace.client, "sexton-sweep") == [old]
+        assert await restart_schedule(namespace.client, "sexton-sweep") == []
+
+    _with(settings, work)
+
+
+def test_doctor_names_a_schedule_that_is_stuck(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that starts it anew."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create()
+        assert await asyncio.to_thread(_schedules, settings) == "1 schedule, and no job of theirs is stuck"
+        await namespace.start()
+        monkeypatch.setattr(scheduled_runs, "_INTERVALS", 0)
+        monkeypatch.setattr(scheduled_runs, "_MIN_AGE", timedelta())
+        row = await asyncio.to_thread(checked, "schedules", _schedules, settings)
+        assert row["ok"] is False
+        assert "sexton-sweep: sweep-deletions-2" in str(row["detail"])
+        assert "`sexton schedule restart sexton-sweep` starts it anew" in str(row["detail"])
+
+    _with(settings, work)
+
+
+def test_id_of_a_job_that_a_schedule_keeps_going_held_by_another_type_is_named(settings: Settings) -> None:
+    """The sweep would believe for ever that changes are flushed."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create("sexton-records")
+        await namespace.client.start_workflow("theirs", id=FLUSH_RECORDS.id(), task_queue=_QUEUE)
+        problem = "flush-records is held by a workflow of another type, 'theirs'"
+        assert await namespace.problems() == [("sexton-records", "flush-records", problem)]
+        assert await restart_schedule(namespace.client, "sexton-records") == ["flush-records"]
+
+    _with(settings, work)
+
+
+def test_flush_that_goes_on_is_left_alone_by_a_restart(settings: Settings) -> None:
+    """It runs without end, which is no fault of it."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create("sexton-records")
+        await namespace.client.start_workflow(FLUSH_RECORDS.name, id=FLUSH_RECORDS.id(), task_queue=_QUEUE)
+        assert await namespace.problems() == []
+        assert await restart_schedule(namespace.client, "sexton-records") == []
+
+    _with(settings, work)
+
+
+def test_schedule_that_is_none_of_ours_is_not_restarted(settings: Settings) -> None:
+    """Named, with those that there are."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create()
+        with pytest.raises(UnknownObject, match="schedule: expected one of sexton-sweep, found 'theirs'"):
+            await restart_schedule(namespace.client, "theirs")
+
+    _with(settings, work)
+
+
+def test_worker_without_the_key_of_a_run_that_a_schedule_holds_is_refused(settings: Settings, keyed: Settings) -> None:
+    """It would fail each task of that run; the sentence says what to do where the key is lost."""
+
+    async def work(namespace: Namespace) -> None:
+        await Namespace((await Sexton.connect(keyed)).client).create()
+        encrypted = await namespace.start()
+        expected = "'one', by which payloads of this namespace are encrypted, as sweep-deletions-2.*"
+        with pytest.raises(InvalidInput, match=f"{expected}`sexton schedule restart sexton-sweep`, where that key is"):
+            await require_readable_runs(namespace.client)
+        await require_readable_runs((await Sexton.connect(keyed)).client)
+        await namespace.client.get_workflow_handle(encrypted).terminate()
+        await assert_eventually(lambda: _is_readable(namespace.client))
+
+    _with(settings, work)
+
+
+async def _is_stuck(client: Client) -> bool:
+    return bool(await find_stuck_runs(client))
+
+
+async def _is_readable(client: Client) -> bool:
+    with suppress(InvalidInput):
+        await require_readable_runs(client)
+        return True
+    return False
