@@ -32,11 +32,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
-from logstore.identity.markers import Role
+from logstore.identity.markers import MarkerState, Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.tiered import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.objects import Buckets, OwnedStore
+from logstore.records.services.publishing import require_current
 from workers import VERSION
 from workers.assembly.buckets import own_buckets_by_name
 from workers.settings import Settings
@@ -155,6 +156,20 @@ def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -
             raise why
         if why:
             _log.warning("a bucket is compared with the catalog at its first use: %s", why)
+
+
+def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
+    """Compare the catalog with the newest manifest of its record log. A bucket that is nobody's yet has none.
+
+    Raises:
+        CatalogOutdated: The database is older than its record log.
+        CatalogMismatch: The bucket is another catalog's.
+        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+    """
+    own = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
+    records = own(Role.RECORDS, settings.records_bucket)
+    if records.look() is MarkerState.OURS:
+        require_current(catalog.records, records)
 
 
 def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:

@@ -6,11 +6,12 @@ from typing import Final
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.catalog import open_catalog
-from logstore.errors import SextonError
+from infra.catalog import SqlCatalog, open_catalog
+from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
 from workers.client.connections import with_client
 from workers.client.waiting import innermost
+from workers.identity import compare_with_newest_manifest
 from workers.settings import Settings
 from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
 
@@ -22,16 +23,38 @@ _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
 def records_row(settings: Settings) -> Mapping[str, object]:
-    """How old the oldest change is that no manifest names, why flushes fail if they do, and how many deletions wait."""
+    """How old the oldest change is that no manifest names, why flushes fail if they do, and how many deletions wait.
+
+    The row of a database that is older than its record log has `refused`: no service is away.
+    """
     try:
         with open_catalog(settings.database_url) as catalog:
             trouble, detail = _of_catalog(catalog.records)
+            if settings.store_is_known:
+                detail += _compared(settings, catalog)
+    except CatalogOutdated as error:
+        return {"name": RECORD_LOG, "ok": False, "refused": True, "detail": str(error)}
     except (SextonError, OSError) as error:
         return {"name": RECORD_LOG, "ok": False, "detail": f"cannot be told: {error}"}
     if failing := _failing(settings):
         trouble = [failing, *trouble]
     told = "; ".join([*trouble, detail])
     return {"name": RECORD_LOG, "ok": not trouble, "detail": f"{told}; {_ADVICE}" if trouble else told}
+
+
+def _compared(settings: Settings, catalog: SqlCatalog) -> str:
+    """Compare the database with the newest manifest; what to add to the row where the store cannot tell.
+
+    Raises:
+        CatalogOutdated: The database is older than its record log.
+    """
+    try:
+        compare_with_newest_manifest(settings, catalog)
+    except CatalogOutdated:
+        raise
+    except SextonError:
+        return "; not compared with the newest manifest"  # another row tells why
+    return ""
 
 
 def _of_catalog(records: Records) -> tuple[list[str], str]:

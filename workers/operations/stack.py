@@ -12,17 +12,17 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
 
-from infra.catalog import Database, SqlCatalog, shown_url, upgrade, version
+from infra.catalog import Database, SqlCatalog, open_catalog, shown_url, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
 from infra.stack.workers import dead_workers
-from logstore.errors import ServiceFailed
+from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, with_client
 from workers.client.jobs import OwnJobs
-from workers.identity import adopt_buckets, buckets_of, own_build
+from workers.identity import adopt_buckets, buckets_of, compare_with_newest_manifest, own_build
 from workers.operations.new_builds import deploy_unless_served
 from workers.operations.status import WORKER, polling
 from workers.settings import OFF, Settings
@@ -50,6 +50,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         ServiceFailed: Something could not be started. Servers and worker of this call are stopped again.
         CatalogVersionMismatch: The catalog was written by a newer build; the same.
         CatalogMismatch: Buckets or namespace are not this catalog's; the same.
+        CatalogOutdated: The database is older than its record log; the same.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = at(settings, where)
@@ -153,14 +154,24 @@ def prepare(settings: Settings) -> None:
 
     Raises:
         CatalogVersionMismatch, CatalogMismatch, StoreUnavailable: As `upgrade_catalog`.
+        CatalogOutdated: The database is older than its record log; a worker would end at once.
     """
     upgrade_catalog(settings)
+    _require_current(settings)
 
     async def register(client: Client) -> None:
         await visibility.register_attributes(client)
         await OwnJobs(client, settings).ours()
 
     with_client(settings, register)
+
+
+def _require_current(settings: Settings) -> None:
+    """Compare with the newest manifest where the store tells it; a worker compares in any case."""
+    if not settings.store_is_known:
+        return
+    with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
+        compare_with_newest_manifest(settings, catalog)
 
 
 def start_worker(

@@ -30,6 +30,15 @@ from logstore.records.services.record_log import RecordLog
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_REBUILT: Final = (
+    "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one. Where it is lost, stop the workers"
+    " and run `sexton records rebuild --into DATABASE_URL` with an empty database"
+)
+_RESTORED: Final = (
+    "It was restored from a backup, or a copy of it is in use: stop the workers and run"
+    " `sexton records rebuild --into DATABASE_URL` with an empty database"
+)
+
 TRIES: Final = 10
 """Of a writer that others overtake: each time one of them has published."""
 
@@ -131,7 +140,8 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
         return
     raise CatalogOutdated(
         f"{newest.key}: expected a stamp of this catalog, whose newest manifest is {state.manifest}, found "
-        f"{newest.stamp} of epoch {newest.epoch}: the database is older than its record log; rebuild it"
+        f"{newest.stamp} of epoch {newest.epoch}: the database is older than its record log. "
+        f"{_REBUILT if newest.epoch > state.epoch else _RESTORED}"
     )
 
 

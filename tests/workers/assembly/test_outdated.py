@@ -34,6 +34,9 @@ from workers.assembly.log import LogStore
 from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.identity import compare_buckets
+from workers.operations.records_row import records_row
+from workers.operations.stack import prepare
+from workers.operations.status import doctor, status
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -216,3 +219,43 @@ def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settin
     assert worker.returncode == 3, said
     assert json.loads(said)["error"]["type"] == "CatalogOutdated"
     assert "of epoch 2: the database is older than its record log" in json.loads(said)["error"]["message"]
+
+
+@pytest.mark.parametrize("how", ["restored", "rebuilt"])
+def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
+    settings: Settings, tmp_path: Path, how: str
+) -> None:
+    """Every append is refused, so no row of it is green; and what helps depends on who wrote the newest manifest."""
+    path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
+    with open_log(settings) as log:
+        log.catalog.topics.create(_NAME, RetentionPolicy())
+        _flush(log)
+    asyncio.run(_register(settings))
+    assert records_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
+    prepare(settings)
+    if how == "restored":
+        shutil.copy(path, copy)
+        _go_on(settings)
+        _restore(copy, settings)
+        advice = "It was restored from a backup, or a copy of it is in use: stop the workers and run"
+    else:
+        _go_on(_copied(settings, copy))
+        advice = "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one"
+    row = records_row(settings)
+    assert (row["ok"], row["refused"]) == (False, True)
+    assert advice in str(row["detail"])
+    assert "sexton records rebuild --into" in str(row["detail"])
+    for rows in (status, doctor):
+        assert row in rows(settings)
+    with pytest.raises(CatalogOutdated, match=advice):
+        prepare(settings)
+
+
+def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings: Settings) -> None:
+    """The row of the store says why."""
+    with open_log(settings) as log:
+        log.catalog.topics.create(_NAME, RetentionPolicy())
+        _flush(log)
+    away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
+    told = "manifest 1 has all changes; not compared with the newest manifest"
+    assert records_row(away) == {"name": "record log", "ok": True, "detail": told}
