@@ -68,6 +68,12 @@ class Postgres:
         finally:
             self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def dump(self, database: str, file: Path) -> None:
+        """Write all of a database as SQL, which `psql --file` reads into an empty one."""
+        program = Path(_embedded().__file__).parent / "pginstall" / "bin" / "pg_dump"
+        address = self.url(database).replace("+psycopg", "")
+        subprocess.run([program, "--file", file, "--dbname", address], check=True, capture_output=True)
+
     def crash(self) -> None:
         """Take the server down as a power cut would: connections die, the log is replayed at the next start."""
         stop = _embedded().pg_ctl

@@ -38,7 +38,7 @@ def main() -> int:
         as_json(asked.json, report.document())
     print(report.text(), end="")  # noqa: T201
     if report.violations or asked.keep:
-        _say(f"journals and logs are in {home}")
+        _say(f"journals, logs and databases are in {home}")
     else:
         remove_home(home)
     return 1 if report.violations else 0

@@ -17,6 +17,7 @@ from tests.soak.ground import query
 from tests.soak.scene import CONSUMED, DELAYED, PLAIN, REPLICA_BUCKET, SOUGHT
 from workers.settings import Settings
 
+_OWNED_WITHIN_S: Final = 60.0
 _FOREIGN: Final = {
     (PRIMARY, "ledgers/0a/notes.txt"): b"somebody else's",
     (PRIMARY, "backups/2026/ledger-7.parquet"): b"of another application",
@@ -115,9 +116,9 @@ class Auditor:
             client.stop()
             client.close()
 
-    def owners_at_rest(self, within_s: float = 60.0) -> dict[int, str]:
+    def owners_at_rest(self) -> dict[int, str]:
         """Owners once each fence is of its owner; what is found when the time is over else."""
-        give_up = time.monotonic() + within_s
+        give_up = time.monotonic() + _OWNED_WITHIN_S
         while True:
             found = self.owners()
             self.sample()

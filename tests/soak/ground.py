@@ -62,7 +62,6 @@ class Ground:
     proxies: list[Proxy] = field(default_factory=list)
     lives: int = 0  # of worker processes, for their failpoints
     arming: bool = True
-    faults_of_ours: list[str] = field(default_factory=list)  # what the soak itself could not do
     _tending: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -262,6 +261,13 @@ class Ground:
         for (role, _), member in self.members.items():
             if role == "worker":
                 member.exits.append(member.end(self.settings.drain_timeout + 30))
+
+    def keep_databases(self) -> None:
+        """Write PostgreSQL's databases into the home, as SQL; SQLite's are files there already."""
+        if self.postgres:
+            self.postgres.start()
+            for name in ("soak", REPLICA, REBUILT):
+                self.postgres.dump(name, self.home / f"{name}.sql")
 
     def down(self) -> None:
         """End all at once, and remove what it left in memory and on disk but its home."""

@@ -31,6 +31,13 @@ class Store:
         body: bytes = self.client.get_object(Bucket=self.buckets[role], Key=key)["Body"].read()
         return body
 
+    def read(self, role: str, key: str) -> bytes | None:
+        """One object; None: it is lost."""
+        try:
+            return self.get(role, key)
+        except self.client.exceptions.NoSuchKey:
+            return None
+
     def put(self, role: str, key: str, body: bytes) -> None:
         """Plant one."""
         self.client.put_object(Bucket=self.buckets[role], Key=key, Body=body)
@@ -86,17 +93,16 @@ class Reading:
             yield from self._body(0, TIERED, f"{uuid}-ledger-{ledger_id}")
 
     def _body(self, first: int, role: str, key: str) -> Iterator[tuple[int, bytes]]:
-        try:
-            yield first, self._store.get(role, key)
-        except self._store.client.exceptions.NoSuchKey:
-            return
+        body = self._store.read(role, key)
+        if body is not None:
+            yield first, body
 
     def content(self, ledger_id: int) -> bytes:
         """The one payload of a component's ledger."""
         for _, body in self._bodies(ledger_id):
             (payload,) = pq.read_table(io.BytesIO(body), columns=["payload"]).column("payload").to_pylist()
             return bytes(payload)
-        return b""
+        return b""  # it is lost, and `promises` says so
 
     def buckets(self) -> dict[int, list[At]]:
         """Rows of each snapshot of delayed messages."""
@@ -124,14 +130,19 @@ class Reading:
 
 
 def recorded(store: Store, role: str = RECORDS) -> dict[tuple[str, int], bool]:
-    """Of each topic and ledger in the blocks of the newest manifest: whether its newest version is no tombstone."""
+    """Of each topic and ledger in the blocks of the newest manifest: whether its newest version is no tombstone.
+
+    Of a block that is lost nothing is recorded, and `promises` says so.
+    """
     keys = sorted(key for key in store.sizes(role) if key.startswith("records/manifest/"))
     if not keys:
         return {}
     newest: dict[tuple[str, int], tuple[int, int, bool]] = {}
     for block in json.loads(store.get(role, keys[-1]))["blocks"]:
         if block["kind"] in {"topic", "ledger"}:
-            body = store.get(role, f"records/blocks/{block['block_id']}.parquet")
+            body = store.read(role, f"records/blocks/{block['block_id']}.parquet")
+            if body is None:
+                continue
             table = pq.read_table(io.BytesIO(body), columns=["id", "epoch", "version", "tombstone"])
             for row in table.to_pylist():
                 name, version = (block["kind"], row["id"]), (row["epoch"], row["version"], not row["tombstone"])
