@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, Entry, Evidence, Op, prefix
-from tests.soak.scene import CONSUMED, DELAYED, LISTS, PLAIN, SOUGHT, SOURCE, SPARE
+from tests.soak.scene import CONSUMED, DELAYED, HELD, LISTS, PLAIN, SOUGHT, SOURCE, SPARE
 
 NOW_S = 1_000_000.0
 Rows = dict[str, list[dict[str, Any]]]
@@ -48,7 +48,7 @@ def _found() -> Evidence:
     }
     stored |= {f"{prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6, *_SPARED)}
     recorded = {("ledger", one): True for one in (*range(1, 7), *_SPARED)}
-    recorded |= {("topic", one): True for one in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13)}
+    recorded |= {("topic", one): True for one in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 14)}
     return Evidence(
         tables=tables,
         objects={PRIMARY: {**stored, "theirs": 5}, TIERED: {"u-ledger-5": 9, "u-ledger-5-index": 9}, RECORDS: {}},
@@ -62,7 +62,8 @@ def _found() -> Evidence:
             (4, CONSUMED): ((4, 0), frozenset()),
             (5, CONSUMED): ((5, 0), frozenset()),
             (5, SOUGHT): ((5, 0), frozenset()),
-            **{(topic_id, CONSUMED): ((-1, -1), frozenset()) for topic_id in (11, 12, 13)},
+            **{(topic_id, CONSUMED): ((-1, -1), frozenset()) for topic_id in (2, 3, 11, 12, 13, 14)},
+            **{(topic_id, HELD): ((-1, -1), frozenset()) for topic_id in (2, 3, 4, 14)},
         },
         contents={},
         seen={1: [((1, 0), "a"), ((1, 1), "b")], 2: [((2, 0), "t")]},
@@ -105,7 +106,7 @@ def _times(decided_s: float) -> dict[str, float]:
 
 def _tables() -> Rows:
     names = {1: PLAIN[0], 2: LISTS[0], 3: LISTS[1], 4: SOURCE, 5: DELAYED[0]}
-    names |= {7: f"{SPARE}1", 8: _OFFERED, 11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1]}
+    names |= {7: f"{SPARE}1", 8: _OFFERED, 11: PLAIN[1], 12: PLAIN[2], 13: DELAYED[1], 14: LISTS[2]}
     tables: Rows = {
         "topic": [{"topic_id": number, "name": name} for number, name in names.items()],
         "ledger_list": [
@@ -146,7 +147,7 @@ def _tables() -> Rows:
             {"tc_id": 0, "sequence": 1, "state": "COMMITTED", **_times(NOW_S - 5)},
             {"tc_id": 0, "sequence": 2, "state": "ABORTED", **_times(NOW_S - 5)},
         ],
-        "delayed_index": [{"topic_id": 5, "sealed_ledger": 5, "sealed_entry": 1}],
+        "delayed_index": [{"topic_id": 5, "version": 1, "sealed_ledger": 5, "sealed_entry": 1}],
         "delayed_bucket": [{"ledger_id": 6, "topic_id": 5}],
         "transaction_participant": [],
         "transaction_snapshot": [],

@@ -22,7 +22,7 @@ from tests.soak.audit.stored import (
     wrong_needed,
 )
 from tests.soak.audit.transacted import wrong_transacted
-from tests.soak.scene import CONSUMED, DELAYED, PLAIN, SOUGHT
+from tests.soak.scene import CONSUMED, DELAYED, HELD, LASTING, LISTS, SOUGHT, SOURCE
 
 _MOST_OF_A_KIND = 20
 
@@ -51,10 +51,20 @@ def violations(seen: Evidence) -> list[Violation]:
 def _judged(seen: Evidence, checks: Sequence[Check]) -> list[Violation]:
     found = []
     for promise, check in checks:
-        sentences = list(check(seen))
+        sentences = _sentences(check, seen)
         found += [Violation(promise, one) for one in sentences[:_MOST_OF_A_KIND]]
         if len(sentences) > _MOST_OF_A_KIND:
             found.append(Violation(promise, f"and {len(sentences) - _MOST_OF_A_KIND} more of the kind"))
+    return found
+
+
+def _sentences(check: Callable[[Evidence], Iterator[str]], seen: Evidence) -> list[str]:
+    """Return what the check finds; evidence that it cannot read is a finding, and keeps no other check from looking."""
+    found: list[str] = []
+    try:
+        found.extend(check(seen))
+    except Exception as error:  # noqa: BLE001 - told as what it is
+        found.append(f"the check {check.__name__.strip('_')} failed with {error!r}")
     return found
 
 
@@ -141,12 +151,12 @@ def _misread(seen: Evidence) -> Iterator[str]:
 
 def _misacknowledged(seen: Evidence) -> Iterator[str]:
     """8: acknowledgements that were answered are kept, and nothing counts as acknowledged that nobody acknowledged."""
-    for name in PLAIN + DELAYED:
-        topic_id = seen.topics.get(name, -1)
-        if (topic_id, CONSUMED) not in seen.acknowledged:
-            yield f"{name} has lost its subscription"
+    subscribed = [(name, CONSUMED) for name in LASTING] + [(name, HELD) for name in (*LISTS, SOURCE)]
+    for name, subscription in subscribed:
+        if (seen.topics.get(name, -1), subscription) not in seen.acknowledged:
+            yield f"{name} has lost its subscription {subscription}"
             continue
-        yield from _misacknowledged_by(seen, name, CONSUMED, 0.0, (-1, -1))
+        yield from _misacknowledged_by(seen, name, subscription, 0.0, (-1, -1))
     for name in DELAYED:
         if last := last_seek(name, seen.ops):
             to = (last.asked["to"][0], last.asked["to"][1])
@@ -154,11 +164,15 @@ def _misacknowledged(seen: Evidence) -> Iterator[str]:
 
 
 def _misacknowledged_by(seen: Evidence, name: str, subscription: str, since_s: float, begins: At) -> Iterator[str]:
-    """By one subscription that was set to an entry then: all before it counts as acknowledged."""
+    """By one subscription that was set to an entry then: all before it counts as acknowledged.
+
+    What a transaction acknowledges counts if it was committed; `transacted` looks whether it does.
+    """
     topic_id = seen.topics[name]
     ops = list(seen.acknowledgements(name, subscription, since_s))
-    asked = {at for op in ops for at in op.positions}
-    for at in sorted({at for op in ops if op.end == "done" for at in op.positions}):
+    counting = [op for op in ops if "txn" not in op.asked or seen.is_committed(op.asked["txn"])]
+    asked = {at for op in counting for at in op.positions}
+    for at in sorted({at for op in counting if op.end == "done" for at in op.positions}):
         if not seen.is_acknowledged(topic_id, subscription, at):
             yield f"{name}: the acknowledgement of {at} by {subscription} was answered, and is lost"
     for at, _ in seen.visible(topic_id):
