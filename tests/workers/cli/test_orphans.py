@@ -555,6 +555,16 @@ def test_page_in_a_folder_that_does_not_exist_is_bad_input(run: Run, asked: Aske
     assert not list(tmp_path.glob("*.html*"))
 
 
+def test_page_goes_where_a_link_leads_and_into_a_device(run: Run, asked: Asked, tmp_path: Path) -> None:
+    """Neither is replaced."""
+    link, target = tmp_path / "link.html", tmp_path / "page.html"
+    link.symlink_to(target)
+    page_of(run, link)
+    assert (link.is_symlink(), "Findings by kind" in target.read_text(encoding="utf-8")) == (True, True)
+    assert run("orphans", "report", RUN, "--html", "/dev/null", "--json").exit_code == 0
+    assert Path("/dev/null").is_char_device()
+
+
 def test_page_counts_so_many_topics_and_keeps_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted does not grow with the number of topics."""
     monkeypatch.setattr(pages, "_MOST_TOPICS", 10)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
-from logstore.whole_files import replacing
+from workers.cli.result_files import write_result_file
 from workers.pages.texts import fields, shown_s, streamed, topic_shown
 
 if TYPE_CHECKING:
@@ -153,12 +153,12 @@ class _Sums:
         }
 
 
-def write_page(found: Reported, path: Path, *, kind: FindingKind | None, limit: int) -> int:
-    """Write the page, the whole of it or nothing; how many findings there are.
+def write_page(found: Reported, path: str, *, kind: FindingKind | None, limit: int) -> tuple[Path, int]:
+    """Write the page, the whole of it or nothing; return the absolute path, and how many findings there are.
 
     Args:
         found: The plan.
-        path: Of the file.
+        path: Of the file, as the operator gave it.
         kind: Only findings of this kind; None: of every kind.
         limit: Of rows of the table.
     """
@@ -178,9 +178,7 @@ def write_page(found: Reported, path: Path, *, kind: FindingKind | None, limit: 
         all=rows,
         rows=(list(_cells(row, columns)) for row in islice(found.rows(kind), limit)),
     )
-    with replacing(path) as new, new.open("w", encoding="utf-8") as file:
-        file.writelines(parts)
-    return rows
+    return write_result_file("html", path, parts), rows
 
 
 def _cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.errors import PreconditionFailed
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.orphans.page import Reported, write_page
 from workers.cli.orphans.runs import PLAN, RunId, orphans
 from workers.cli.output import Answer, note
+from workers.cli.result_files import check_result_file
 from workers.pages.texts import shown_s
 
 if TYPE_CHECKING:
@@ -73,10 +74,8 @@ def _shown(row: dict[str, object], *, applied: bool) -> dict[str, object]:
 
 
 def _as_page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> Answer:
-    path = Path(html).absolute()
-    if not html.isprintable() or not path.parent.is_dir() or path.is_dir():
-        raise InvalidInput("html", expected="a file in a folder that exists", found=html)
-    rows = write_page(found, path, kind=kind, limit=limit)
+    check_result_file("html", html)
+    path, rows = write_page(found, html, kind=kind, limit=limit)
     document: dict[str, object] = {"html": str(path), "findings": rows}
     return Answer(document={"run_id": found.plan.run_id, **document}, shown={"plan": found.plan.run_id, **document})
 

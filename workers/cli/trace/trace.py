@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.errors import InvalidInput, UnknownObject
+from logstore.errors import UnknownObject
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.output import Answer, note
@@ -84,10 +84,8 @@ def _unknown(context: CommandContext, what: str, name: str) -> UnknownObject:
 
 
 def _write_page(path: Path, found: "FoundTrace") -> None:
-    from workers.cli.trace.page import page  # noqa: PLC0415 - start-up time
+    from workers.cli.result_files import write_result_file  # noqa: PLC0415 - start-up time
+    from workers.cli.trace.page import page  # noqa: PLC0415
 
-    try:
-        path.write_text(page(found), encoding="utf-8", errors="xmlcharrefreplace")  # halves of characters
-    except OSError as error:
-        raise InvalidInput("html", expected=f"a file that can be written ({error.strerror})", found=path) from error
+    write_result_file("html", path, [page(found)])
     note(f"wrote {path}")
