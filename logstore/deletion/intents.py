@@ -202,6 +202,7 @@ class StoredCopy:
     finding: Finding
     data_keys: tuple[str, ...] = ()  # deleted first
     meta_keys: tuple[str, ...] = ()  # deleted last
+    unseen_meta_keys: int = 0  # of `meta_keys`: asked to be deleted although neither LIST nor HEAD shows them
     size_bytes: int = 0
     objects: int = 0  # found, whosever they are
     location: CopyLocation | None = None  # of a tiered copy, which may be in one of several buckets

@@ -93,10 +93,13 @@ class PrimaryCopies:
         told = (disowned(intent, key, seen[1]) for key, seen in unlisted.items())
         foreign = self._contradiction(intent, found, metas, data) or next(filter(None, told), None)
         expected = _expected(intent)
+        own = meta_key(intent.ledger_id, intent.owner)  # a listing cut short ends before it
+        unlisted |= {} if metas or foreign else _asked(self._objects, iter([own]))
         return StoredCopy(
             finding=Finding.FOREIGN if foreign else Finding.OWN,
-            data_keys=tuple(sorted({*data, *unlisted})),
-            meta_keys=metas or (meta_key(intent.ledger_id, intent.owner),),  # a listing cut short ends before it
+            data_keys=tuple(sorted({*data, *unlisted} - {own})),
+            meta_keys=metas or (own,),
+            unseen_meta_keys=0 if metas or own in unlisted else 1,
             size_bytes=sum(item.size_bytes for item in (*found, *(info for info, _ in unlisted.values()))),
             objects=len(found) + len(unlisted),
             uploads=() if foreign else uploads,

@@ -151,12 +151,12 @@ def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[i
 
 
 def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> Removal:
-    """What one copy's removal came to."""
-    total = len(copy.data_keys) + len(copy.meta_keys)
+    """What one copy's removal came to. A store confirms absent keys too: only those that it showed count as deleted."""
     if left is None:
-        return Removal(objects=total, size_bytes=copy.size_bytes)
+        seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)
+        return Removal(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
     return Removal(
-        objects=max(0, total - left.keys - len(copy.meta_keys)),
+        objects=max(0, len(copy.data_keys) - left.keys),
         error=f"{left.keys} keys kept, first {left.first}",
         answered=left.answered,
     )

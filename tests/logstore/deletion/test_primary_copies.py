@@ -220,6 +220,15 @@ def test_primary_copy_without_meta_is_judged_by_its_objects() -> None:
     assert (copy.finding, copy.meta_keys, len(copy.data_keys)) == (Finding.OWN, (meta_key(_L, OWNER),), 3)
 
 
+@pytest.mark.parametrize("stands", [False, True])
+def test_meta_that_the_listing_lacks_counts_as_deleted_only_if_it_stood(stands: bool) -> None:
+    """A store confirms the deletion of what was never there; a certificate counts objects."""
+    objects = _store(meta=stands, into=_Blind({_META}))
+    copy = _inspect(objects)
+    removal, _ = _remove(objects, copy)
+    assert (removal, objects.keys) == (Removal(objects=3 + stands, size_bytes=15 + 10 * stands), [])
+
+
 def test_primary_copy_without_any_statement_is_foreign() -> None:
     """Objects that state no owner are kept."""
     objects = FakeObjectStore()
