@@ -19,8 +19,7 @@ from logstore.reconciliation.services.orphans import is_object
 NOT_FILED: Final = "nothing was filed for it"
 """The reason given for a finding that was not acted upon because something else failed."""
 
-_NAMED: Final = re.compile(r"(segment \d+ of )?(ledger|deletion) \d+: ")
-_NUMBER: Final = re.compile(r"\d+")
+_SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _TOLD: Final = 200  # characters of each
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
 
@@ -128,8 +127,9 @@ def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
 
 
 def _kind_of(reason: str) -> str:
-    """A reason without the ledger, segment or deletion that it names, so that equal ones count together."""
-    return _NUMBER.sub("…", _NAMED.sub("", reason))[:_TOLD]
+    """A reason without the ledger, segment or deletion that it begins with, so that equal ones count together."""
+    subject = _SUBJECT.match(reason)
+    return reason[subject.end() if subject else 0 :][:_TOLD]
 
 
 def counted(found: Mapping[int, Finding], ended: Mapping[int, Ended]) -> ApplyCounts:

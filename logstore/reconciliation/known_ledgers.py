@@ -85,10 +85,10 @@ def doubt_owner(statement: LedgerStatement, known: KnownLedger) -> CatalogDoubt 
     """Return which row states another owner of the ledger id than storage does, or None."""
     for owner in known.owners:
         if owner.digest != statement.owner.digest:
-            reason = f"storage states a ledger of {statement.owner.topic}, and {owner.row} one of {owner.topic}"
+            reason = f"{owner.row}: it is of {owner.topic}, and storage states a ledger of {statement.owner.topic}"
             return CatalogDoubt(kind=FindingKind.MISMATCH, reason=reason)
         if owner.created_us and owner.created_us != statement.created_us:
-            reason = f"storage states a ledger of another creation time than {owner.row}"
+            reason = f"{owner.row}: it is of a ledger of another creation time than storage states"
             return CatalogDoubt(kind=FindingKind.MISMATCH, reason=reason)
     return None
 

@@ -152,7 +152,7 @@ def file_orphans(
 def _never_ours(one: OrphanCopy, known: Any) -> str | None:  # noqa: ANN401 - a row
     statement = one.statement
     if not 0 <= statement.ledger_id < known.next_ledger_id:
-        return f"ledger {statement.ledger_id}: this catalog never gave out that id; its next is {known.next_ledger_id}"
+        return f"ledger {statement.ledger_id}: this catalog never gave out that id"
     if statement.epoch > known.epoch:
         return f"ledger {statement.ledger_id}: it is of catalog epoch {statement.epoch}, and this is {known.epoch}"
     return None
@@ -174,7 +174,7 @@ def _awaited(one: OrphanCopy, intents: Sequence[Any]) -> str | None:
     for row in intents:
         copy = row.copy if row.copy in set(CopyKind) else one.copy.value  # a damaged one may be any
         if row.state != DeletionState.DELETED.value and _is_same(one, copy, row.context):
-            return f"ledger {one.statement.ledger_id}: deletion {row.row_id} of this copy is {row.state}"
+            return f"ledger {one.statement.ledger_id}: deletion {row.row_id}: the deletion of this copy is {row.state}"
     return None
 
 

@@ -21,13 +21,14 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.log.ledgers import segment_key
+from logstore.log.ledgers import LedgerState, segment_key
 from logstore.ports.catalog import RunKind
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import FateFiles
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
 from logstore.reconciliation.jobs import VerifyFindings
+from logstore.reconciliation.rules import reason_to_keep_segment
 from logstore.reconciliation.services import orphans
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
@@ -217,10 +218,20 @@ def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:
         plans.orphan_segment(3, number)
     plans.plan()
     plans.runs.keeps = {at: f"segment {at} of ledger 3: a row names it" for at in range(2)}
-    plans.runs.keeps[2] = "ledger 3: deletion 12 of this copy is PENDING"
+    plans.runs.keeps[2] = "ledger 3: deletion 12: the deletion of this copy is PENDING"
     plans.delete()
-    assert plans.record().skipped == {"a row names it": 2, "deletion … of this copy is PENDING": 1}
+    assert plans.record().skipped == {"a row names it": 2, "the deletion of this copy is PENDING": 1}
     assert fates(plans)[1] == (Fate.KEPT, "segment 1 of ledger 3: a row names it")
+
+
+def test_reasons_keep_the_numbers_that_they_state(plans: Plans) -> None:
+    """A bound is part of the reason; only the ledger, segment or deletion that it is about is left out."""
+    plans.orphan_segment(3, 80)
+    plans.plan()
+    why = reason_to_keep_segment(LedgerState.OPEN, last_segment=5, primary=True, number=80)
+    plans.runs.keeps = {0: f"segment 80 of ledger 3: {why}"}
+    plans.delete()
+    assert plans.record().skipped == {"it is more than 64 above 5, the highest of an open ledger": 1}
 
 
 def test_pages_are_summed_up(plans: Plans) -> None:

@@ -200,7 +200,12 @@ def test_objects_that_state_another_owner_than_the_catalog_s_own_history_are_kep
     ]
     done = file(world, orphans=asked)
     assert (done.detached.intents, sorted(done.kept)) == (0, [1, 2, 3, 4])
-    told = [f"deletion {row.row_id} one of {topic.name}", "creation time", "the ledger's row one of", "creation time"]
+    told = [
+        f"deletion {row.row_id}: it is of {topic.name}",
+        "creation time",
+        "the ledger's row: it is of",
+        "creation time",
+    ]
     assert [part in done.kept[number] for number, part in enumerate(told, 1)] == [True] * 4, done.kept
 
 
