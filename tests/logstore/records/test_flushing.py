@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import (
+    CatalogAdopting,
     CatalogMismatch,
     CatalogOutdated,
     CorruptData,
@@ -517,6 +518,21 @@ def test_rewrite_that_a_flush_overtakes_begins_anew(world: RecordsWorld) -> None
     assert newest is not None
     assert {one.kind for one in newest.blocks} > {RecordKind.LEDGER, RecordKind.SEGMENT}
     assert world.returning() == {kept}
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_rewrite_of_a_catalog_that_is_not_complete_is_refused(world: RecordsWorld, *, is_damaged: bool) -> None:
+    """It lacks what the log names and adoption has not taken in yet: a log of its rows alone would lose that."""
+    world.create()
+    world.flush()
+    if is_damaged:
+        _damaged(world)
+    world.sql("UPDATE record_log SET state = 'ADOPTING'")
+    stored = set(world.objects.keys)
+    with pytest.raises(CatalogAdopting, match="expected a catalog that is complete"):
+        world.flusher.rewrite()
+    state = world.catalog.records.state()
+    assert (set(world.objects.keys), state.outbox, state.pending) == (stored, 0, frozenset())
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])

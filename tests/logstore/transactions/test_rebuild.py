@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from pyroaring import BitMap
 
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.ledgers import segment_key
-from logstore.positions import LedgerId
+from logstore.ports.catalog import Ledger
+from logstore.positions import LedgerId, TopicId
 from logstore.transactions.buffer import Buffer
 from logstore.transactions.transactions import TransactionId
 from tests.activities.test_offload import publish, remove_primaries, upload
@@ -219,6 +221,42 @@ def test_ledger_trimmed_under_a_rebuild_is_left_out(history: History) -> None:
     found = history.rebuilt()
     assert first not in [one.ledger_id for one in ledgers.listed(topic_id)]
     assert found == history.in_sql()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_entries_without_a_row_end_a_rebuild(history: History, number: int) -> None:
+    """First, in the middle or last: a buffer without them would show messages of an aborted transaction."""
+    world = history.world
+    history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)])
+    ledger_id = world.catalog.ledgers.listed(world.topic.topic_id)[-1].ledger_id
+    segments = world.catalog.ledgers.segments(ledger_id)
+    assert len(segments) == 3
+    gone = segments[number]
+    world.sql(f"DELETE FROM segment WHERE ledger_id = {ledger_id} AND number = {gone.number}")
+    with pytest.raises(MissingData, match=f"entry {gone.first_entry} of ledger {ledger_id} is listed"):
+        history.rebuilt()
+
+
+def test_ledger_whose_rows_are_trimmed_under_a_rebuild_is_left_out(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the list and its segments; the rebuild looks at the list again."""
+    topic_id, ledgers = history.world.topic.topic_id, history.world.catalog.ledgers
+    history.take([("produce", 0, 0), ("roll", 0, 0), ("produce", 0, 0), ("roll", 0, 0), *_DECIDED])
+    first, listed = ledgers.listed(topic_id)[0].ledger_id, ledgers.listed
+    looks: list[int] = []
+
+    def trimmed_afterwards(topic: TopicId) -> Sequence[Ledger]:
+        found = listed(topic)
+        looks.append(len(found))
+        if len(looks) == 1:
+            history.take([("delete", 0, 0)])
+        return found
+
+    monkeypatch.setattr(ledgers, "listed", trimmed_afterwards)
+    assert history.rebuilt() == history.in_sql()
+    assert first not in [ledger.ledger_id for ledger in listed(topic_id)]
+    assert looks[0] > looks[-1]
 
 
 def test_marker_that_is_none_is_refused(history: History) -> None:

@@ -84,6 +84,24 @@ def _segment(topic: Topic, ledger_id: LedgerId, number: int = 5, first: int = 0)
     )
 
 
+def test_sweep_behind_an_attach_keeps_the_newborn(sql_world: SqlWorld) -> None:
+    """It was taken for dead, and came into its list while the sweep waited for that: it may hold entries by now."""
+    topic = new_topic(sql_world)
+    roll(sql_world, topic.topic_id)
+    born = newborn(sql_world, topic.topic_id)
+    sql_world.age(born, seconds=601)
+    attached = f"UPDATE ledger SET state = 'OPEN', place = {born} WHERE ledger_id = {born}"
+
+    def sweep() -> Detached:
+        return sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
+
+    swept = behind(sql_world, [_LIST], sweep, [attached])
+    assert isinstance(swept, Detached), swept
+    assert (swept.ledgers, swept.intents) == (0, 0)
+    assert sql_world.intents() == []
+    assert born in listed(sql_world, topic.topic_id)
+
+
 def test_detach_behind_a_subscribe_keeps_what_it_needs(sql_world: SqlWorld) -> None:
     """A subscription committed while the detach waited for the list counts (promise 1)."""
     topic = new_topic(sql_world)
