@@ -142,7 +142,9 @@ def _tables() -> Rows:
                 "durable": 1,
             }
         ],
-        "tombstone": [{"kind": "ledger", "id": 9}],
+        "tombstone": [
+            {"kind": "ledger", "id": 9, "topic_id": 1, "list_id": 1, "component": "MANAGED_LEDGER", "generation": 1}
+        ],
         "transaction": [
             {"tc_id": 0, "sequence": 1, "state": "COMMITTED", **_times(NOW_S - 5)},
             {"tc_id": 0, "sequence": 2, "state": "ABORTED", **_times(NOW_S - 5)},

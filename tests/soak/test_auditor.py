@@ -154,6 +154,9 @@ _PLANTED: list[tuple[int, str, Harm]] = [
     (5, "beyond the catalog, 1 rows of ledger", lambda it: _copied(it, "ledger").append(ledger(9, 1, 1))),
     (5, "beyond the catalog, 1 rows of topic", lambda it: _copied(it, "topic").append({"topic_id": 77, "name": "y"})),
     (5, "the replica lacks 1 rows of delayed_index", lambda it: _copied(it, "delayed_index").clear()),
+    (5, "the replica lacks 1 rows of tombstone", lambda it: _copied(it, "tombstone").clear()),
+    (5, "the replica lacks 1 rows of tombstone", lambda it: _copied(it, "tombstone")[0].update(component="SCHEMA")),
+    (5, "the replica lacks 1 rows of tombstone", lambda it: _copied(it, "tombstone")[0].update(generation=None)),
     (5, "ledger 1 lives in one bucket", lambda it: it.shipped.update({("ledger", 1): False})),  # type: ignore[attr-defined]
     (5, "ledger_list has rows of it", lambda it: _rows(it, "ledger_list").append(
         {"list_id": 70, "topic_id": 77, "component": "MANAGED_LEDGER"})),
@@ -234,6 +237,11 @@ def _leave(seen: Evidence) -> None:
     _copied(seen, "topic").append({"topic_id": 78, "name": "z"})
 
 
+def _seed_again(seen: Evidence) -> None:
+    """The versions that a tombstone covered are off the disk: nothing says any more whose it was."""
+    _copied(seen, "tombstone")[0].update(topic_id=None, list_id=None, component=None)
+
+
 def _return(seen: Evidence) -> None:
     """A topic that was deleted plainly, once the database is lost."""
     lost = _rebuilt(seen)
@@ -263,6 +271,7 @@ def _refuse_elsewhere(seen: Evidence) -> None:
         pytest.param(_refuse_elsewhere, id="an element of two lists that a third one refused"),
         pytest.param(_leave, id="rows of a replica that no tombstone took away"),
         pytest.param(_never_seal, id="an index that was never sealed, and is in no record"),
+        pytest.param(_seed_again, id="a tombstone of a replica that was seeded behind a defragmentation"),
         pytest.param(_dead_letter, id="a refused deletion that says why"),
     ],
 )
