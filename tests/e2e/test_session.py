@@ -100,6 +100,24 @@ def _transact(shell: Shell) -> None:
     }
     assert_eventually(lambda: shell.json("txn", "show", late)["state"] == "ABORTED", within_s=60)
     assert shell.json("txn", "list") == []
+    _acknowledge_past_an_abort(shell, source)
+
+
+def _acknowledge_past_an_abort(shell: Shell, source: str) -> None:
+    """A script that read past what a transaction held may not acknowledge all of it, until it reads again."""
+    last = shell.json("topic", "append", source, "--file", "-", stdin=_lines("three", "four"))["last"]
+    (held, *_, read) = shell.json("topic", "read", source, "--subscription", "shipping")
+    assert (read["position"], read["releases"]) == (last, 0)
+    given_back = shell.json("txn", "begin", "--timeout", "10m")["txn"]
+    ack = ("topic", "ack", source, "--subscription", "shipping")
+    shell.json(*ack, "--position", held["position"], "--txn", given_back)
+    (*_, read) = shell.json("topic", "read", source, "--subscription", "shipping")
+    assert shell.json("txn", "abort", given_back) == {"state": "ABORTED"}
+    for said in ((), ("--releases", str(read["releases"]))):
+        assert shell.json(*ack, "--to", last, *said, code=3)["error"]["type"] == "AcknowledgementStale"
+    entries = shell.json("topic", "read", source, "--subscription", "shipping")
+    assert [entries[0]["position"], entries[-1]["position"]] == [held["position"], last]
+    assert shell.json(*ack, "--to", last, "--releases", str(entries[-1]["releases"]))["mark_delete"] == last
 
 
 def _do_exactly_once(shell: Shell, inside: Shell) -> None:

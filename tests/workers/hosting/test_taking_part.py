@@ -28,7 +28,7 @@ pytestmark = pytest.mark.external_service
 Start = Callable[..., subprocess.Popen[str]]
 _ENDS_WITHIN_S = 60.0
 _PATIENT_SESSION_S = 10  # the longest that this server grants; a starved process is silent for seconds
-_STARTS_WITHIN_S = 240.0  # on a machine with fifty processes for each of its few processors
+_STARTS_WITHIN_S = 400.0  # on a machine with fifty processes for each of its few processors
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_worker_that_drains_gives_up_everything_at_once(start: Start, looker: Ka
     assert _owned(looker) == 0
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_500)
 def test_worker_whose_policy_is_shutdown_ends_with_its_session(start: Start, looker: KazooClient) -> None:  # noqa: F811
     """`session_expired_policy=shutdown`: it drains and exits 4, so that a supervisor starts it anew.
 
