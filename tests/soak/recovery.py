@@ -70,7 +70,12 @@ def append_unflushed(ground: Ground, ops: Ops) -> None:
 def rebuild(ground: Ground, seed: int) -> list[str]:
     """Rebuild the catalog into a database of its own, by a command that is killed twice; why not, if it fails."""
     dice = random.Random(seed)
-    argv = ("workers", "--home", str(ground.home), "records", "rebuild", "--into", ground.database(REBUILT))
+    command = (
+        "records",
+        "rebuild",
+        "--take-over",
+    )  # nobody is at work, but Temporal tells of killed workers for a while
+    argv = ("workers", "--home", str(ground.home), *command, "--into", ground.database(REBUILT))
     for lives_s in (dice.uniform(2, 8), dice.uniform(8, 20)):
         process = ground.command(*argv)
         give_up = time.monotonic() + lives_s
