@@ -1,22 +1,25 @@
-"""Proof that ledgers are gone which a listing did not show, for many of them together.
+"""Proof that objects are gone: of ledgers that no listing shows, and of what a store says that it deleted.
 
 A listing alone proves nothing (apache/bookkeeper#870). Of each ledger `meta.json` and every segment that the catalog
 may have registered are asked for by name, and a second listing must show nothing. Small ledgers share that listing. A
 name is asked for by a GET of one byte: where an object is absent, a HEAD has no body to say which 404 it means, and
 needs that GET as well.
+
+A store can confirm a deletion and keep the object. A sample of what it confirmed is asked for by name.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import groupby, islice
 from typing import Final, TypeVar
 
 from logstore.deletion.intents import DeletionIntent
-from logstore.deletion.services.shared_requests import SharedListings
+from logstore.deletion.services.shared_requests import SharedListings, UnconfirmedKeys, kept
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key
-from logstore.ports.objects import ObjectStore
+from logstore.ports.objects import DeleteReport, ObjectStore
 from logstore.units import between_units
 
 Question = TypeVar("Question")
@@ -24,6 +27,9 @@ Answer = TypeVar("Answer")
 
 MAX_ASKED_SEGMENTS: Final = 1_000_000
 """Segments of one ledger that are asked for by name: ten times as many as a ledger has, and an hour's work."""
+
+_SAMPLE_KEYS: Final = 4
+"""Keys of one removal, of whatever number of ledgers, that are looked at again: a batch gains no request a ledger."""
 
 _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
@@ -36,6 +42,40 @@ def doubt_absence(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> di
     """
     doubts = _list_again(objects, intents)
     return doubts | _ask_by_name(objects, [intent for intent in intents if intent.row_id not in doubts])
+
+
+def judge_deletion(
+    objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
+) -> dict[int, UnconfirmedKeys | None]:
+    """Return by row which keys do not count as deleted; None: all of them do.
+
+    Keys that the report does not confirm do not count. If the store still has a key of the sample that is looked at
+    again, nothing that it confirmed with that key counts either: each row is then tried again alone.
+
+    Raises:
+        SextonError: The store did not answer the second look.
+    """
+    left = {row: kept(keys, report) for row, keys in keys_by_row.items()}
+    standing = find_kept(objects, sorted(report.deleted))
+    if standing is None:
+        return left
+    why = f"{standing}: the store confirmed its deletion and still has it"
+    return {row: left[row] or (UnconfirmedKeys(len(keys), why) if keys else None) for row, keys in keys_by_row.items()}
+
+
+def find_kept(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
+    """Look again at a sample of keys whose deletion the store confirmed. Return one that stands, or None.
+
+    Raises:
+        SextonError: The store did not answer.
+    """
+    sample = random.sample(deleted, _SAMPLE_KEYS) if len(deleted) > _SAMPLE_KEYS else deleted
+    for key, answer in _ask_all(sample, lambda key: objects.get_range(key, 0, 1) is not None):
+        if isinstance(answer, SextonError):
+            raise answer
+        if answer:
+            return key
+    return None
 
 
 def registered_names(intent: DeletionIntent) -> Iterator[str]:

@@ -12,12 +12,11 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.deletion.services.absence import MAX_ASKED_SEGMENTS, doubt_absence
+from logstore.deletion.services.absence import MAX_ASKED_SEGMENTS, doubt_absence, judge_deletion
 from logstore.deletion.services.shared_requests import (
     SharedListings,
     UnconfirmedKeys,
     delete,
-    kept,
     removal,
     unconfirmed,
 )
@@ -32,7 +31,7 @@ from logstore.log.ledgers import (
     segment_number,
     stated,
 )
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, Removal
+from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, Removal
 from logstore.units import between_units
 
 _MOST_STATED = 65_536
@@ -201,17 +200,18 @@ class PrimaryCopies:
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
             data = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-        left = {row: self._left(copies[row], data) for row in copies}
-        whole = [copies[row] for row in copies if not left[row]]
+        data_left = judge_deletion(objects, data, {row: copy.data_keys for row, copy in copies.items()})
+        left = {row: data_left[row] or self._left(copies[row], alone=len(copies) == 1) for row in copies}
+        whole = {row: copy for row, copy in copies.items() if not left[row]}
         with effect("storage.delete_meta"):
-            meta = delete(objects, whole, lambda copy: copy.meta_keys, on_progress)
-        return {row: removal(copies[row], left[row] or kept(copies[row].meta_keys, meta)) for row in copies}
+            meta = delete(objects, whole.values(), lambda copy: copy.meta_keys, on_progress)
+        meta_left = judge_deletion(objects, meta, {row: copy.meta_keys for row, copy in whole.items()})
+        return {row: removal(copies[row], left[row] or meta_left[row]) for row in copies}
 
-    def _left(self, copy: StoredCopy, report: DeleteReport) -> UnconfirmedKeys | None:
-        """What is left of the data: keys refused, or for a listing that was short, keys a second one shows."""
-        errors = kept(copy.data_keys, report)
-        if errors or not copy.short or not copy.meta_keys:
-            return errors
+    def _left(self, copy: StoredCopy, *, alone: bool) -> UnconfirmedKeys | None:
+        """Data that a second listing shows: of a ledger that is removed alone, or whose first listing was short."""
+        if not (copy.short or alone) or not copy.meta_keys:
+            return None
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
         return UnconfirmedKeys(len(again), f"{again[0]} appeared in a second listing") if again else None

@@ -7,7 +7,8 @@ says whose it is; deleting an absent key counts as done, so all of it may repeat
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
-from logstore.deletion.services.shared_requests import delete, kept, removal, unconfirmed
+from logstore.deletion.services.absence import judge_deletion
+from logstore.deletion.services.shared_requests import delete, removal, unconfirmed
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import stated
@@ -138,8 +139,9 @@ def _remove(
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
         data = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-    left = {row: kept(copy.data_keys, data) for row, copy in copies.items()}
-    whole = [copies[row] for row in copies if not left[row]]
+    left = judge_deletion(objects, data, {row: copy.data_keys for row, copy in copies.items()})
+    whole = {row: copy for row, copy in copies.items() if not left[row]}
     with effect("tiered.delete_index"):
-        index = delete(objects, whole, lambda copy: copy.meta_keys, on_progress)
-    return {row: removal(copy, left[row] or kept(copy.meta_keys, index)) for row, copy in copies.items()}
+        index = delete(objects, whole.values(), lambda copy: copy.meta_keys, on_progress)
+    index_left = judge_deletion(objects, index, {row: copy.meta_keys for row, copy in whole.items()})
+    return {row: removal(copy, left[row] or index_left[row]) for row, copy in copies.items()}

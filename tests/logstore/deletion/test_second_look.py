@@ -1,0 +1,133 @@
+"""Stores that confirm a deletion and keep the object: what was confirmed is looked at again, by sample."""
+
+from dataclasses import replace
+
+import pytest
+
+from logstore.deletion.intents import DeletionIntent, Finding
+from logstore.deletion.services import absence
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.errors import StoreUnavailable
+from logstore.log.ledgers import CopyKind, meta_key, segment_key
+from logstore.offload.tiered import data_key, index_key
+from logstore.ports.objects import Removal
+from logstore.positions import LedgerId
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.logstore.builders import OWNER, intent, statement
+
+_UUID = "01234567-89ab-4cde-8f01-23456789abcd"
+
+
+def _stored(objects: FakeObjectStore, ledgers: int, *, segments: int = 2) -> list[DeletionIntent]:
+    """Ledgers in storage, and intents for them."""
+    for number in range(ledgers):
+        ledger_id = LedgerId(number)
+        metadata = statement(ledger_id).to_metadata()
+        objects.put_if_absent(meta_key(ledger_id, OWNER), b"meta", metadata=metadata)
+        for segment in range(segments):
+            objects.put_if_absent(segment_key(ledger_id, segment), b"data", metadata=metadata)
+    return [replace(intent(number, segments=segments), row_id=number) for number in range(ledgers)]
+
+
+def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, Removal]:
+    copies = PrimaryCopies(objects)
+    found = {row.row_id: copies.inspect(row) for row in intents}
+    objects.calls.clear()
+    return dict(copies.remove(found, on_progress=lambda _: None))
+
+
+def _keeping(times: int = 1_000, *, of: str = "") -> Fault:
+    return Fault(operation=Operation.DELETE, kind=FaultKind.LOST, times=times, matches=lambda key: of in key)
+
+
+def test_store_that_keeps_what_it_confirmed_deletes_no_statement_and_ends_no_row() -> None:
+    """Each row is an error that names a key, and every `meta.json` still says whose the data is."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 20)
+    before = objects.keys
+    objects.plan(_keeping(of=".parquet"))
+    removed = _remove(objects, intents)
+    assert all("the store confirmed its deletion and still has it" in (one.error or "") for one in removed.values())
+    assert {one.objects for one in removed.values()} == {0}
+    assert all(one.answered for one in removed.values())
+    assert objects.keys == before
+    assert not [key for operation, key in objects.calls if operation is Operation.DELETE and "meta" in key]
+
+
+def test_store_that_keeps_statements_that_it_confirmed_ends_no_row() -> None:
+    """The second look is at both kinds of objects."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 20)
+    objects.plan(_keeping(of="meta.json"))
+    removed = _remove(objects, intents)
+    assert all("still has it" in (one.error or "") for one in removed.values())
+
+
+def test_batch_gains_no_request_for_each_of_its_ledgers() -> None:
+    """A sample of four keys of data and four statements is looked at, of any number of ledgers."""
+    objects = FakeObjectStore()
+    removed = _remove(objects, _stored(objects, 300))
+    assert set(removed.values()) == {Removal(objects=3, size_bytes=12)}
+    requests = [operation for operation, _ in objects.calls]
+    assert requests.count(Operation.GET_RANGE) == 8
+    assert set(requests) == {Operation.DELETE, Operation.GET_RANGE}
+
+
+def test_ledger_that_is_removed_alone_is_listed_again() -> None:
+    """So one key of hundreds that was kept is seen, as it is of an orphan; a row that failed in a batch gets this."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 1, segments=300)
+    kept = segment_key(LedgerId(0), 217)
+    objects.plan(_keeping(1, of=kept))
+    removed = _remove(objects, intents)
+    assert kept in (removed[0].error or "")
+    assert meta_key(LedgerId(0), OWNER) in objects.keys
+    assert _remove(objects, intents)[0].error is None
+    assert objects.keys == []
+
+
+def test_rows_are_not_done_where_the_second_look_gets_no_answer() -> None:
+    """A retry finds them gone."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 3)
+    objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE))
+    with pytest.raises(StoreUnavailable):
+        _remove(objects, intents)
+    assert _remove(objects, intents)[0] == Removal(objects=1, size_bytes=4)
+
+
+def test_sample_is_drawn_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that keeps some keys is found out sooner or later."""
+    drawn: list[list[str]] = []
+
+    def sample(keys: list[str], count: int) -> list[str]:
+        drawn.append(list(keys))
+        return keys[-count:]
+
+    monkeypatch.setattr(absence.random, "sample", sample)
+    objects = FakeObjectStore()
+    intents = _stored(objects, 10)
+    objects.plan(_keeping(of=segment_key(LedgerId(9), 1)))
+    removed = _remove(objects, intents)
+    assert all(one.error for one in removed.values())
+    assert drawn == [sorted(segment_key(LedgerId(at), number) for at in range(10) for number in range(2))]
+
+
+@pytest.mark.parametrize("part", ["", "-index"], ids=["data", "index"])
+def test_tiered_copy_that_the_store_keeps_is_not_done(part: str) -> None:
+    """Data goes first, and the index stays as long as data does."""
+    objects = FakeObjectStore()
+    row = replace(
+        intent(7, segments=1), copy=CopyKind.OFFLOADED_LEDGER, context={"uuid": _UUID, "bucket": "cold"}, row_id=1
+    )
+    data, index = data_key(_UUID, LedgerId(7)), index_key(_UUID, LedgerId(7))
+    for key in (data, index):
+        objects.put_if_absent(key, b"x", metadata=statement(7).to_metadata())
+    copies = TieredCopies(lambda _: objects, now_us=lambda: 0)
+    found = copies.inspect(row)
+    assert found.finding is Finding.OWN
+    objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))
+    removed = copies.remove({1: found}, on_progress=lambda _: None)
+    assert "still has it" in (removed[1].error or "")
+    assert objects.keys == ([index] if part else [data, index])
