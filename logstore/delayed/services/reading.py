@@ -53,7 +53,8 @@ class DelayedLog:
             MissingData, CorruptData: A listed ledger lacks an object, or one is not what its row says, in no copy.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        source, ahead = SegmentSource(self._objects, self._tiered), Prefetcher()
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
+        ahead = Prefetcher()
         try:
             for (_, segment), rows in ahead.run(iter(segments), lambda one: self._read(source, wanted, *one)):
                 between_units()

@@ -164,7 +164,11 @@ class ComponentLedgers:
         stored = self._objects.get(key) if rows else None
         if stored is None:
             return None
-        check_whole(rows[0], stored)
+        try:
+            check_whole(rows[0], stored)
+        except CorruptData as error:
+            advice = f"Run `sexton ledger explain {ledger_id}`: it says what to do"
+            raise CorruptData(f"ledger {ledger_id} is corrupt: {error}. {advice}") from error
         found = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
         if len(found) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")

@@ -94,7 +94,7 @@ class Reader:
         return self._scan(topic, view, _BEGINNING if from_position is None else from_position, frontier)
 
     def _scan(self, topic: Topic, view: View, at: Position, frontier: Frontier | None) -> Iterator[Entry]:
-        source = SegmentSource(self._objects, self._tiered)
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
         committed = self._committed(topic, view, at, frontier)
         if committed is None:
             return
@@ -125,7 +125,7 @@ class Reader:
         committed = self._committed(topic, view, Position(min(wanted), 0))
         if committed is None:
             return []
-        source = SegmentSource(self._objects, self._tiered)
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
 
         def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
             key = (segment.ledger_id, segment.number, tuple(columns))
@@ -207,7 +207,8 @@ class Reader:
         found = self._ledgers.listed(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in found]
         if gone.ledger_id in listed:
-            raise MissingData(f"topic {topic.name}: {gone} is listed and no copy holds it")
+            advice = f"see `sexton ledger explain {gone.ledger_id}`"
+            raise MissingData(f"topic {topic.name}: {gone} is listed and no copy holds it; {advice}")
         beyond = next((ledger_id for ledger_id in listed if ledger_id > gone.ledger_id), None)
         _LOG.warning(
             "PositionTrimmed: topic %s: ledger %s was trimmed while it was read; going on at %s",

@@ -42,14 +42,30 @@ class SegmentGone(Exception):
         self.ledger_id = ledger_id
 
 
+def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
+    """The error for people: which entries of which ledger and topic cannot be read, and where to read what to do."""
+    entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
+    what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
+    return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
+
+
 def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
     """The named columns of a segment, in entry order.
+
+    What is corrupt is read once more: an answer may have been cut off on its way.
 
     Raises:
         SegmentGone: There is no such object.
         CorruptData: It is no segment, or not the one that its row says: another digest, another number of entries.
         StoreUnavailable: The store did not answer.
     """
+    try:
+        return _read_once(objects, segment, columns)
+    except CorruptData:
+        return _read_once(objects, segment, columns)
+
+
+def _read_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
     key = segment_key(segment.ledger_id, segment.number)
     if "payload" in columns or segment.size_bytes <= WHOLE_BELOW:
         source = _whole(objects, key, segment)
@@ -186,6 +202,27 @@ def check_whole(segment: Segment, stored: StoredObject) -> None:
 def _check_stated(segment: Segment, key: str, metadata: Mapping[str, str]) -> None:
     if metadata.get(DIGEST) != segment.sha256:
         raise CorruptData(f"{key}: expected digest {segment.sha256} in its metadata, found {metadata.get(DIGEST)}")
+
+
+def compare_segment(objects: ObjectStore, segment: Segment) -> str:
+    """Read a whole segment, and say what is wrong with it; empty where nothing is.
+
+    Args:
+        objects: The primary bucket.
+        segment: Its row, with a digest.
+
+    Raises:
+        StoreUnavailable: The store did not answer.
+    """
+    key = segment_key(segment.ledger_id, segment.number)
+    stored = objects.get(key)
+    if stored is None:
+        return f"{key}: the store has no such object"
+    try:
+        check_whole(segment, stored)
+    except CorruptData as error:
+        return str(error)
+    return ""
 
 
 class RangeFile(io.RawIOBase):

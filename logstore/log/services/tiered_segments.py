@@ -16,7 +16,7 @@ from logstore.errors import CorruptData
 from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digests
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
-from logstore.log.services.segment_file import RangeFile, SegmentGone, group_range, read_columns
+from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, group_range, read_columns
 from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, location_of
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
@@ -106,9 +106,16 @@ class TieredScan:
 class SegmentSource:
     """Segments for one scan; threads that read ahead share it."""
 
-    def __init__(self, objects: ObjectStore, tiered: TieredSegments | None) -> None:
-        """Read the primary bucket that `objects` is, and `tiered` copies if there are any."""
+    def __init__(self, objects: ObjectStore, tiered: TieredSegments | None, *, topic: str) -> None:
+        """Read the primary bucket that `objects` is, and `tiered` copies if there are any.
+
+        Args:
+            objects: The primary bucket.
+            tiered: Where tiered copies are found.
+            topic: What to call the topic in an error.
+        """
         self._objects = objects
+        self._topic = topic
         self._tiered = tiered
         self._scan = tiered.scan() if tiered else None
         self._warned: set[LedgerId] = set()
@@ -124,9 +131,15 @@ class SegmentSource:
 
         Raises:
             SegmentGone: No copy that the catalog names now holds it.
-            CorruptData: No copy of it can be read.
+            CorruptData: No copy of it can be read. Names topic, ledger and entries, and what to do.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
+        try:
+            return self._read(ledger, segment, columns)
+        except CorruptData as error:
+            raise describe_damage(self._topic, segment, error) from error
+
+    def _read(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
         if CopyKind.LEDGER not in ledger.copies and self._tiered:
             return self._from_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
         try:

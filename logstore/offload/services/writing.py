@@ -25,7 +25,7 @@ from logstore.log.chunk_digests import column_chunks, digest_chunks
 from logstore.log.entries import COLUMNS, mark_footer
 from logstore.log.ledgers import LedgerStatement, digest_of
 from logstore.log.services.read_back import require_stored
-from logstore.log.services.segment_file import SegmentGone, read_columns
+from logstore.log.services.segment_file import SegmentGone, describe_damage, read_columns
 from logstore.offload.tiered import TieredIndex, data_key, index_key, location_of, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
 from logstore.ports.objects import Buckets, ObjectStore
@@ -212,7 +212,7 @@ class Offloader:
     def _build(
         self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
     ) -> TieredIndex:
-        groups = write_copy(file, self._tables(statement.ledger_id, proceed))
+        groups = write_copy(file, self._tables(statement, proceed))
         reached = sum(group.entries for group in groups)
         if reached != entries:
             raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {reached} in segments")
@@ -229,14 +229,18 @@ class Offloader:
             chunks=_chunk_digests(file),
         )
 
-    def _tables(self, ledger_id: LedgerId, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
-        reached = 0
+    def _tables(self, statement: LedgerStatement, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
+        ledger_id, reached = statement.ledger_id, 0
         for segment in self._ledgers.segments(ledger_id):
             proceed()
             if segment.first_entry != reached:
                 raise CorruptData(f"ledger {ledger_id}: expected a segment at {reached}, found {segment.first_entry}")
             reached += segment.entries
-            yield read_columns(self._primary, segment, COLUMNS)
+            try:
+                table = read_columns(self._primary, segment, COLUMNS)
+            except CorruptData as error:
+                raise describe_damage(f"topic {statement.owner.topic}", segment, error) from error
+            yield table
 
 
 def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:

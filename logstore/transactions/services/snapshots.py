@@ -148,7 +148,7 @@ class Rebuilder:
         for _ in range(_TRIES):
             listed = self._ledgers.listed(topic_id)
             try:
-                read = self._read(listed, start)
+                read = self._read(topic_id, listed, start)
             except SegmentGone as gone:
                 missing = gone
             else:  # the catalog is asked after the log: what it says of a transaction is no older than its markers
@@ -157,9 +157,10 @@ class Rebuilder:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
 
-    def _read(self, listed: list[Ledger], start: Buffer) -> Buffer:
+    def _read(self, topic_id: TopicId, listed: list[Ledger], start: Buffer) -> Buffer:
         fold = Fold(start, [LedgerSpan(one.ledger_id, one.entries) for one in listed])
-        source, ahead = SegmentSource(self._objects, self._tiered), Prefetcher()
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic_id}")
+        ahead = Prefetcher()
         try:
             wanted = self._wanted(listed, fold)
             for (_, segment), table in ahead.run(wanted, lambda one: source.read(*one, COLUMNS)):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion.intents import DeletionIntent, Finding
-from logstore.deletion.services import absence
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
@@ -105,7 +104,7 @@ def test_sample_is_drawn_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None
         drawn.append(list(keys))
         return keys[-count:]
 
-    monkeypatch.setattr(absence.random, "sample", sample)
+    monkeypatch.setattr("logstore.deletion.services.absence.random.sample", sample)
     objects = FakeObjectStore()
     intents = _stored(objects, 10)
     objects.plan(_keeping(of=segment_key(LedgerId(9), 1)))

@@ -17,7 +17,7 @@ from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segm
 from logstore.log.ledgers import CopyKind, segment_key
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import OffloadAnswer
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.objects import ObjectInfo, StoredObject
 from logstore.positions import LedgerId
 from logstore.records.services import tail_objects
 from logstore.records.services.tail_objects import read_upload
@@ -243,6 +243,44 @@ def test_segment_whose_metadata_has_another_digest_than_its_row_is_corrupt(world
     put_behind(world.objects, key, lambda held: replace(held, metadata=held.metadata | {"sha256": "0" * 64}))
     with pytest.raises(CorruptData, match="in its metadata"):
         world.payloads()
+
+
+def test_corrupt_segment_is_named_with_topic_ledger_and_entries(world: World) -> None:
+    """Who reads it is told where to read what to do."""
+    world.process().append(world.topic, plain(b"a"))
+    world.process().append(world.topic, plain(b"b", b"c"))
+    key = world.segments()[1]
+    flip(world.objects, key, 700)
+    with pytest.raises(CorruptData) as corrupt:
+        world.payloads()
+    said = str(corrupt.value)
+    what = f"topic {world.topic.name}: ledger 0, segment 1 (entries 1 to 2) is corrupt in every copy"
+    assert said.startswith(f"{what}: {key}: expected digest ")
+    assert said.endswith("Run `sexton ledger explain 0`: it says what to do")
+
+
+@pytest.mark.parametrize("columns", [["payload"], ["key"]])
+def test_answer_that_was_cut_off_once_is_asked_for_again(world: World, columns: list[str]) -> None:
+    """A gateway that chopped one answer made a segment corrupt that was whole, and ended jobs for good."""
+    rich(world, 1)
+    right = list(world.process().scan(world.topic, columns=columns))
+    get, get_range, left = world.objects.get, world.objects.get_range, [1]
+
+    def cut(body: bytes | None) -> bytes | None:
+        left[0] -= 1
+        return body[:-1] if body and left[0] >= 0 else body
+
+    def get_cut(key: str) -> StoredObject | None:
+        found = get(key)
+        return found and replace(found, body=cut(found.body) or b"")
+
+    def get_range_cut(key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+        return cut(get_range(key, start, length, stating=stating))
+
+    world.objects.get = get_cut  # type: ignore[method-assign]
+    world.objects.get_range = get_range_cut  # type: ignore[method-assign]
+    assert list(world.process().scan(world.topic, columns=columns)) == right
+    assert left[0] < 0
 
 
 def test_segment_from_before_digests_is_read_by_its_length_alone(world: World) -> None:

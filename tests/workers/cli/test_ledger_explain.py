@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind, digest_of, ledger_prefix, meta_key, segment_key
 from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.ports.catalog import Cause
@@ -28,7 +29,9 @@ def world(tmp_path: Path, services: FakeServices) -> Iterator[World]:
     """A catalog and a bucket, behind the command line."""
     made = open_world(tmp_path / "world")
     storages = {CopyKind.LEDGER.value: PrimaryCopies(made.objects)}
-    services.log = SimpleNamespace(catalog=made.catalog, storages=storages, closed=0)  # type: ignore[assignment]
+    services.log = SimpleNamespace(  # type: ignore[assignment]
+        catalog=made.catalog, storages=storages, objects=made.objects, closed=0
+    )
     yield made
     made.catalog.database.close()
     shutil.rmtree(tmp_path / "world")
@@ -189,6 +192,68 @@ def test_explain_of_a_listed_ledger_that_lost_a_segment_calls_it_data_loss(run: 
         "listed, but storage lacks 1 of 2 segments of its LEDGER copy, and no other copy: this is data loss"
     )
     assert found["copies"][0]["storage"]["detail"] == "1 of 2 segments absent"
+
+
+def _with_digests(world: World, ledger_id: LedgerId) -> list[str]:
+    """Give rows and objects of a ledger the digests that a writer gives them; keys of its segments."""
+    keys = []
+    for row in world.catalog.ledgers.segments(ledger_id):
+        key = segment_key(ledger_id, row.number)
+        stored = world.objects.get(key)
+        assert stored
+        digest = digest_of(stored.body)
+        world.objects.delete([key])
+        world.objects.put_if_absent(key, stored.body, metadata={**stored.metadata, "sha256": digest})
+        statement = "UPDATE segment SET sha256 = :digest WHERE ledger_id = :ledger AND number = :number"
+        world.sql(statement, digest=digest, ledger=ledger_id, number=row.number)
+        keys.append(key)
+    return keys
+
+
+def test_explain_names_the_segment_that_is_corrupt_and_what_to_do(run: Run, world: World) -> None:
+    """One flipped bit: the reader's error leads here, and here stands which entries it has cost."""
+    (ledger,) = world.fill(1, segments=3)
+    _, key, _ = _with_digests(world, ledger)
+    sound = _explained(run, ledger)["copies"][0]["storage"]
+    assert (sound["segments"], sound["compared"], sound["corrupt"]) == (3, 3, [])
+    held = world.objects._held[key]
+    world.objects._held[key] = replace(held, body=b"y" + held.body[1:])
+    found = _explained(run, ledger)
+    assert "1 of 3 segments of its LEDGER copy that were compared are corrupt (entries 10 to 19)" in found["verdict"]
+    assert f"sexton ledger delete {NAME} {ledger} --force" in found["verdict"]
+    (corrupt,) = found["copies"][0]["storage"]["corrupt"]
+    assert (corrupt["number"], corrupt["first_entry"], corrupt["last_entry"]) == (1, 10, 19)
+    assert corrupt["error"].startswith(f"{key}: expected digest ")
+    shown = " ".join(run("ledger", "explain", str(ledger)).stdout.split())
+    assert "compared 3 of 3 segments" in shown
+    assert f"corrupt segment 1, entries 10 to 19: {key}: expected digest" in shown
+
+
+def test_explain_reads_a_bounded_part_of_a_large_ledger_unless_told_to_verify_it(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much was compared is said."""
+    (ledger,) = world.fill(1, segments=3)
+    *_, last = _with_digests(world, ledger)
+    held = world.objects._held[last]
+    world.objects._held[last] = replace(held, body=b"y" + held.body[1:])
+    monkeypatch.setattr("workers.cli.ledger.explain._COMPARED_BYTES", 200)
+    bounded = _explained(run, ledger)["copies"][0]["storage"]
+    assert (bounded["compared"], bounded["corrupt"]) == (2, [])
+    whole = document(run("ledger", "explain", str(ledger), "--verify", "--json"))["copies"][0]["storage"]
+    assert (whole["compared"], len(whole["corrupt"])) == (3, 1)
+
+
+def test_explain_while_segments_cannot_be_read_says_so(run: Run, world: World) -> None:
+    """No answer is no damage."""
+    (ledger,) = world.fill(1)
+    keys = _with_digests(world, ledger)
+    world.objects.plan(
+        Fault(operation=Operation.GET, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key in keys)
+    )
+    storage = _explained(run, ledger)["copies"][0]["storage"]
+    assert storage["detail"].startswith("storage did not answer")
+    assert (storage["compared"], storage["corrupt"]) == (0, [])
 
 
 def test_explain_of_a_ledger_that_came_back_says_so(run: Run, world: World) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from logstore.deletion.intents import DeletionState, Finding, Outcome
-from logstore.log.ledgers import CopyKind, LedgerState
+from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.ledger.verdicts import ExaminedCopy, verdict
+from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, verdict
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"
@@ -114,6 +114,41 @@ def test_verdict_of_a_listed_ledger_that_storage_lacks_is_that() -> None:
     assert "somebody else's: why" in verdict(history, [_seen(Finding.FOREIGN)])
     assert verdict(history, [_seen(None)]) == "listed and needed by subscription a"
     assert verdict(history, [_seen(Finding.ABSENT, state="WRITING")]) == "listed and needed by subscription a"
+
+
+def _corrupt(component: Component = Component.MANAGED_LEDGER) -> ExaminedCopy:
+    seen = _seen(Finding.OWN)
+    known = replace(seen.copy, intent=intent(component=component.value))
+    damage = (CorruptSegment(1, 10, 19, "why"), CorruptSegment(3, 30, 39, "why"))
+    return replace(seen, copy=known, segments=5, compared=4, corrupt=damage)
+
+
+def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> None:
+    """Which entries, whether another copy has them, and the command for those that are lost."""
+    history = _history(_live(), _needed("a"))
+    said = verdict(history, [_corrupt()])
+    assert said.startswith(
+        "listed, but 2 of 4 segments of its LEDGER copy that were compared are corrupt (entries 10 to 19, 30 to 39), "
+        "and no other copy: this is data loss; put the named objects back from a backup"
+    )
+    assert "`sexton ledger delete persistent://tenant/namespace/orders 7 --force --reason TEXT`" in said
+    tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
+    assert "and it is read from its other copy; put the named objects" in verdict(history, [_corrupt(), tiered])
+    assert "--force" not in verdict(history, [_corrupt(), tiered])
+
+
+@pytest.mark.parametrize(
+    ("component", "command"),
+    [
+        (Component.DELAYED_INDEX, "sexton delayed build persistent://tenant/namespace/orders"),
+        (Component.TXN_SNAPSHOT, "sexton txn snapshot persistent://tenant/namespace/orders"),
+        (Component.SCHEMA_STORAGE, "sexton topic schema set persistent://tenant/namespace/orders --file FILE"),
+        (Component.MANAGED_CURSOR, "sexton topic seek persistent://tenant/namespace/orders SUB --to POSITION"),
+    ],
+)
+def test_verdict_of_a_corrupt_ledger_of_a_component_names_what_replaces_it(component: Component, command: str) -> None:
+    """`ledger delete` takes ledgers of messages alone."""
+    assert verdict(_history(_live()), [_corrupt(component)]).endswith(f"`{command}` replaces it")
 
 
 def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:

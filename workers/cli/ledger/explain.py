@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,36 +12,49 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledgers import CopyKind, CopyState, segment_key
 from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
-from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory, Tombstone
+from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory, Segment, Tombstone
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.ledger.ledgers import ledger
-from workers.cli.ledger.verdicts import ExaminedCopy, verdict
+from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, verdict
 from workers.cli.options import OfLedger, OfTopic, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer
 from workers.pages.texts import fields, harmless, plain, shown_us, topic_shown
 
 if TYPE_CHECKING:
-    from logstore.ports.objects import Storages
+    from logstore.ports.objects import ObjectStore, Storages
 
 
 _DECISIONS = 20
+_COMPARED_BYTES = 64 << 20
+"""Of segments that are read without `--verify`: some seconds, whatever the size of the ledger."""
 
 Id = Annotated[
     int, typer.Argument(metavar="ID", callback=known_number, help="A ledger's id, whether it is still there or not.")
 ]
 
 
-@command(ledger, "explain", "12", "12 --json")
-def explain(context: CommandContext, ledger_id: Id) -> Answer:
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read and compare all segments of the primary copy, not only the first 64 MiB.")
+]
+
+
+@command(ledger, "explain", "12", "12 --json", "12 --verify")
+def explain(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -> Answer:
     """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
 
-    It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said.
+    It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said. Segments
+    in use are read and compared with their digests: one that is corrupt is named.
     """
     history = context.catalog.inspection.ledger(LedgerId(ledger_id), decisions=_DECISIONS)
-    named = [segment_key(history.ledger_id, one.number) for one in context.catalog.ledgers.segments(history.ledger_id)]
+    segments = context.catalog.ledgers.segments(history.ledger_id)
+    named = [segment_key(history.ledger_id, one.number) for one in segments]
     seen = [look(context.log.storages, copy, named if copy.state == CopyState.LIVE else ()) for copy in history.copies]
+    seen = [
+        compare_digests(context.log.objects, one, segments, max_bytes=None if verify else _COMPARED_BYTES)
+        for one in seen
+    ]
     found = document(history, seen, bundle=_bundle(context.catalog.fences, history))
     return Answer(document=found, text=in_sections(found))
 
@@ -74,6 +88,37 @@ def look(storages: "Storages", copy: KnownCopy, named: Sequence[str]) -> Examine
         )
     except SextonError as error:
         return ExaminedCopy(copy=copy, finding=None, detail=f"storage did not answer: {error}")
+
+
+def compare_digests(
+    objects: "ObjectStore", seen: ExaminedCopy, segments: Sequence[Segment], *, max_bytes: int | None
+) -> ExaminedCopy:
+    """Read segments of a LIVE primary copy, and add which of them are corrupt.
+
+    Args:
+        objects: The primary bucket.
+        seen: What storage was found to hold.
+        segments: As the catalog registered them. One without a digest is not compared.
+        max_bytes: Read no further than this; None: read all.
+    """
+    of_this_copy = seen.kind == CopyKind.LEDGER and seen.copy.state == CopyState.LIVE
+    if not of_this_copy or seen.finding is not Finding.OWN or seen.absent:
+        return seen
+    from logstore.log.services.segment_file import compare_segment  # noqa: PLC0415 - start-up time
+
+    compared, read_bytes, corrupt = 0, 0, list[CorruptSegment]()
+    for segment in segments:
+        if segment.sha256 is None or (max_bytes is not None and read_bytes + segment.size_bytes > max_bytes):
+            continue
+        try:
+            error = compare_segment(objects, segment)
+        except SextonError as silence:
+            return replace(seen, detail=f"storage did not answer: {silence}", compared=compared, corrupt=tuple(corrupt))
+        compared, read_bytes = compared + 1, read_bytes + segment.size_bytes
+        if error:
+            last = segment.first_entry + segment.entries - 1
+            corrupt.append(CorruptSegment(segment.number, segment.first_entry, last, error))
+    return replace(seen, compared=compared, corrupt=tuple(corrupt))
 
 
 def _bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
@@ -133,7 +178,10 @@ def _copy(one: ExaminedCopy) -> dict[str, object]:
         "kind": one.kind,
         "state": one.copy.state,
         "context": dict(one.copy.intent.context),
-        "storage": fields(one, "finding objects size_bytes statement detail"),
+        "storage": {
+            **fields(one, "finding objects size_bytes statement detail segments compared"),
+            "corrupt": [fields(segment, "number first_entry last_entry error") for segment in one.corrupt],
+        },
     }
 
 
@@ -224,6 +272,11 @@ def _copy_lines(row: Mapping[str, Any]) -> Iterator[str]:
     held = f"{storage['finding']}, {plain(storage['objects'])} objects, {plain(storage['size_bytes'])} bytes"
     yield from _fact("storage", held if storage["finding"] else "unknown", deeper="  ")
     yield from _fact("says", storage["detail"], deeper="  ")
+    if storage["compared"]:
+        yield from _fact("compared", f"{storage['compared']:,} of {storage['segments']:,} segments", deeper="  ")
+    for segment in storage["corrupt"]:
+        entries = f"entries {segment['first_entry']} to {segment['last_entry']}"
+        yield from _fact("corrupt", f"segment {segment['number']}, {entries}: {segment['error']}", deeper="  ")
     yield from _fact("statement", storage["statement"], deeper="  ")
 
 

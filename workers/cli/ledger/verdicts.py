@@ -2,14 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from logstore.deletion.intents import DeletionState, Finding, Outcome
-from logstore.log.ledgers import CopyState, LedgerState
+from logstore.log.ledgers import Component, CopyState, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
-from workers.pages.texts import shown_us
+from workers.pages.texts import shown_us, topic_shown
 
 _MOST_NAMES = 3
 _MOST_ERROR = 160
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptSegment:
+    """A segment whose object is not the one that was registered."""
+
+    number: int
+    first_entry: int
+    last_entry: int  # inclusive
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +35,8 @@ class ExaminedCopy:
     detail: str = ""
     segments: int = 0  # that the catalog names in it, as far as that was asked
     absent: int = 0  # of them, those that storage does not hold
+    compared: int = 0  # of them, those that were read and compared with their digest
+    corrupt: tuple[CorruptSegment, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -42,7 +55,7 @@ def verdict(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
 def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
     """A contradiction of a LIVE copy's row comes before everything else."""
     live = [one for one in seen if one.copy.state == CopyState.LIVE]
-    whole = any(one.finding is not Finding.ABSENT and not one.absent for one in live)
+    whole = any(one.finding is not Finding.ABSENT and not one.absent and not one.corrupt for one in live)
     there = "and it is read from its other copy" if whole else "and no other copy: this is data loss"
     for one in live:
         if one.finding is Finding.ABSENT:
@@ -51,9 +64,35 @@ def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
             return (
                 f"listed, but storage lacks {one.absent:,} of {one.segments:,} segments of its {one.kind} copy, {there}"
             )
+        if one.corrupt:
+            entries = ", ".join(f"{gap.first_entry} to {gap.last_entry}" for gap in one.corrupt[:_MOST_NAMES])
+            more = f" and {len(one.corrupt) - _MOST_NAMES} more" if len(one.corrupt) > _MOST_NAMES else ""
+            what = f"{len(one.corrupt):,} of {one.compared:,} segments of its {one.kind} copy that were compared"
+            return f"listed, but {what} are corrupt (entries {entries}{more}), {there}; {_what_to_do(one, whole=whole)}"
         if one.finding is Finding.FOREIGN:
             return f"listed, but storage says that its {one.kind} copy is somebody else's: {one.detail}"
     return None
+
+
+_REBUILD: Final[Mapping[str, str]] = {
+    Component.DELAYED_INDEX: "sexton delayed build {topic}",
+    Component.TXN_SNAPSHOT: "sexton txn snapshot {topic}",
+    Component.SCHEMA_STORAGE: "sexton topic schema set {topic} --file FILE",
+    Component.MANAGED_CURSOR: "sexton topic seek {topic} SUB --to POSITION",
+}
+"""Commands that replace the ledger of a component."""
+
+
+def _what_to_do(corrupt: ExaminedCopy, *, whole: bool) -> str:
+    intent = corrupt.copy.intent
+    back = "put the named objects back from a backup, with their metadata"
+    if whole:
+        return back
+    topic = topic_shown(intent.topic)
+    if intent.component in _REBUILD:
+        return f"`{_REBUILD[intent.component].format(topic=topic)}` replaces it"
+    force = f"sexton ledger delete {topic} {intent.ledger_id} --force --reason TEXT"
+    return f"{back}, or give the whole ledger up: `{force}` moves subscriptions over it"
 
 
 def _kept(live: LiveLedger, references: Sequence[Reference]) -> str:
