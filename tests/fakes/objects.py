@@ -39,6 +39,7 @@ class FaultKind(StrEnum):
     AFTER = "after"  # done, but reported as failed
     KEY_ERROR = "key_error"  # delete: the key is kept and reported under `failed`
     LOST = "lost"  # delete: reported as deleted, and kept; put: reported as stored, and lost
+    CUT = "cut"  # get, get_range: the answer lacks its last byte, and looks whole
     MIDWAY = "midway"  # list: raises after `after_objects` objects
     CALL = "call"  # runs `action` before the effect, for a race at an exact place
 
@@ -161,19 +162,21 @@ class FakeObjectStore:
 
     def get(self, key: str) -> StoredObject | None:
         check_key(key)
-        self._meet(Operation.GET, key)
+        fault = self._meet(Operation.GET, key)
         held = self._held.get(key)
-        return None if held is None else StoredObject(key=key, body=held.body, metadata=dict(held.metadata))
+        if held is None:
+            return None
+        return StoredObject(key=key, body=_cut(fault, held.body), metadata=dict(held.metadata))
 
     def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
-        self._meet(Operation.GET_RANGE, key)
+        fault = self._meet(Operation.GET_RANGE, key)
         held = self._held.get(key)
         if held is not None and not (stating or {}).items() <= held.metadata.items():
             raise CorruptData(f"{key}: expected an object of {stating}, found one of {held.metadata}")
-        return None if held is None else held.body[start : start + length]
+        return None if held is None else _cut(fault, held.body[start : start + length])
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         check_key(key)
@@ -250,6 +253,10 @@ class FakeObjectStore:
 
 def _is(fault: Fault | None, kind: FaultKind) -> bool:
     return fault is not None and fault.kind is kind
+
+
+def _cut(fault: Fault | None, body: bytes) -> bytes:
+    return body[:-1] if _is(fault, FaultKind.CUT) else body
 
 
 def _until(fault: Fault | None, found: Sequence[V]) -> Iterator[V]:

@@ -20,6 +20,7 @@ from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
 from logstore.log.services.read_ahead import ReadCache
+from logstore.log.services.read_back import read_twice
 from logstore.log.services.segment_file import SegmentGone, group_range, ranges_of, read_footer
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
@@ -92,7 +93,11 @@ class BucketSnapshots:
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
         """The rows of one of its segments, from 0; raises as `footer`."""
-        opened, name = self._open(bucket), _name(bucket)
+        opened = self._open(bucket)
+        return read_twice(lambda: self._read_segment(bucket, opened, number))
+
+    def _read_segment(self, bucket: Bucket, opened: _Opened, number: int) -> DelayedRows:
+        name = _name(bucket)
         start, length = group_range(opened.metadata, number)
         with _telling_what_is_gone(bucket):
             file = ranges_of(self._objects, opened.row)
@@ -109,7 +114,7 @@ class BucketSnapshots:
             yield self.segment(bucket, number)
 
     def _open(self, bucket: Bucket) -> _Opened:
-        return self._opened.read(bucket.bucket_id, lambda: self._read(bucket))
+        return self._opened.read(bucket.bucket_id, lambda: read_twice(lambda: self._read(bucket)))
 
     def _read(self, bucket: Bucket) -> _Opened:
         rows, name = self._ledgers.segments(bucket.bucket_id), _name(bucket)

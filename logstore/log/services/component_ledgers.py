@@ -20,10 +20,10 @@ from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimed
 from logstore.failpoints import effect
 from logstore.log.entries import FOOTER, NewEntry, ProducedEntries, decode_segment, encode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, Component, LedgerStatement, digest_of, meta_key, segment_key
-from logstore.log.services.read_back import require_stored
+from logstore.log.services.read_back import read_twice, require_stored
 from logstore.log.services.registration import telling
 from logstore.log.services.segment_file import check_whole, vouching
-from logstore.ports.catalog import Components, Ledgers
+from logstore.ports.catalog import Components, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.units import between_units
@@ -160,15 +160,20 @@ class ComponentLedgers:
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         rows = self._ledgers.segments(ledger_id)
-        key = segment_key(ledger_id, 0)
-        stored = self._objects.get(key) if rows else None
-        if stored is None:
+        if not rows:
             return None
         try:
-            check_whole(rows[0], stored)
+            return read_twice(lambda: self._read(rows[0]))
         except CorruptData as error:
             advice = f"Run `sexton ledger explain {ledger_id}`: it says what to do"
             raise CorruptData(f"ledger {ledger_id} is corrupt: {error}. {advice}") from error
+
+    def _read(self, segment: Segment) -> bytes | None:
+        key = segment_key(segment.ledger_id, segment.number)
+        stored = self._objects.get(key)
+        if stored is None:
+            return None
+        check_whole(segment, stored)
         found = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
         if len(found) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")

@@ -1,4 +1,4 @@
-"""Asking the store for an object that was just uploaded, before anything points at it.
+"""Reads that do not believe one answer: of an object that was just uploaded, and of one that came back corrupt.
 
 A store, or a cache in front of it, may answer a PUT and keep nothing. What becomes current by a transaction or by the
 name of a manifest is read back first: by one HEAD, which tells its length and the digest in its metadata. Appends are
@@ -7,10 +7,25 @@ not read back: that would double the requests of each.
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from logstore.errors import UploadUnproven
+from logstore.errors import CorruptData, UploadUnproven
 from logstore.ports.objects import ObjectInfo, ObjectStore
+
+Content = TypeVar("Content")
+
+
+def read_twice(read: Callable[[], Content]) -> Content:
+    """Read once more what is corrupt: a gateway may have cut the answer off, and `CorruptData` ends a job for good.
+
+    Raises:
+        CorruptData: It is corrupt both times.
+    """
+    try:
+        return read()
+    except CorruptData:
+        return read()
 
 
 def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:

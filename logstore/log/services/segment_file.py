@@ -21,6 +21,7 @@ from logstore.log.chunk_digests import (
 )
 from logstore.log.entries import FOOTER, FooterMark, decode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, digest_of, segment_key
+from logstore.log.services.read_back import read_twice
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore, StoredObject
 from logstore.positions import LedgerId
@@ -59,10 +60,7 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
         CorruptData: It is no segment, or not the one that its row says: another digest, another number of entries.
         StoreUnavailable: The store did not answer.
     """
-    try:
-        return _read_once(objects, segment, columns)
-    except CorruptData:
-        return _read_once(objects, segment, columns)
+    return read_twice(lambda: _read_once(objects, segment, columns))
 
 
 def _read_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
@@ -215,14 +213,18 @@ def compare_segment(objects: ObjectStore, segment: Segment) -> str:
         StoreUnavailable: The store did not answer.
     """
     key = segment_key(segment.ledger_id, segment.number)
-    stored = objects.get(key)
-    if stored is None:
-        return f"{key}: the store has no such object"
-    try:
+
+    def compare() -> str:
+        stored = objects.get(key)
+        if stored is None:
+            return f"{key}: the store has no such object"
         check_whole(segment, stored)
+        return ""
+
+    try:
+        return read_twice(compare)
     except CorruptData as error:
         return str(error)
-    return ""
 
 
 class RangeFile(io.RawIOBase):

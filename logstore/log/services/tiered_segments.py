@@ -8,7 +8,7 @@ each answer states protect it.
 import io
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -16,6 +16,7 @@ from logstore.errors import CorruptData
 from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digests
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
+from logstore.log.services.read_back import read_twice
 from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, group_range, read_columns
 from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, location_of
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
@@ -81,9 +82,13 @@ class TieredScan:
             CorruptData: It is not what its index or the segment's row says.
             StoreUnavailable: The store did not answer.
         """
-        if copies.tiered is None:
+        context = copies.tiered
+        if context is None:
             raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
-        copy = self._open(segment, *location_of(segment.ledger_id, copies.tiered))
+        return read_twice(lambda: self._read_columns(segment, context, columns))
+
+    def _read_columns(self, segment: Segment, context: Mapping[str, str], columns: Sequence[str]) -> "pa.Table":
+        copy = self._open(segment, *location_of(segment.ledger_id, context))
         number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"

@@ -24,7 +24,7 @@ from logstore.failpoints import effect
 from logstore.log.chunk_digests import column_chunks, digest_chunks
 from logstore.log.entries import COLUMNS, mark_footer
 from logstore.log.ledgers import LedgerStatement, digest_of
-from logstore.log.services.read_back import require_stored
+from logstore.log.services.read_back import read_twice, require_stored
 from logstore.log.services.segment_file import SegmentGone, describe_damage, read_columns
 from logstore.offload.tiered import TieredIndex, data_key, index_key, location_of, write_copy
 from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
@@ -49,6 +49,10 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
         CorruptData: One of them is not what the catalog says, or its context does not say where to look.
         StoreUnavailable: Storage did not answer.
     """
+    return read_twice(lambda: _prove_published(buckets, copy))
+
+
+def _prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
     ledger_id = copy.statement.ledger_id
     uuid, location = location_of(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)

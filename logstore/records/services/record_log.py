@@ -19,7 +19,7 @@ from uuid import uuid4
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.ledgers import DIGEST, digest_of
-from logstore.log.services.read_back import require_stored
+from logstore.log.services.read_back import read_twice, require_stored
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
 from logstore.records.kinds import RecordKind
@@ -105,11 +105,14 @@ class RecordLog:
         last = self._last
         if last is not None and last.number == number:
             return last
-        found = self._objects.get(manifest_key(number))
-        if found is None:
-            return None
-        self._last = Manifest.of(found.body, found.key)
-        return self._last
+
+        def read() -> Manifest | None:
+            found = self._objects.get(manifest_key(number))
+            return None if found is None else Manifest.of(found.body, found.key)
+
+        manifest = read_twice(read)
+        self._last = manifest or self._last
+        return manifest
 
     def put_manifest(self, manifest: Manifest) -> None:
         """Publish it, unless its number is taken.
@@ -143,10 +146,14 @@ class RecordLog:
             MissingData: A manifest names it, and it is not there.
             CorruptData, Unsupported: It is not what the manifest says, or a newer build wrote it.
         """
-        found = self._objects.get(block.key)
-        if found is None:
-            raise MissingData(f"{block.key}: a manifest names it, and the bucket has no such object")
-        return decode(block, found.body, columns=columns, ids=ids)
+
+        def read() -> "pa.Table":
+            found = self._objects.get(block.key)
+            if found is None:
+                raise MissingData(f"{block.key}: a manifest names it, and the bucket has no such object")
+            return decode(block, found.body, columns=columns, ids=ids)
+
+        return read_twice(read)
 
     def put_us(self, key: str) -> int | None:
         """When the object was put, by the store's clock; None where there is none, or the store tells no time."""

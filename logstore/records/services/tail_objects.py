@@ -15,6 +15,7 @@ from logstore.cursors.state import pack_acknowledged
 from logstore.errors import CorruptData
 from logstore.log.entries import FOOTER, decode_segment
 from logstore.log.ledgers import APPEND, BEHIND, DIGEST, Behind, LedgerStatement, UploadMark, digest_of
+from logstore.log.services.read_back import read_twice
 from logstore.log.services.segment_file import WHOLE_BELOW, SegmentGone, footer_by, read_by_ranges
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
@@ -43,6 +44,10 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
         CorruptData: It is not what its own metadata says, or no segment.
         StoreUnavailable: The store did not answer.
     """
+    return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+
+
+def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
     metadata, body = _seen(objects, found)
     if metadata is None:
         return None

@@ -178,6 +178,17 @@ def test_snapshot_that_is_overwritten_after_its_footer_was_read_is_corrupt(
         snapshots.segment(first, 0)
 
 
+def test_answer_that_was_cut_off_once_is_asked_for_again(world: World, tmp_path: Path) -> None:
+    """Of the footer, and of a segment."""
+    bucket = _written(world, tmp_path)
+    for skipped in range(2):
+        snapshots = _process(world)
+        if skipped:
+            snapshots.footer(bucket)
+        world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CUT))
+        assert snapshots.segment(bucket, 0) == _ROWS.slice(0, _SEGMENT)
+
+
 def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
     world: World, snapshots: BucketSnapshots, tmp_path: Path
 ) -> None:

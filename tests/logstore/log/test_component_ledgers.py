@@ -148,6 +148,13 @@ def test_component_ledger_store_down_gives_up_and_leaves_a_newborn(world: World)
     assert len(world.catalog.ledger_rows) == 1
 
 
+def test_component_ledger_whose_answer_was_cut_off_once_is_read_again(world: World) -> None:
+    """A schema, or a cursor's state, is not lost for that."""
+    ledger_id = _write(world)
+    world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT))
+    assert world.contents().read(ledger_id) == b"content"
+
+
 def _is_segment(key: str) -> bool:
     return key.endswith(".parquet")
 

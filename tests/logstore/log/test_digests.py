@@ -17,13 +17,13 @@ from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segm
 from logstore.log.ledgers import CopyKind, segment_key
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import OffloadAnswer
-from logstore.ports.objects import ObjectInfo, StoredObject
+from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import tail_objects
 from logstore.records.services.tail_objects import read_upload
 from logstore.transactions.buffer import Marker, Verb, as_entries
 from logstore.transactions.transactions import TransactionId
-from tests.fakes.objects import FakeObjectStore, Operation, _Held
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
 from tests.logstore.log.world import World, plain
 from tests.logstore.offload.offloading import Offloading
 
@@ -259,28 +259,17 @@ def test_corrupt_segment_is_named_with_topic_ledger_and_entries(world: World) ->
     assert said.endswith("Run `sexton ledger explain 0`: it says what to do")
 
 
-@pytest.mark.parametrize("columns", [["payload"], ["key"]])
-def test_answer_that_was_cut_off_once_is_asked_for_again(world: World, columns: list[str]) -> None:
+@pytest.mark.parametrize(("columns", "operation"), [(["payload"], Operation.GET), (["key"], Operation.GET_RANGE)])
+def test_answer_that_was_cut_off_once_is_asked_for_again(
+    world: World, columns: list[str], operation: Operation
+) -> None:
     """A gateway that chopped one answer made a segment corrupt that was whole, and ended jobs for good."""
     rich(world, 1)
     right = list(world.process().scan(world.topic, columns=columns))
-    get, get_range, left = world.objects.get, world.objects.get_range, [1]
-
-    def cut(body: bytes | None) -> bytes | None:
-        left[0] -= 1
-        return body[:-1] if body and left[0] >= 0 else body
-
-    def get_cut(key: str) -> StoredObject | None:
-        found = get(key)
-        return found and replace(found, body=cut(found.body) or b"")
-
-    def get_range_cut(key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
-        return cut(get_range(key, start, length, stating=stating))
-
-    world.objects.get = get_cut  # type: ignore[method-assign]
-    world.objects.get_range = get_range_cut  # type: ignore[method-assign]
+    cut = Fault(operation=operation, kind=FaultKind.CUT)
+    world.objects.plan(cut)
     assert list(world.process().scan(world.topic, columns=columns)) == right
-    assert left[0] < 0
+    assert cut.times == 0
 
 
 def test_segment_from_before_digests_is_read_by_its_length_alone(world: World) -> None:
@@ -315,6 +304,21 @@ def test_offload_of_a_flipped_bit_is_refused_and_keeps_the_primary(scene: Offloa
     assert scene.tiered.keys == []
     flip(scene.world.objects, segment_key(ledger, 0), 700)
     assert scene.upload(ledger, "u-1").answer is OffloadAnswer.BEGUN
+
+
+@pytest.mark.parametrize("operation", [Operation.GET, Operation.GET_RANGE])
+def test_answer_of_a_tiered_copy_that_was_cut_off_once_is_asked_for_again(
+    scene: Offloading, operation: Operation
+) -> None:
+    """Its index and its data."""
+    (ledger, _) = scene.fill(2)
+    right = scene.world.payloads(scene.process())
+    scene.offload(ledger)
+    scene.world.objects.delete([segment_key(ledger, number) for number in range(2)])
+    cut = Fault(operation=operation, kind=FaultKind.CUT)
+    scene.tiered.plan(cut)
+    assert scene.world.payloads(scene.process()) == right
+    assert cut.times == 0
 
 
 @pytest.mark.parametrize("columns", [["payload"], ["key"]])

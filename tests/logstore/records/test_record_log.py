@@ -84,6 +84,20 @@ def test_object_that_the_store_does_not_show_is_not_taken_for_stored(
     assert len(objects.keys) == 1
 
 
+def test_answer_that_was_cut_off_once_makes_no_manifest_and_no_block_corrupt(
+    log: RecordLog, objects: FakeObjectStore
+) -> None:
+    """A rebuild would leave the block out, and a flush would end for good."""
+    log.put_manifest(manifest(1))
+    (block,) = log.put_blocks(RecordKind.LEDGER, table(RecordKind.LEDGER, [version(1, 0)]))
+    for read in (lambda: RecordLog(objects).manifest(1), lambda: log.read_block(block)):
+        whole = read()
+        cut = Fault(operation=Operation.GET, kind=FaultKind.CUT)
+        objects.plan(cut)
+        assert read() == whole
+        assert cut.times == 0
+
+
 def test_a_manifest_of_a_newer_format_or_of_no_sense_is_named(log: RecordLog, objects: FakeObjectStore) -> None:
     """Nothing is concluded from one that cannot be read."""
     log.put_manifest(replace(manifest(1), format=FORMAT + 1))

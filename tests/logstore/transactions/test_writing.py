@@ -11,6 +11,7 @@ from logstore.log.ledgers import Component, ledger_prefix
 from logstore.positions import LedgerId
 from logstore.transactions.buffer import Buffer
 from tests.activities.world import chunk_input, done
+from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.transactions.histories import History, Step, open_history
 
 _ABORTED: list[Step] = [("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)]
@@ -53,6 +54,27 @@ def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: Hist
     assert log.rebuilder.rebuild(topic_id) == history.in_sql()
     assert _snapshots(history) != [first]
     assert [row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")] == [first]
+
+
+@pytest.mark.parametrize("part", ["meta.json", ".parquet"])
+def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history: History, part: str) -> None:
+    """The one before stays current, and the next attempt writes it."""
+    log, topic_id = history.world.log, history.world.topic.topic_id
+    history.take(_ABORTED)
+    _make_due(history)
+    log.buffer_snapshots.write_due()
+    before, (current,) = log.buffer_snapshots.load(topic_id), _snapshots(history)
+    history.take([("begin", 0, 0), *_ABORTED])
+    _make_due(history)
+    lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
+    history.world.objects.plan(lost)
+    log.buffer_snapshots.write_due()
+    assert lost.times == 0
+    assert current in _snapshots(history)
+    assert log.buffer_snapshots.load(topic_id) == before
+    _make_due(history)
+    log.buffer_snapshots.write_due()
+    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
 
 
 def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: History) -> None:
