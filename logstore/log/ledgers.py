@@ -249,3 +249,20 @@ class Behind(NamedTuple):
         """Read back `str(behind)`; None of anything else."""
         found = _BEHIND.fullmatch(text or "")
         return Behind(int(found["segment"]), int(found["entries"])) if found else None
+
+
+MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
+MAX_CONFIRMATION_GAP: Final = 2 << 16
+"""How far above the segment that it confirms a confirmation stands, both inclusive: more numbers than a ledger has
+segments, so that it takes no segment's number."""
+
+
+def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
+    """Whether an upload of that number is a confirmation by its own metadata, which name a segment far below it.
+
+    Args:
+        number: Of the object's key.
+        metadata: Of the object.
+    """
+    said = Behind.parse(metadata.get(BEHIND))
+    return said is not None and MIN_CONFIRMATION_GAP <= number - said.last_segment <= MAX_CONFIRMATION_GAP

@@ -25,6 +25,7 @@ class FindingKind(StrEnum):
     STALLED_DELETION = "stalled_deletion"  # an unfinished intent that no workflow works on
     MISSING_DATA = "missing_data"  # a row whose objects are absent or short: data loss
     MISMATCH = "mismatch"  # storage's statement contradicts the row; objects of a refused deletion
+    CONFIRMATION = "confirmation"  # an upload that vouches for a registered segment, and goes with its ledger
     FOREIGN = "foreign"  # cannot be parsed, or is another application's
 
     @property

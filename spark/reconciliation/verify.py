@@ -22,6 +22,7 @@ from infra.catalog.reconciliation.known import known_ledgers
 from logstore.log.ledgers import (
     CopyKind,
     LedgerStatement,
+    is_confirmation,
     ledger_prefix,
     meta_digest,
     segment_key,
@@ -52,6 +53,7 @@ from spark.sources.objects import NativeAddresses
 _ASKING: Final = 16  # requests at once in a task
 _PAGES: Final = 8  # of candidates, in a task
 _KIND = FindingKind
+_CONFIRMS: Final = "it says where a segment was registered, and goes with its ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ def _stated(one: Finding, store: ObjectStore, before_us: int, application: str) 
     if isinstance(judged, Doubt):
         kind = _KIND.FOREIGN if judged.reason in {UNSTATED, OTHER_APPLICATION} else _KIND.MISMATCH
         return replace(now, kind=kind, detail=f"{judged.key}: {judged.reason}")
+    if one.kind is _KIND.ORPHAN_SEGMENT and is_confirmation(segment_number(one.key) or 0, now.statement):
+        return replace(now, kind=_KIND.CONFIRMATION, topic=judged.owner.topic, detail=_CONFIRMS)
     return replace(now, topic=judged.owner.topic)
 
 
@@ -175,10 +179,10 @@ def _still_named(asked: Sequence[Finding], catalog: ArrowReader) -> list[Finding
     """
     is_still = _named(asked, catalog) | _rows(asked, catalog)
     still = (one for one in asked if one.kind not in is_still or is_still[one.kind](one))
-    return list(filter(None, _judged_by_catalog(list(still), catalog)))
+    return list(filter(None, _judge_by_catalog(list(still), catalog)))
 
 
-def _judged_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
+def _judge_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
     """Orphans as the catalog's other rows show them: damage, another store's objects, or None if a copy has its row."""
     ids = {one.ledger_id for one in asked if one.ledger_id is not None and (_is_orphan(one) or _is_row(one))}
     known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}

@@ -114,6 +114,7 @@ _PLANTED: list[tuple[int, str, Harm]] = [
     (1, "rebuilt: " + PLAIN[0], lambda it: _entries(_rebuilt(it), 1).pop((1, 1))),
     (2, "ledger 8 is forgotten", lambda it: _objects(it, PRIMARY).update({f"{prefix(8)}00000000.parquet": 1})),
     (2, "no segment is of that number", lambda it: _objects(it, PRIMARY).update({f"{prefix(1)}00000007.parquet": 1})),
+    (2, "no segment is of that number", lambda it: _objects(it, PRIMARY).update({f"{prefix(1)}00140000.parquet": 1})),
     (2, "tiered copy v of ledger 5", lambda it: _objects(it, TIERED).update({"v-ledger-5": 1})),
     (2, "tiered copy v of ledger 5", lambda it: cast("list[str]", it.uploads).append("v-ledger-5")),
     (2, "in no list", lambda it: _rows(it, "ledger").append({**ledger(8, 1, 0), "place": None})),

@@ -12,6 +12,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import (
     APPEND,
     BEHIND,
+    MAX_CONFIRMATION_GAP,
     Behind,
     LedgerOwner,
     LedgerState,
@@ -20,7 +21,7 @@ from logstore.log.ledgers import (
     segment_key,
 )
 from logstore.log.producers import ProducerSequence
-from logstore.log.services.registration import FARTHEST, Registrar, confirm, telling
+from logstore.log.services.registration import Registrar, confirm, telling
 from logstore.log.services.roll import Roller, RollPolicy
 from logstore.log.services.segment_file import vouching
 from logstore.ports.catalog import (
@@ -116,7 +117,7 @@ class PlacementAttempts:
 
     def has_numbers(self, ledger: Ledger) -> bool:
         """Whether the ledger has a number left for whatever `next_number` draws, and for its confirmation."""
-        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - FARTHEST
+        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
         """The number to try: the next one at first, then one at random ahead of what was lost to others."""

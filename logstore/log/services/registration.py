@@ -4,7 +4,7 @@ For the day on which the catalog is lost, storage must tell where a segment was 
 that follows the last registered one begins where its own metadata says, or it was refused. One that leaves numbers free
 may have others registered below it, until its own registration refuses them; so behind that, and before it is answered,
 a *confirmation* is uploaded: a segment without entries, which is never registered and is there for what its metadata
-says. Reconciliation removes it once the ledger is closed.
+says. It is deleted with its ledger.
 """
 
 import logging
@@ -29,7 +29,15 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.log.entries import encode_segment
-from logstore.log.ledgers import BEHIND, Behind, LedgerStatement, digest_of, segment_key
+from logstore.log.ledgers import (
+    BEHIND,
+    MAX_CONFIRMATION_GAP,
+    MIN_CONFIRMATION_GAP,
+    Behind,
+    LedgerStatement,
+    digest_of,
+    segment_key,
+)
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_file import vouching
 from logstore.ports.catalog import Ledgers, Registered, RegisterSegment, Segment
@@ -125,12 +133,6 @@ class Registrar:
         return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
 
 
-_NEAREST: Final = 1 << 16
-FARTHEST: Final = 2 * _NEAREST
-"""So far above its segment a confirmation stands at most, and half as far at least: more segments than a ledger has, so
-that it takes no segment's number."""
-
-
 def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, clock: Clock, deadline_s: float) -> None:
     """Upload a confirmation. A crash before it costs nothing: the append was not answered.
 
@@ -148,7 +150,7 @@ def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, c
     metadata = statement.to_metadata() | {BEHIND: str(said)} | vouching(content, digest_of(content))
 
     def put() -> None:
-        number = said.last_segment + random.randint(_NEAREST + 1, FARTHEST)  # noqa: S311 - spreads writers
+        number = said.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
         key = segment_key(statement.ledger_id, number)
         try:
             with effect("append.put_confirmation"):

@@ -84,6 +84,16 @@ def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.M
         plans.begin_apply(max_orphan_share=1.0)
 
 
+def test_plan_of_a_build_that_knew_fewer_kinds_is_applied(plans: Plans) -> None:
+    """Its summary has no count of the kinds that it did not know."""
+    plans.orphan_ledger(7)
+    plans.plan()
+    summary = dict(plans.runs.run(RUN).summary)
+    summary["result"] = {**summary["result"], "findings": {"orphan_ledger": 1}}
+    plans.runs._runs[RUN].run = replace(plans.runs.run(RUN), summary=summary)
+    assert plans.begin_apply(max_orphan_share=1.0).findings == 1
+
+
 def test_findings_that_this_worker_does_not_see_are_refused(plans: Plans) -> None:
     """Every worker must see the folder of bulk output."""
     plans.plan()

@@ -1,6 +1,7 @@
 """Promises 1, 2, 3 and 5 on what is stored, referenced and intended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from tests.soak.audit.delivered import passed
 from tests.soak.audit.ended import ended, may_return
@@ -116,6 +117,15 @@ def _may_go(seen: Evidence, name: str, at: At) -> bool:
     return name in PLAIN + DELAYED and (row is None or row["place"] is None)
 
 
+_GAP: Final = 1 << 16  # a confirmation stands between one and two of these above the segment that it confirms
+
+
+def _confirms(name: str, numbers: Sequence[int]) -> bool:
+    """Whether an object may be a confirmation, which is deleted with its ledger."""
+    number = name.removesuffix(".parquet")
+    return number.isdecimal() and any(_GAP < int(number) - segment <= 2 * _GAP for segment in numbers)
+
+
 def forgotten(seen: Evidence) -> Iterator[str]:
     """2: everything stored is referenced or intended, all that was intended has ended, and what ended is gone."""
     unfinished = {(row["ledger_id"], row["copy"]) for row in seen.intents if row["state"] != "DELETED"}
@@ -123,8 +133,10 @@ def forgotten(seen: Evidence) -> Iterator[str]:
         if (ledger_id, "LEDGER") not in unfinished and (ledger_id, "LEDGER") not in seen.copies:
             yield f"ledger {ledger_id} is forgotten: nothing names it, and {sorted(names)[:5]} are stored"
         elif (ledger_id, "LEDGER") in seen.copies:
-            registered = {f"{row['number']:08d}.parquet" for row in seen.segments.get(ledger_id, ())}
-            astray = sorted(name for name in names - registered if not name.endswith(".meta.json"))
+            numbers = [row["number"] for row in seen.segments.get(ledger_id, ())]
+            registered = {f"{number:08d}.parquet" for number in numbers}
+            others = sorted(name for name in names - registered if not name.endswith(".meta.json"))
+            astray = [name for name in others if not _confirms(name, numbers)]
             if astray:
                 yield f"ledger {ledger_id}: {astray[:5]} are stored, and no segment is of that number"
     live = {(row[0], copy["context"].get("uuid")) for row, copy in seen.copies.items() if row[1] == "OFFLOADED_LEDGER"}

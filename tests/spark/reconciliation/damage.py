@@ -13,11 +13,23 @@ from uuid import uuid4
 
 import psycopg
 
+from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import (
+    BEHIND,
+    Behind,
+    Component,
+    LedgerOwner,
+    LedgerStatement,
+    ledger_prefix,
+    meta_key,
+    segment_key,
+    segment_number,
+)
 from logstore.log.services.component_ledgers import ComponentLedgers, Draft
+from logstore.log.services.registration import confirm
 from logstore.names import TopicName
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import BucketSwitch, NewBucket, Topic
@@ -160,6 +172,20 @@ def orphan_segments(store: Damaged) -> None:
         store.truth.add((_K.ORPHAN_SEGMENT, ledger_id, segment_key(ledger_id, number)))
 
 
+def confirmations(store: Damaged) -> None:
+    """As a contended topic leaves them, of a closed ledger and of the open one; what is not far enough up is none."""
+    _, ledgers = store.topic("confirmed")
+    for ledger_id in (ledgers[0], ledgers[2]):
+        said, clock = Behind(last_segment=1, entries=2), Clock()
+        confirm(store.log.objects, store.statement(ledger_id), said, clock=clock, deadline_s=clock.monotonic_s() + 60)
+        found = [segment_number(one.key) for one in store.log.objects.list(ledger_prefix(ledger_id))]
+        store.truth.add((_K.CONFIRMATION, ledger_id, segment_key(ledger_id, max(one or 0 for one in found))))
+    near = segment_key(ledgers[0], 18)
+    metadata = store.statement(ledgers[0]).to_metadata() | {BEHIND: str(Behind(last_segment=1, entries=2))}
+    store.s3.put_object(Bucket=store.settings.primary_bucket, Key=near, Body=b"x", Metadata=metadata)
+    store.truth.add((_K.ORPHAN_SEGMENT, ledgers[0], near))
+
+
 def orphan_offloads(store: Damaged) -> None:
     """A pair, data alone, and parts of an upload; a published copy is none."""
     _, ledgers = store.topic("offloads")
@@ -291,6 +317,7 @@ def foreign_objects(store: Damaged) -> None:
 EVERY: Final[tuple[Damage, ...]] = (
     orphan_ledgers,
     orphan_segments,
+    confirmations,
     orphan_offloads,
     unreferenced_ledgers,
     stalled_deletions,

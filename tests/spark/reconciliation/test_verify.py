@@ -7,7 +7,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import (
+    BEHIND,
+    MIN_CONFIRMATION_GAP,
+    Behind,
+    Component,
+    LedgerOwner,
+    LedgerStatement,
+    ledger_prefix,
+    meta_key,
+    segment_key,
+)
 from logstore.offload.tiered import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -92,6 +102,26 @@ def test_statement_decides_whose_an_orphan_is(store: FakeObjectStore) -> None:
     _put(store, segment_key(_ID, 0), statement=other)
     assert [found.kind for found in _found(store, _LEDGER)] == [_K.MISMATCH]
     assert [one.kind for one in verified([_LEDGER], {"p": store}, _Catalog(), 2**60, "mine")] == [_K.FOREIGN]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("behind", "kind"),
+    [
+        (Behind(last_segment=4, entries=9), _K.CONFIRMATION),
+        (Behind(last_segment=9, entries=9), _K.ORPHAN_SEGMENT),  # nearer than a confirmation stands
+        (None, _K.ORPHAN_SEGMENT),
+    ],
+)
+def test_upload_that_confirms_a_segment_far_below_it_is_no_orphan(
+    behind: Behind | None, kind: FindingKind, store: FakeObjectStore
+) -> None:
+    """Contended topics have hundreds of them; each says where an answered entry stands if the catalog is lost."""
+    key = segment_key(_ID, 4 + MIN_CONFIRMATION_GAP)
+    _put(store, meta_key(_ID, _OWNER))
+    said = {BEHIND: str(behind)} if behind else {}
+    store.put_if_absent(key, b"x" * 10, metadata=_STATEMENT.to_metadata() | said)
+    (found,) = _found(store, replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=key))
+    assert (found.kind, found.topic, found.kind.applied) == (kind, _TOPIC, kind is _K.ORPHAN_SEGMENT)
 
 
 @pytest.mark.parametrize("stands", [False, True])
