@@ -203,6 +203,8 @@ def of_readiness(readiness: Readiness) -> Iterator[Sample]:
     """The readiness probe of this worker, as a whole and by check."""
     about = "1 while the worker takes work and its services answer"
     yield Sample("sexton_worker_ready", int(readiness.ready), about)
+    about = "When the worker process began"
+    yield Sample("sexton_worker_start_timestamp_seconds", readiness.started_s, about, "s")
     for seen in readiness.seen():
         about = "1 while this check of the worker is well"
         yield Sample("sexton_worker_check_ok", int(seen.ok), about, labels={"check": seen.name})

@@ -77,6 +77,7 @@ class Readiness:
             clock: Seconds that never go back.
         """
         self.phase = Phase.STARTING
+        self.started_s = int(time.time())
         self._every_s, self._clock = every_s, clock
         self._seen: dict[str, tuple[float, Seen]] = {}
 

@@ -37,6 +37,15 @@ def test_histogram_has_the_buckets_that_it_was_given() -> None:
     assert counts[-2:] == [("600", "2"), ("+Inf", "3")]
 
 
+def test_waits_of_activities_have_a_bound_at_the_minute_of_their_alert() -> None:
+    """Between the bounds of the SDK, 10 s and 100 s, a wait of 11 s would be taken for one of 95 s."""
+    name = "temporal_activity_schedule_to_start_latency"
+    metrics = start_metrics("127.0.0.1:0", buckets=BUCKETS)
+    metrics.runtime.metric_meter.create_histogram(name, "A test.", "ms").record(11_000)
+    counts = dict(re.findall(rf'{name}_bucket{{.*le="(.+)"}} (\d+)', _scraped(metrics.url)))
+    assert [counts[bound] for bound in ("10000", "30000", "60000", "300000")] == ["0", "1", "1", "1"]
+
+
 def test_metrics_at_a_free_port_are_there(caplog: pytest.LogCaptureFixture) -> None:
     """A port that is free is taken as it is, by a name of this machine too, and nothing needs to be said."""
     with socket.create_server(("127.0.0.1", 0)) as found:

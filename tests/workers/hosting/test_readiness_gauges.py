@@ -1,6 +1,7 @@
 """What the readiness probe says is in the metrics as well."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 from tests.fakes.meter import FakeMeter, series
@@ -26,6 +27,7 @@ async def _shown_as_it_is() -> None:
     read = showing(meter, lambda: of_readiness(readiness))
     read()
     assert meter.values[series("sexton_worker_ready")] == 0
+    assert 0 <= time.time() - meter.values[series("sexton_worker_start_timestamp_seconds")] < 3600
     readiness.phase = Phase.SERVING
     for database, ready in ((_answers, 1), (_is_away, 0)):
         with suppress(TimeoutError):
