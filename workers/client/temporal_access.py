@@ -90,9 +90,13 @@ _TLS_FAULTS: Final = (  # what the SDK's core says; the part of it, the problem,
     ("Unauthenticated", "it does not know us", REFUSED_KEY),
     ("PermissionDenied", "it refuses us", REFUSED_KEY),
 )
+_AWAY: Final = "it may be away behind a balancer: see whether its servers run. Otherwise "
 _OTHER_FAULTS: Final = {
-    True: ("it ended the connection", "it may want our certificate: temporal_cert_file"),
-    False: ("it ended the connection", "correct SEXTON_TEMPORAL_ADDRESS, or set temporal_tls=on if it wants TLS"),
+    True: ("it ended the connection", _AWAY + "it may want our certificate: temporal_cert_file"),
+    False: (
+        "it ended the connection",
+        _AWAY + "correct SEXTON_TEMPORAL_ADDRESS, or set temporal_tls=on if it wants TLS",
+    ),
 }
 
 

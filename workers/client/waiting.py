@@ -242,7 +242,8 @@ async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) ->
 
 def _by_worker(one: PendingActivityInfo) -> str:
     worker = f" by {one.last_worker_identity}" if one.last_worker_identity else ""
-    return f"{worker}, since {one.last_started_time.ToDatetime():%H:%M:%S} UTC"
+    since = f", since {one.last_started_time.ToDatetime():%H:%M:%S} UTC" if one.HasField("last_started_time") else ""
+    return f"{worker}{since}"
 
 
 def _until_noticed(one: PendingActivityInfo) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -95,6 +96,13 @@ async def why_flushes_fail(client: Client) -> str | None:
         return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
     for one in found.raw_description.pending_activities:
         if one.HasField("last_failure"):
-            begun = f", the last one at {one.last_started_time.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
-            return f"flushes fail, {one.attempt - 1} attempts so far{begun}: {innermost(one.last_failure)}"
+            return f"flushes fail, {one.attempt - 1} attempts so far{_last_attempt(one)}: {innermost(one.last_failure)}"
     return None
+
+
+def _last_attempt(pending: PendingActivityInfo) -> str:
+    """When the last attempt began, or ended; "" if the server does not say: its zero is in 1970."""
+    for name in ("last_started_time", "last_attempt_complete_time"):
+        if pending.HasField(name):
+            return f", the last one at {getattr(pending, name).ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    return ""

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,36 @@ def test_server_that_is_not_trusted_or_does_not_trust_us_is_told_with_the_settin
             assert sentence in _refusal(secured, **changes), sentence
     finally:
         old.close()
+
+
+@pytest.mark.parametrize(
+    ("tls", "expected"),
+    [
+        (
+            "",
+            "it ended the connection; it may be away behind a balancer: see whether its servers run. Otherwise correct",
+        ),
+        ("on", "no Temporal server answers at 127.0.0.1:"),
+    ],
+)
+def test_temporal_that_is_away_behind_a_balancer_is_said_to_be_away_first(
+    tmp_path: Path, tls: str, expected: str
+) -> None:
+    """It takes the connection and ends it: settings that were right yesterday are not the first thing to change."""
+    with socket.create_server(("127.0.0.1", 0)) as balancer:
+        closing = threading.Thread(target=_close_connections, args=[balancer], daemon=True)
+        closing.start()
+        port = balancer.getsockname()[1]
+        told = _refusal(Settings(home=tmp_path), temporal_address=f"127.0.0.1:{port}", temporal_tls=tls)
+        balancer.shutdown(socket.SHUT_RDWR)
+        closing.join()
+    assert expected in told
+
+
+def _close_connections(balancer: socket.socket) -> None:
+    with suppress(OSError):  # it is closed itself
+        while True:
+            balancer.accept()[0].close()
 
 
 def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(

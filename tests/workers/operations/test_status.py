@@ -267,6 +267,9 @@ class _Described:
         return self._result
 
 
+_SLOW = Failure(message="503 SlowDown")
+
+
 @pytest.mark.parametrize(
     ("handle", "told"),
     [
@@ -281,6 +284,17 @@ class _Described:
                 ),
             ),
             "flushes fail, 7 attempts so far, the last one at 1970-01-01T00:01:00Z: 503 SlowDown",
+        ),
+        (
+            _Described(
+                WorkflowExecutionStatus.RUNNING,
+                PendingActivityInfo(attempt=2, last_attempt_complete_time=Timestamp(seconds=61), last_failure=_SLOW),
+            ),
+            "flushes fail, 1 attempts so far, the last one at 1970-01-01T00:01:01Z: 503 SlowDown",
+        ),
+        (
+            _Described(WorkflowExecutionStatus.RUNNING, PendingActivityInfo(attempt=8, last_failure=_SLOW)),
+            "flushes fail, 7 attempts so far: 503 SlowDown",
         ),
         (
             _Described(
