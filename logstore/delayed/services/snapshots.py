@@ -72,7 +72,8 @@ class BucketSnapshots:
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Bounded retries were not enough.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven, OutcomeUnknown: Bounded retries were not
+                enough.
         """
         return self._contents.write(_draft(file, footer), lambda born: publish(_bucket(born, footer)))
 

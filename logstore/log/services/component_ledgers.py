@@ -120,7 +120,7 @@ class ComponentLedgers:
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut: Bounded retries were not enough.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven: Bounded retries were not enough.
             OutcomeUnknown: Perhaps published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s

@@ -398,6 +398,33 @@ def test_chunk_damaged_row_does_not_keep_its_neighbours(world: World, column: st
     assert (letter.last_error or "").startswith(f"damaged {column} (found ")
 
 
+def test_chunk_of_a_store_that_confirms_and_keeps_ends_no_row_and_goes_on_row_by_row(world: World) -> None:
+    """No `DELETED` on a mere answer: each row has an error with a key, and a workflow of its own to try again."""
+    ledgers = world.fill(20)
+    stored = world.objects.keys
+    world.detach()
+    world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, times=1_000))
+    result = delete(world)
+    assert result.outcomes == {"RETRYING": 20}
+    assert len(result.alone) == 20
+    assert world.objects.keys == stored
+    assert all("still has it" in (row.last_error or "") for row in world.intents())
+    assert len(ledgers) == 20
+
+
+def test_chunk_of_ledgers_that_are_gone_ends_those_alone_of_which_every_name_is(world: World) -> None:
+    """They are proved together, and judged one by one: a segment that no listing shows keeps its ledger's row open."""
+    ledgers = world.fill(4)
+    world.detach()
+    hidden = segment_key(ledgers[2], 1)
+    gone = [key for ledger in ledgers for key in world.objects.keys if key.startswith(ledger_prefix(ledger))]
+    world.objects.delete([key for key in gone if key != hidden])
+    world.objects.blind(hidden.__eq__, listings=99)
+    assert delete(world).outcomes == {"ALREADY_GONE": 3, "RETRYING": 1}
+    (row,) = [row for row in world.intents() if row.outcome is None]
+    assert (row.ledger_id, hidden in (row.last_error or "")) == (ledgers[2], True)
+
+
 def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
     """Another workflow took the work over while storage deleted: no row gets an error or an outcome from us."""
     world.fill(1)
