@@ -9,6 +9,7 @@ from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
 from logstore.deletion.intents import Finding as Found
 from logstore.deletion.intents import StoredCopy
+from logstore.deletion.services.absence import judge_deletion
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
@@ -94,7 +95,11 @@ class ObjectDeletion:
             heartbeats.deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            done |= {at: _ended(at, found[at], report.failed.get(found[at].key)) for at in part}
+            left = judge_deletion(self._objects, report, {at: (found[at].key,) for at in part})
+            for at in part:
+                unconfirmed = left[at]
+                error = report.failed.get(found[at].key) or (unconfirmed.first if unconfirmed else None)
+                done[at] = _ended(at, found[at], error)
         return done
 
     def _uploads(self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:

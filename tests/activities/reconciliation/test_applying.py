@@ -514,6 +514,17 @@ def test_object_that_storage_keeps_has_failed(plans: Plans) -> None:
     assert gone not in plans.warm.keys
 
 
+def test_object_that_storage_confirms_and_keeps_has_failed(plans: Plans) -> None:
+    """What a store says that it deleted is looked at again, by sample."""
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    plans.warm.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST))
+    done = plans.apply()
+    assert (done.applied, done.failed) == ({}, 1)
+    assert "the store confirmed its deletion and still has it" in done.failures["0"]
+    assert segment in plans.warm.keys
+
+
 def test_storage_that_goes_away_is_waited_for(plans: Plans) -> None:
     """Silence is no refusal of a key."""
     plans.orphan_segment(3, 9)
