@@ -175,6 +175,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "now_us": _within(0, _MOST_INT),
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
+    "max_absent_share": _within(0, 1),
     "txn": _as(TransactionId.parse),
     "tc_id": _within(0, MOST_COORDINATORS - 1),
     "linger_s": _within(0, 60),

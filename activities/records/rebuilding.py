@@ -155,7 +155,8 @@ class Rebuilding:
 
         Idempotency: what was found in a shard before is replaced.
         Heartbeat: shards done, every two seconds.
-        Raises: CorruptData, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        Raises: CorruptData, CatalogMismatch (terminal); PreconditionFailed (terminal): listings do not show what HEAD
+            finds; StoreUnavailable, CatalogBusy (retry).
         """
         adopter = self._opened().adopter
         objects = staged = done = 0
@@ -173,8 +174,9 @@ class Rebuilding:
         Idempotency: a topic that is settled is not settled again; what is flushed twice says the same; a catalog that
             is READY only reports.
         Heartbeat: topics settled and versions flushed, every two seconds.
-        Raises: PreconditionFailed, CatalogOutdated (terminal): the clocks differ, or another rebuild won;
-            StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects, and nothing was
+            settled; or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
+            (retry).
         """
         loaded, base = self._opened(), self._start.manifest(self._id(request).manifest)
         settled = flushed = 0
@@ -191,6 +193,7 @@ class Rebuilding:
             report = loaded.adopter.finish(
                 rows_epoch=self._start.rows_epoch(base),
                 flush=partial(loaded.flusher.flush, cursors=True, progress=count_flushed, ends_adoption=True),
+                max_absent_share=request.max_absent_share,
                 on_progress=count,
             )
         return RebuildAdopted(

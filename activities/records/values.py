@@ -96,6 +96,7 @@ class RebuildStep:
     rebuild: str  # its id
     skip_unreadable: bool = False  # blocks that cannot be read are left out, and named
     master: str = ""  # of the Spark cluster; empty: that of the settings
+    max_absent_share: float = 0.05  # 0 to 1: of all ledgers, how many may be without objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> 
         raise PreconditionFailed(
             f"orphan share: expected at most {max_share:g} of all ledgers, found {share:.3g}: {to_delete:,} of"
             f" {ledgers + to_delete:,} ledgers ({ledgers:,} of the catalog, {to_delete:,} found) would go: {told};"
-            f" read the report, and give --max-orphan-share {_rounded_up(share)} if it is right"
+            f" read the report, and give --max-orphan-share {rounded_up(share)} if it is right"
         )
 
 
@@ -158,5 +158,6 @@ def _shown(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def _rounded_up(share: float) -> float:
+def rounded_up(share: float) -> float:
+    """Return the next share in whole percent, as an operator types it."""
     return min(1.0, -(-share * 100 // 1) / 100)

@@ -79,6 +79,9 @@ class FakeObjectStore:
         self.unfinished: set[str] = set()  # keys with parts that nobody finished or aborted
         self.begun_us: dict[str, int] = {}  # when the parts of a key were begun; one that is not here tells no time
         self.refusal: SextonError | None = None  # what `confirm` raises: the bucket is not the catalog's
+        self.unlisted: dict[
+            str, int
+        ] = {}  # by prefix of keys: so many listings answer without them; GET and HEAD do not
         self._held: dict[str, _Held] = {}
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
@@ -190,17 +193,29 @@ class FakeObjectStore:
         fault = self._meet(Operation.LIST, prefix)
         with self._lock:
             keys = sorted(self._held)
+            hidden = self._hidden_from(prefix)
             found = [
                 _info(key, self._held[key])
                 for key in keys[max(bisect_left(keys, prefix), bisect_right(keys, start_after)) :]
-                if key.startswith(prefix)
+                if key.startswith(prefix) and not key.startswith(hidden)
             ]
         yield from _until(fault, found)
+
+    def _hidden_from(self, prefix: str) -> tuple[str, ...]:
+        """Return the prefixes of keys that this listing does not show, and count it."""
+        hidden = [one for one in self.unlisted if one.startswith(prefix) or prefix.startswith(one)]
+        for one in hidden:
+            self.unlisted[one] -= 1
+            if not self.unlisted[one]:
+                del self.unlisted[one]
+        return tuple(hidden)
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
         fault = self._meet(Operation.LIST, prefix)
         with self._lock:
-            here = [(key, key[len(prefix) :].find("/")) for key in sorted(self._held) if key.startswith(prefix)]
+            hidden = self._hidden_from(prefix)
+            shown = [key for key in sorted(self._held) if key.startswith(prefix) and not key.startswith(hidden)]
+            here = [(key, key[len(prefix) :].find("/")) for key in shown]
             objects = [_info(key, self._held[key]) for key, slash in here if slash < 0]
         folders = sorted({key[: len(prefix) + slash + 1] for key, slash in here if slash >= 0})
         found: list[str | ObjectInfo] = [*folders, *objects]

@@ -53,6 +53,7 @@ class LyingStore(Store):
         copy._held = dict(self._held)
         copy._faults = [replace(fault) for fault in self._faults]
         copy.short = dict(self.short)
+        copy.unlisted = dict(self.unlisted)
         copy.unfinished = set(self.unfinished)
         return copy
 

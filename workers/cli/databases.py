@@ -6,11 +6,12 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import SHARDS
+from logstore.records.absence import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords, counts
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.jobs import in_part
-from workers.cli.options import Master, of_kind
+from workers.cli.options import Master, known_share, of_kind
 from workers.cli.output import Answer, note
 from workers.cli.progress import library_output_in, watching
 from workers.cli.records import records
@@ -41,6 +42,15 @@ def into(what: str) -> Any:  # noqa: ANN401 - Typer's option
 
 
 Into = Annotated[str | None, into("An empty database, which becomes the catalog")]
+MaxAbsentShare = Annotated[
+    float,
+    typer.Option(
+        "--max-absent-share",
+        metavar="SHARE",
+        parser=known_share("max-absent-share"),
+        help="Stop if storage holds nothing of more than this share of all ledgers; 0 to 1.",
+    ),
+]
 SkipUnreadable = Annotated[
     bool,
     typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),
@@ -83,6 +93,7 @@ def rebuild(
     *,
     into: Into = None,
     skip_unreadable: SkipUnreadable = False,
+    max_absent_share: MaxAbsentShare = MAX_ABSENT_SHARE,
     master: Master = None,
     take_over: TakeOver = False,
     abandon: Abandon = None,
@@ -91,6 +102,9 @@ def rebuild(
 
     No other worker is needed, and none of the old database may live. Ended at any moment and run again, it goes on.
     What changed after the last flush, and left no trace in storage, is lost: `unflushed_window` says since when.
+
+    Nothing is deleted: objects that no record names stay, and `orphans plan` reports them. Listings that lack what HEAD
+    finds, and too many ledgers without objects, end the command before anything is settled; run again, it goes on.
     """
     if abandon is not None:
         return _abandoned(context, abandon, into)
@@ -108,6 +122,7 @@ def rebuild(
         result = context.services.rebuild(
             settings,
             skip_unreadable=skip_unreadable,
+            max_absent_share=max_absent_share,
             master=master or "",
             take_over=take_over,
             say=note,
@@ -139,6 +154,11 @@ def _answer(result: "RebuildCatalogResult", into: str) -> Answer:
         ids = ", ".join(str(one) for one in adopted.missing_ledgers[:10])
         note(
             f"data is missing: objects of {adopted.missing_data} ledgers are absent, as of {ids}; see `ledger explain`"
+        )
+    if unnamed := adopted.detached + adopted.revived:
+        note(
+            f"{unnamed} ledgers are in no list. What storage holds of them stays: `sexton orphans plan` reports it, and"
+            " `sexton orphans apply` deletes it"
         )
     if adopted.schemas_left_out:
         topics = ", ".join(adopted.schemas_left_out_of[:10])

@@ -68,6 +68,21 @@ def known_function(name: str) -> str:
     return name
 
 
+def known_share(option: str) -> Callable[[str], float]:
+    """Return a parser of shares from 0 to 1 for the option; it refuses one in percent, and what is no number."""
+
+    def parse_share(text: str) -> float:
+        try:
+            share = float(text)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise InvalidInput(option, expected="a number from 0 to 1", found=text)
+        return share
+
+    return parse_share
+
+
 def of_kind(kind: str) -> Callable[[typer.CallbackParam, Any], Any]:
     """The callback of an option that takes what a setting of that kind takes, or several; see `settings.kinds`."""
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -25,6 +25,7 @@ from infra.catalog.engine.connections import shown_url
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.markers import Role
+from logstore.records.absence import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.cold_start import ColdStart
@@ -106,6 +107,7 @@ def rebuild_catalog(
     settings: Settings,
     *,
     skip_unreadable: bool = False,
+    max_absent_share: float = MAX_ABSENT_SHARE,
     master: str = "",
     take_over: bool = False,
     say: Callable[[str], None],
@@ -116,6 +118,7 @@ def rebuild_catalog(
     Args:
         settings: Buckets, Temporal, and the database that is to become the catalog.
         skip_unreadable: Go on without blocks that are corrupt or gone, and name them.
+        max_absent_share: Of all ledgers, how many may be without objects; 0 to 1.
         master: A Spark cluster; empty: that of the settings.
         take_over: Begin even while workers of the catalog live: what they answer from then on is lost.
         say: Told what is waited for.
@@ -129,31 +132,24 @@ def rebuild_catalog(
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     with open_rebuild(settings, buckets_of(settings)) as parts:
-        work = _rebuilt(
-            settings,
-            parts,
-            skip_unreadable=skip_unreadable,
-            master=master,
-            take_over=take_over,
-            say=say,
-            tell=on_progress,
+        asked = RebuildCatalogInput(
+            rebuild="", skip_unreadable=skip_unreadable, max_absent_share=max_absent_share, master=master
         )
-        return asyncio.run(work)
+        return asyncio.run(_rebuilt(settings, parts, asked, take_over=take_over, say=say, tell=on_progress))
 
 
 async def _rebuilt(
     settings: Settings,
     parts: RebuildParts,
+    asked: RebuildCatalogInput,
     *,
-    skip_unreadable: bool,
-    master: str,
     take_over: bool,
     say: Callable[[str], None],
     tell: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
-    rebuild, is_new = await _which(client, settings, parts, skip_unreadable=skip_unreadable)
+    rebuild, is_new = await _which(client, settings, parts, skip_unreadable=asked.skip_unreadable)
     if is_new and not take_over:  # one that is loaded goes on: the old catalog has ended, or wins
         await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
@@ -161,7 +157,7 @@ async def _rebuilt(
         await asyncio.to_thread(
             parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
-    request = RebuildCatalogInput(rebuild=rebuild, skip_unreadable=skip_unreadable, master=master)
+    request = replace(asked, rebuild=rebuild)
     queue = _queue_of(settings, rebuild)
     does = parts.activities
     steps: list[Callable[..., Any]] = [

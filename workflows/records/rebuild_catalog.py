@@ -1,7 +1,8 @@
 """`rebuild-catalog`: a catalog whose database is lost comes back from its record log, and from what storage holds.
 
-Destroys nothing; an empty database is filled. Invariant: the database is the catalog once the manifest of the new epoch
-names it, of which only one can be put; until all of storage was looked at, the catalog refuses whatever destroys.
+Destroys nothing and files nothing for deletion; an empty database is filled. Invariant: the database is the catalog
+once the manifest of the new epoch names it, of which only one can be put; until all of storage was looked at, the
+catalog refuses whatever destroys. No ledger is taken for absent on the word of a listing. Too many absent ones end it.
 To stop it, end the command that hosts it, or cancel it; run again, the command goes on where it ended.
 
 1. Begin: the newest manifest is held, with all blocks that it names.
@@ -11,7 +12,7 @@ To stop it, end the command that hosts it, or cancel it; run again, the command 
 5. Adopt: storage is looked at shard by shard, each topic is settled, and all of it is flushed; the catalog is READY.
 6. Release the held blocks, also where it fails or is cancelled.
 
-Source: Aerospike's cold start; PIP-186 for what is done with ledgers that nothing names.
+Source: Aerospike's cold start; for the proof of absence apache/bookkeeper#870.
 """
 
 from datetime import timedelta
@@ -58,7 +59,10 @@ class RebuildCatalog:
     def __init__(self, request: RebuildCatalogInput) -> None:
         """Begin."""
         self._step = RebuildStep(
-            rebuild=request.rebuild, skip_unreadable=request.skip_unreadable, master=request.master
+            rebuild=request.rebuild,
+            skip_unreadable=request.skip_unreadable,
+            master=request.master,
+            max_absent_share=request.max_absent_share,
         )
         self._progress = RebuildCatalogProgress()
 

@@ -232,6 +232,7 @@ class RebuildCatalogInput:
     rebuild: str  # its id, as `logstore.records.rebuilding.RebuildId` writes it
     skip_unreadable: bool = False
     master: str = ""  # the Spark cluster; empty: that of the settings
+    max_absent_share: float = 0.05  # 0 to 1: of all ledgers, how many may be without objects
 
     def details(self) -> str:
         """What the job will do, and the command that shows how far it is; its *static details*."""

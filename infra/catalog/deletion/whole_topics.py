@@ -19,7 +19,7 @@ from infra.catalog.deletion.intents import filed_by, tally_of
 from infra.catalog.deletion.runs import done_before, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_lists
+from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_ledgers, remove_lists
 from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions
 from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_of, topic_row
@@ -29,7 +29,7 @@ from infra.catalog.transactions.snapshots import remove_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
-from logstore.positions import TopicId
+from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Ending, is_durable
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
@@ -142,17 +142,20 @@ def remove(
     return True
 
 
-def dissolve(connection: Connection, topic_id: TopicId, *, cause: Cause, now_us: int) -> None:
-    """Remove a topic at once with all of its rows, and file intents for its ledgers: no other process writes meanwhile.
+def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
+    """Remove a topic at once with all of its rows: no other process writes meanwhile. Return its ledgers.
 
-    It came back from an older version of its record, when its deletion had ended and its name was used again.
+    It came back from an older version of its record, when its deletion had ended and its name was used again. Its
+    ledgers' objects stay.
     """
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
-    give_copies(connection, topic_id)
-    file_intents(connection, t.ledger.c.list_id.in_(lists), batch_id="", now_us=now_us, cause=cause)
+    inside = t.ledger.c.list_id.in_(lists)
+    ledger_ids = [LedgerId(one) for one in connection.execute(select(t.ledger.c.ledger_id).where(inside)).scalars()]
+    remove_ledgers(connection, inside)
     _removed(connection, topic_id, _NAMING)
     _removed(connection, topic_id, _ATTACHED)
     remove_topic(connection, topic_id)
+    return ledger_ids
 
 
 def contents(connection: Connection, topic_id: TopicId) -> TopicContents:

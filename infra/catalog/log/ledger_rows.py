@@ -247,7 +247,7 @@ def remove_ledgers(connection: Connection, gone: ColumnElement[bool], *, buried_
 
     Args:
         connection: In a writing transaction that holds the locks of their lists.
-        gone: Which rows of `ledger`: those that have intents in their place.
+        gone: Which rows of `ledger`: those that have intents in their place, or that a rebuild leaves out.
         buried_us: The time of the tombstones that they leave; None: they leave none.
     """
     if buried_us is not None:

@@ -10,20 +10,38 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
 from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
-from infra.catalog.deletion.intent_rows import file_intents, move
+from infra.catalog.deletion.intent_rows import move
+from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, value_of
 from infra.catalog.log.components import BY_ROW
-from infra.catalog.log.ledger_rows import close_followed, remove_ledgers, set_generation
+from infra.catalog.log.ledger_rows import close_followed, remove_ledgers
 from infra.catalog.log.schemas import leave_out
-from infra.catalog.records.adoption_rows import counted, is_left, put_staged, sample, tell, topics_of, unsettled
+from infra.catalog.records.adoption_rows import (
+    absent_ledgers,
+    counted,
+    is_left,
+    put_staged,
+    sample,
+    tell,
+    topics_of,
+    unsettled,
+)
 from infra.catalog.records.log_rows import end_adoption, is_adopting, state_of
-from infra.catalog.records.settling import CAUSE, settle
+from infra.catalog.records.settling import settle
 from infra.catalog.transactions.snapshots import drop_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
-from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerState
-from logstore.ports.catalog.rebuilding import Adoptee, AdoptionReport, Fate, Issued, KnownLedger, StagedLedger
+from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerOwner, LedgerState
+from logstore.ports.catalog.rebuilding import (
+    Absence,
+    Adoptee,
+    AdoptionReport,
+    Fate,
+    Issued,
+    KnownLedger,
+    StagedLedger,
+)
 from logstore.positions import LedgerId, TopicId
 from logstore.records.kinds import RecordKind
 
@@ -60,6 +78,15 @@ class SqlAdoption(OnDatabase):
         fates |= {LedgerId(one): Fate.TOMBSTONED for one in connection.execute(buried).scalars()}
         return fates | {LedgerId(one): Fate.DETACHED for one in filed.scalars()}
 
+    @reads
+    def highest_id(self, connection: Connection) -> LedgerId:
+        """See `Adoption.highest_id`."""
+        given_out = select(t.catalog.c.next_ledger_id).scalar_subquery()
+        columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
+        highest = [select(func.max(column)).where(column < given_out, *where) for column, where in columns]
+        found = [connection.execute(one).scalar() for one in highest]
+        return LedgerId(max((one for one in found if one is not None), default=-1))
+
     @writes()
     def stage(
         self,
@@ -73,6 +100,10 @@ class SqlAdoption(OnDatabase):
         """See `Adoption.stage`."""
         _require_adopting(connection)
         put_staged(connection, shard, found, above=above, up_to=up_to)
+
+    def absence(self) -> Absence:
+        """See `Adoption.absence`."""
+        return self._db.read(_absence)
 
     def unsettled(self, *, after: TopicId, limit: int) -> list[TopicId]:
         """See `Adoption.unsettled`."""
@@ -90,11 +121,11 @@ class SqlAdoption(OnDatabase):
         if not is_adopting(connection):
             return
         now = self._db.now_us(connection)
-        _detach_revived(connection, now)
+        _remove_revived(connection)
         _forget_absent_snapshots(connection)
         gone = leave_out(connection, ~_is_listed(t.schema_version.c.ledger_id))
         tell(connection, gone, Adoptee.LEFT_OUT, over=True)
-        _detach_unnamed(connection, now)
+        _remove_unnamed(connection)
         close_followed(connection, now_us=now)
         recount_all(connection)
         # workflows that had them speak of another epoch, and one may still run under the next one's id
@@ -121,10 +152,24 @@ def _require_adopting(connection: Connection) -> None:
         raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
 
 
+def _absence(connection: Connection) -> Absence:
+    if not is_adopting(connection):
+        return Absence()
+    absent = absent_ledgers(connection)
+    ledgers = connection.execute(select(func.count()).select_from(t.ledger)).scalar_one()
+    return Absence(absent=sum(absent.values()), ledgers=ledgers + absent.get(Adoptee.REVIVED, 0))
+
+
 def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[KnownLedger]:
-    columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
-    there = exists().where(t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    page = select(*columns).select_from(_OF_LIST).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after, there)
+    columns = (
+        t.ledger,
+        t.ledger_list.c.topic_id,
+        t.ledger_list.c.component,
+        t.ledger_list.c.owner.label("keys"),
+        t.topic.c.name.label("topic"),
+    )
+    of_topic = _OF_LIST.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    page = select(*columns).select_from(of_topic).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after)
     rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
     ids = [row.ledger_id for row in rows]
     segments: dict[int, list[int]] = defaultdict(list)
@@ -138,6 +183,13 @@ def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> l
             KnownLedger,
             row,
             component=Component(row.component),
+            owner=LedgerOwner(
+                application=row.application,
+                component=Component(row.component),
+                topic_id=TopicId(row.topic_id),
+                topic=row.topic,
+                keys=keys_of(row.keys),
+            ),
             state=LedgerState(row.state),
             listed=row.place is not None,
             segments=tuple(segments[row.ledger_id]),
@@ -148,25 +200,17 @@ def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> l
     ]
 
 
-def _detach_revived(connection: Connection, now_us: int) -> None:
-    """Ledgers that came back from an older version of their record leave again, by intents.
+def _remove_revived(connection: Connection) -> None:
+    """Remove ledgers that came back from an older version of their record. Their objects stay.
 
     Their list does not name them, or an intent of a later generation says so; where that is unfinished it goes on
-    alone. Those whose topic or list is gone have no place at all: of their objects storage is asked.
+    alone. Those whose topic or list is gone have no place at all.
     """
     later = and_(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     stray = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
-    highest = select(func.max(_P.generation)).where(_P.ledger_id == _L.ledger_id).scalar_subquery()
-    query = select(_L.ledger_id, t.ledger_list.c.topic_id, highest.label("highest"), _L.generation)
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id)
     rows = connection.execute(query.select_from(_OF_LIST).where(or_(stray, exists().where(later)))).all()
-    ids = {row.ledger_id for row in rows}
-    going_on = select(_P.ledger_id).where(among(connection, _P.ledger_id, ids), _P.state == DeletionState.PENDING.value)
-    pending = set(connection.execute(going_on).scalars())
-    for row in rows:
-        if row.ledger_id not in pending and (row.highest or 0) > row.generation:
-            set_generation(connection, LedgerId(row.ledger_id), row.highest)
-    file_intents(connection, among(connection, _L.ledger_id, ids - pending), batch_id="", now_us=now_us, cause=CAUSE)
-    remove_ledgers(connection, among(connection, _L.ledger_id, ids))
+    remove_ledgers(connection, among(connection, _L.ledger_id, {row.ledger_id for row in rows}))
     homeless = ~exists().where(t.ledger_list.c.list_id == _L.list_id)
     remove_ledgers(connection, homeless)
     topics: dict[TopicId, list[LedgerId]] = defaultdict(list)
@@ -196,15 +240,16 @@ def _forget_absent_snapshots(connection: Connection) -> None:
     clear_lists(connection, [TopicId(one) for one in topics])
 
 
-def _detach_unnamed(connection: Connection, now_us: int) -> None:
-    """Ledgers of components that nothing names get intents; no process is creating any."""
+def _remove_unnamed(connection: Connection) -> None:
+    """Remove component ledgers that nothing names, and newborns: no process is creating any. Their objects stay."""
     component = t.ledger_list.c.component
     named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in BY_ROW.items()))
     stray = and_(component.in_(list(BY_ROW)), ~named)
     newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
-    ids = connection.execute(select(_L.ledger_id).select_from(_OF_LIST).where(or_(stray, newborn))).scalars().all()
-    to_delete = among(connection, _L.ledger_id, ids)
-    file_intents(connection, to_delete, batch_id="", now_us=now_us, cause=CAUSE)
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_OF_LIST).where(or_(stray, newborn))
+    topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in connection.execute(query)}
+    remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
+    tell(connection, topic_by_ledger, Adoptee.DETACHED)
 
 
 def _report(connection: Connection) -> AdoptionReport:

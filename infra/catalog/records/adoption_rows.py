@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, select, upda
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
-from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger
+from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger, Standing
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:
@@ -123,6 +123,12 @@ def counted(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
     """Of each thing that may become of a ledger: how many ledgers, and how many segments were adopted."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
     return {Adoptee(name): (rows, int(sum_)) for name, rows, sum_ in connection.execute(query.group_by(_A.adoptee))}
+
+
+def absent_ledgers(connection: Connection) -> dict[Adoptee | None, int]:
+    """Count the ledgers that were staged as absent by what became of them; `None`: they are not settled."""
+    query = select(_A.adoptee, func.count()).where(_A.standing == Standing.ABSENT.value).group_by(_A.adoptee)
+    return {Adoptee(name) if name else None: ledgers for name, ledgers in connection.execute(query)}
 
 
 def sample(connection: Connection, became: Adoptee) -> tuple[LedgerId, ...]:

@@ -6,31 +6,27 @@ No other process writes to the catalog meanwhile, so locks are those of any stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import close_holes
-from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.deletion.whole_topics import dissolve
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import GROWS, make_list, register, take_in, take_in_newborns
+from infra.catalog.log.ledger_rows import GROWS, make_list, register, remove_ledgers, take_in, take_in_newborns
 from infra.catalog.log.producer_rows import put_sequences, sequences_of
 from infra.catalog.log.topic_rows import make_again
-from infra.catalog.reconciliation.filing import file_orphans
 from infra.catalog.records.adopted_transactions import adopt_transactions, decided_at_flush
-from infra.catalog.records.adoption_rows import settled, staged
-from logstore.log.ledgers import Component, CopyKind, LedgerState
+from infra.catalog.records.adoption_rows import settled, staged, tell
+from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producers import ProducerSequence
-from logstore.ports.catalog import Cause, OrphanCopy, TopicState
+from logstore.ports.catalog import TopicState
 from logstore.ports.catalog.rebuilding import Adoptee, StagedLedger, Standing
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import AdoptedSegment, Tail, TopicAtFlush, adopted, repeated
 from logstore.records.kinds import RecordKind
 from logstore.transactions.transactions import TransactionId
-
-CAUSE: Final = Cause(actor="sexton", reason="the catalog was rebuilt, and nothing names it", workflow_id="")
 
 _L, _T = t.ledger.c, t.tombstone.c
 
@@ -69,7 +65,7 @@ def settle(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us
     for found in staged(connection, topic_id):
         _settle_page(connection, topic, found, now_us)
     if topic is not None:
-        settled(connection, _absent(connection, topic, now_us), topic.segments)
+        settled(connection, _absent(connection, topic), topic.segments)
 
 
 def _whole(connection: Connection, topic_id: TopicId) -> _Whole | None:
@@ -89,7 +85,6 @@ def _settle_page(connection: Connection, topic: _Topic | None, found: Sequence[S
     became = dict.fromkeys((one.ledger_id for one in found), Adoptee.UNCHANGED)
     taken = _take_in(connection, topic, found, now_us) if topic else {}
     strangers = [one for one in found if one.standing is Standing.STRANGER and one.ledger_id not in taken]
-    _file(connection, strangers, now_us)
     became |= taken | dict.fromkeys((one.ledger_id for one in strangers), Adoptee.DETACHED)
     if topic is None:
         settled(connection, became, {})
@@ -114,7 +109,8 @@ def _standing(connection: Connection, topic_id: TopicId, said: str | None, now_u
     if other is not None and other > topic_id:
         return None
     if other is not None:
-        dissolve(connection, TopicId(other), cause=CAUSE, now_us=now_us)
+        revived = dissolve(connection, TopicId(other))
+        tell(connection, dict.fromkeys(revived, TopicId(other)), Adoptee.REVIVED)
     make_again(connection, topic_id, said, now_us=now_us)
     return said
 
@@ -211,8 +207,12 @@ def _register(connection: Connection, topic: _Topic, taken: Sequence[AdoptedSegm
     put_sequences(connection, moved)
 
 
-def _absent(connection: Connection, topic: _Topic, now_us: int) -> dict[LedgerId, Adoptee]:
-    """Ledgers at the head of the list, or in none, of which nothing is stored had been detached; others lost data."""
+def _absent(connection: Connection, topic: _Topic) -> dict[LedgerId, Adoptee]:
+    """Remove the absent ledgers at the head of the list; return what becomes of all that are absent or short.
+
+    Those at the head, or in no list, had been detached since the flush. The others lost data. No intent is filed:
+    nothing of them is stored, and what should turn up all the same is reported by reconciliation.
+    """
     if not topic.lost:
         return {}
     listed = select(_L.ledger_id).where(_L.list_id == topic.list_id, _L.place.is_not(None)).order_by(_L.place)
@@ -220,21 +220,9 @@ def _absent(connection: Connection, topic: _Topic, now_us: int) -> dict[LedgerId
     last = ids[-1:]  # the last one of a list is never detached
     head = list(takewhile(lambda one: one not in last and topic.lost.get(one) is Standing.ABSENT, ids))
     if head:
-        to_delete = among(connection, _L.ledger_id, head)
-        file_intents(connection, to_delete, batch_id="", now_us=now_us, cause=CAUSE)
+        remove_ledgers(connection, among(connection, _L.ledger_id, head))
         close_holes(connection, topic.topic_id, head)
     unlisted = select(_L.ledger_id).where(among(connection, _L.ledger_id, topic.lost), _L.place.is_(None))
     strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}  # they are detached again at the end
     gone = strays.union(head)
     return {one: Adoptee.REVIVED if one in gone else Adoptee.MISSING for one in topic.lost}
-
-
-def _file(connection: Connection, strangers: Sequence[StagedLedger], now_us: int) -> None:
-    """Intents for objects that nothing names: phase two looks at them once more, and at whose they are."""
-    orphans = [
-        OrphanCopy(number=at, copy=CopyKind.LEDGER, statement=one.statement, size_bytes=one.size_bytes)
-        for at, one in enumerate(strangers)
-        if one.statement
-    ]
-    if orphans:
-        file_orphans(connection, orphans, {}, batch_id="", cause=CAUSE, now_us=now_us)

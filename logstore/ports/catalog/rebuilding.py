@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.identity.markers import Role
-from logstore.log.ledgers import Component, LedgerState, LedgerStatement
+from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import Upload
 from logstore.records.manifest import Manifest
@@ -97,6 +97,7 @@ class KnownLedger:
     ledger_id: LedgerId
     topic_id: TopicId
     component: Component
+    owner: LedgerOwner
     state: LedgerState
     listed: bool
     last_segment: int
@@ -146,8 +147,8 @@ class Adoptee(StrEnum):
     ADOPTED = "ADOPTED"  # it has a row now, with its segments
     EXTENDED = "EXTENDED"  # segments were added
     UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
-    DETACHED = "DETACHED"  # nothing names it: an intent stands for it
-    REVIVED = "REVIVED"  # it came back from an older version of its record, and is detached again
+    DETACHED = "DETACHED"  # nothing names it: it has no row, and its objects stay where they are
+    REVIVED = "REVIVED"  # it came back from an older version of its record; its row is removed, its objects stay
     MISSING = "MISSING"  # objects of it are absent: reported, and kept
     LEFT_OUT = "LEFT_OUT"  # a schema's, deleted with its topic: the version came back without it, and was left out
 
@@ -158,13 +159,21 @@ class AdoptionReport:
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
-    detached: int = 0  # ledgers that nothing names
+    detached: int = 0  # ledgers that nothing names; their objects stay
     revived: int = 0
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
     missing_ledgers: tuple[LedgerId, ...] = ()
     schemas_left_out: int = 0  # versions
     schemas_left_out_of: tuple[str, ...] = ()  # topics that they were of, by name, ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Counts of ledgers that have rows."""
+
+    absent: int = 0  # nothing of them was found in any bucket
+    ledgers: int = 0  # all of them
 
 
 class Adoption(Protocol):
@@ -186,6 +195,12 @@ class Adoption(Protocol):
     def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
         """Of each of these ledgers that has no row."""
 
+    def highest_id(self) -> LedgerId:
+        """Return the highest ledger id that a ledger, an intent or a tombstone has, -1 for none.
+
+        Ids that were never given out are left out.
+        """
+
     def stage(
         self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
@@ -200,6 +215,9 @@ class Adoption(Protocol):
             up_to: Where it ends, inclusive; None: nowhere.
         """
 
+    def absence(self) -> Absence:
+        """Count the ledgers that were staged as absent, settled or not; none in a catalog that is READY."""
+
     def unsettled(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Topics with staged ledgers that are not settled, ascending."""
 
@@ -207,7 +225,8 @@ class Adoption(Protocol):
         """Take in what was staged of a topic, in one transaction, of which a few MB are in memory at once.
 
         Its uploads are registered as `logstore.records.adoption` decides; strangers with registered uploads join its
-        list, the topic itself is made again where no record has it, and all other strangers get intents.
+        list, and the topic itself is made again where no record has it. Nothing is filed for deletion: objects of the
+        other strangers, and of ledgers whose rows leave, stay for reconciliation to report.
 
         Args:
             topic_id: Of the topic.
@@ -217,10 +236,10 @@ class Adoption(Protocol):
     def conclude(self) -> None:
         """Do what needs no look at storage, of all topics.
 
-        Ledgers that no list names, or that have a later intent, are detached; of a list only the last ledger stays
-        open; entries with a delivery time are counted; rows that name ledgers without objects forget them; versions of
-        schemas whose ledgers have gone are left out, because they could be neither read nor set again; unfinished
-        intents get the catalog's epoch.
+        Ledgers that no list names, or that have a later intent, leave the catalog, and no new intent is filed for them;
+        of a list only the last ledger stays open; entries with a delivery time are counted; rows that name ledgers
+        without objects forget them; versions of schemas whose ledgers have gone are left out, because they could be
+        neither read nor set again; unfinished intents get the catalog's epoch.
         """
 
     def report(self) -> AdoptionReport:

@@ -6,15 +6,18 @@ again.
 
 Storage is looked at shard by shard, in any order and by any process; looking twice is harmless. What was found is
 staged in the catalog; then each topic is settled in a transaction of its own, so a crash costs at most one of them.
+
+No ledger is taken for absent on the word of a listing: see `logstore.records.services.absence`. A listing that lacks an
+object which stands is made again; if that does not help, adoption stops before anything is settled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from logstore.errors import CorruptData, InvalidInput
+from logstore.errors import CorruptData, InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import (
     SHARDS,
@@ -37,13 +40,23 @@ from logstore.ports.catalog.rebuilding import (
 )
 from logstore.ports.objects import Buckets, ObjectInfo, OwnedStore
 from logstore.positions import LedgerId, TopicId
+from logstore.records.absence import MAX_ABSENT_SHARE, check_absent_share
 from logstore.records.adoption import Upload
+from logstore.records.services.absence import (
+    UnlistedObjectError,
+    probe_ids,
+    prove_absent,
+    require_none,
+    unlisted_uploads,
+)
 from logstore.records.services.tail_objects import read_upload
 from logstore.units import between_units
 
 _PAGE: Final = 200  # ledgers that are compared at once
 _OBJECTS: Final = 20_000  # of such ledgers, some 20 MB of memory, where the last one has no more
 _TOPICS: Final = 100
+_LISTINGS: Final = 3
+"""Listings of a shard, each proved wrong by HEAD, after which adoption stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +125,7 @@ class Adopter:
 
         Raises:
             InvalidInput: Not 0 to 255.
-            PreconditionFailed: The catalog is not being adopted.
+            PreconditionFailed: The catalog is not being adopted, or listings do not show what HEAD finds.
             CatalogMismatch: The bucket is not the catalog's.
             CorruptData: An upload that may have been registered cannot be read.
             StoreUnavailable, CatalogBusy: The store or the catalog did not answer.
@@ -120,15 +133,33 @@ class Adopter:
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
         issued = self._adoption.issued()
+        unlisted: UnlistedObjectError | None = None
+        for _ in range(_LISTINGS):
+            try:
+                return self._adopt_by_listing(shard, issued)
+            except UnlistedObjectError as error:
+                unlisted = error
+        raise PreconditionFailed(
+            f"{shard_prefix(shard)}: expected a listing of all objects, found {_LISTINGS} that lack {unlisted}: HEAD"
+            " finds it, LIST does not; nothing was settled. Let the store list again what it holds, then run the same"
+            " command again"
+        ) from unlisted
+
+    def _adopt_by_listing(self, shard: int, issued: Issued) -> Adopted:
         self._objects.confirm()
         counted = _Counted(self._objects.list(shard_prefix(shard)))
-        above, staged = LedgerId(-1), 0
+        above, staged, strangers, absent = LedgerId(-1), 0, set[LedgerId](), False
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
             for page in self._pages(shard, counted):
+                strangers |= {stored.ledger_id for known, stored in page if known is None and stored is not None}
                 found = self._compare(pool, page, issued)
+                absent |= any(one.standing is Standing.ABSENT for one in found)
                 with effect("adoption.stage"):
                     self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
                 above, staged = _ledger_id(page[-1]), staged + len(found)
+        probe_ids(self._objects, shard, self._adoption.highest_id(), strangers)
+        if absent:
+            self._objects.confirm()  # an empty answer of another bucket says nothing
         with effect("adoption.stage"):
             self._adoption.stage(shard, (), above=above)
         return Adopted(shard=shard, objects=counted.objects, staged=staged)
@@ -138,6 +169,7 @@ class Adopter:
         *,
         rows_epoch: int,
         flush: Callable[[], object],
+        max_absent_share: float = MAX_ABSENT_SHARE,
         on_progress: Callable[[int], None] | None = None,
     ) -> AdoptionReport:
         """Settle every topic with what was staged, then what needs no look at storage, flush, and let writers begin.
@@ -151,11 +183,16 @@ class Adopter:
             rows_epoch: Of the catalog whose rows were loaded; uploads of earlier epochs are decided.
             flush: Writes all changes of the catalog to its record log.
             on_progress: Called with the topics settled since the last call.
+            max_absent_share: Of all ledgers, how many may be without objects; 0 to 1 inclusive.
 
         Raises:
+            InvalidInput: A share that is none.
+            PreconditionFailed: More ledgers are without objects; nothing was settled.
             CatalogBusy, StoreUnavailable: The catalog did not answer.
             And what `flush` raises.
         """
+        absence = self._adoption.absence()
+        check_absent_share(absence.absent, absence.ledgers, max_absent_share)
         after = TopicId(-1)
         while page := self._adoption.unsettled(after=after, limit=_TOPICS):
             for topic_id in page:
@@ -201,16 +238,25 @@ class Adopter:
             (stored, pool.submit(copy_context().run, self._look, known, stored, fates, issued))
             for known, stored in page
         ]
-        told = [(found, self._reads(pool, found, stored)) for stored, look in looks if (found := look.result())]
-        read = [
-            (found.staged, tuple(upload for one in reads if (upload := one.result()) and issued.covers_upload(upload)))
-            for found, reads in told
+        told = [(found, stored, self._reads(pool, found, stored)) for stored, look in looks if (found := look.result())]
+        read = [(found, stored, tuple(filter(None, (one.result() for one in reads)))) for found, stored, reads in told]
+        probes = [
+            pool.submit(copy_context().run, self._probe_uploads, found, stored, uploads)
+            for found, stored, uploads in read
+            if found.reads_segments
         ]
+        for probe in probes:
+            probe.result()
         return [
-            replace(staged, uploads=uploads)
-            for staged, uploads in read
-            if uploads or staged.standing is not Standing.TAIL
+            replace(found.staged, uploads=registered)
+            for found, _, uploads in read
+            if (registered := tuple(filter(issued.covers_upload, uploads)))
+            or found.staged.standing is not Standing.TAIL
         ]
+
+    def _probe_uploads(self, found: _Look, stored: _Stored | None, uploads: Sequence[Upload]) -> None:
+        listed = stored.segments if stored else {}
+        require_none(self._objects, unlisted_uploads(found.staged.ledger_id, found.after, listed, uploads))
 
     def _reads(self, pool: ThreadPoolExecutor, found: _Look, stored: _Stored | None) -> list[Future[Upload | None]]:
         segments = sorted(stored.segments.items()) if stored and found.reads_segments else ()
@@ -231,6 +277,9 @@ class Adopter:
         absent = stored is None if known.primary else known.tiered is not None
         if (short or absent) and self._in_tier(known):
             short = absent = False  # it can be read all the same; reconciliation tells of what the primary copy lacks
+        if (short or absent) and known.primary:
+            stated = bool(stored and stored.statements)
+            prove_absent(self._objects, known.ledger_id, known.owner, known.segments, listed=there, stated=stated)
         if not short and not absent and not known.takes_segments:
             return None
         standing = Standing.ABSENT if absent else Standing.SHORT if short else Standing.TAIL
@@ -242,7 +291,11 @@ class Adopter:
         if known.tiered is None:
             return False
         uuid, location = location_of(known.ledger_id, known.tiered)
-        return self._buckets(location).head(index_key(uuid, known.ledger_id)) is not None
+        objects = self._buckets(location)
+        if objects.head(index_key(uuid, known.ledger_id)) is not None:
+            return True
+        objects.confirm()
+        return False
 
     def _stranger(self, stored: _Stored, fates: Mapping[LedgerId, Fate], issued: Issued) -> _Look | None:
         """Objects without a row; None where an intent stands for them, or they do not say that they are ours.

@@ -44,6 +44,42 @@ def test_rebuild_document_has_the_fields_of_the_contract(
     assert (named["skip_unreadable"], named["master"]) == (False, "spark://127.0.0.1:7077")
 
 
+def test_rebuild_takes_a_ceiling_of_absent_ledgers(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `orphans apply` does: 5 % unless it is told otherwise."""
+    told: list[Any] = []
+
+    def rebuild(settings: Any, **named: Any) -> RebuildCatalogResult:
+        told.append(named)
+        return _DONE
+
+    monkeypatch.setattr(services, "rebuild", rebuild)
+    for more in ([], ["--max-absent-share", "0.5"]):
+        assert run("records", "rebuild", "--into", _URL, *more, "--json").exit_code == 0
+    assert [named["max_absent_share"] for named in told] == [0.05, 0.5]
+
+
+@pytest.mark.parametrize("share", ["5", "-0.1", "nan", "much"])
+def test_share_of_absent_ledgers_that_is_none_is_refused(run: Run, services: FakeServices, share: str) -> None:
+    """Before anything begins."""
+    done = run("records", "rebuild", "--into", _URL, f"--max-absent-share={share}", "--json")
+    assert done.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == f"max-absent-share: expected a number from 0 to 1, found {share!r}"
+
+
+def test_rebuild_says_where_ledgers_go_that_nothing_names(
+    run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan reports them; the rebuild has deleted nothing."""
+    unnamed = RebuildCatalogResult(rebuild="r", adopted=RebuildAdopted(detached=2, revived=1))
+    monkeypatch.setattr(services, "rebuild", lambda settings, **named: unnamed)
+    done = run("records", "rebuild", "--into", _URL, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert "3 ledgers are in no list. What storage holds of them stays: `sexton orphans plan`" in done.stderr
+
+
 def test_rebuild_names_the_topics_of_schemas_that_were_left_out(
     run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.jobs import Asked, Job, counted, in_part, job
-from workers.cli.options import DryRun, Master, Reason
+from workers.cli.options import DryRun, Master, Reason, known_share
 from workers.cli.output import Answer, note
 from workers.pages.texts import shown_s
 from workers.settings import parse_duration
@@ -148,23 +148,12 @@ def by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
     return Answer(document=rows, title="findings", empty="nothing found")
 
 
-def _known_share(text: str) -> float:
-    """A share; one that is given in percent, or as what is no number, is refused."""
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise InvalidInput("max-orphan-share", expected="a number from 0 to 1", found=text)
-    return share
-
-
 MaxShare = Annotated[
     float,
     typer.Option(
         "--max-orphan-share",
         metavar="SHARE",
-        parser=_known_share,
+        parser=known_share("max-orphan-share"),
         help="Refuse if more than this share of all ledgers would go; 0 to 1.",
     ),
 ]

@@ -153,18 +153,18 @@ class Losing:
         finally:
             database.close()
 
-    def adopt(self) -> AdoptionReport:
-        """All that there is."""
+    def adopt(self, *, max_absent_share: float = 1.0) -> AdoptionReport:
+        """All that there is; of a handful of ledgers any share may be absent, unless a test asks."""
         with self.adopter() as adopter:
             for shard in range(_SHARDS):
                 adopter.adopt(shard)
-            return self.finish(adopter)
+            return self.finish(adopter, max_absent_share=max_absent_share)
 
-    def finish(self, adopter: Adopter) -> AdoptionReport:
+    def finish(self, adopter: Adopter, *, max_absent_share: float = 1.0) -> AdoptionReport:
         """Settle everything; a flush here is a copy of all rows, which a test makes when it wants one."""
         database = Database(self.world.url)
         try:
             epoch = SqlCatalog(database).ledgers.epoch()
         finally:
             database.close()
-        return adopter.finish(rows_epoch=epoch - 1, flush=lambda: None)
+        return adopter.finish(rows_epoch=epoch - 1, flush=lambda: None, max_absent_share=max_absent_share)

@@ -24,6 +24,7 @@ from tests.faults.world import World
 from tests.infra.catalog.records.adoption import Losing, LostFile, LostServer
 from tests.migrated import migrated
 from tests.postgres import postgres
+from tests.workers.hosting.losing import phase_two
 from workers.assembly.log import LogStore
 
 __all__ = ["emptied", "postgres"]
@@ -66,6 +67,14 @@ def _topic(log: LogStore, name: str = _NAME) -> Topic:
 
 def _read(log: LogStore, topic: Topic) -> dict[Position, str]:
     return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+
+
+def _sweep(log: LogStore) -> None:
+    """Take up all intents that no workflow works on, as the sweep of a worker does, and delete what they stand for."""
+    claim = Claim(workflow_id="sweep-deletions", run_id="r", ttl_s=60)
+    taken = log.catalog.upkeep.adopt(batch_id="sweep", claim=claim, limit=1_000)
+    assert phase_two(log, "sweep") == taken.intents
+    assert log.catalog.deletions.inflight().estimated_inflight == 0
 
 
 def test_what_was_appended_since_the_flush_comes_back_where_it_was(losing: Losing) -> None:
@@ -311,7 +320,7 @@ def test_second_look_at_a_shard_replaces_what_the_first_one_found(losing: Losing
 
 
 def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> None:
-    """All of its objects are gone, at the head of the list: it is detached again, and reported."""
+    """All of its objects are gone, at the head of the list: its row leaves, no intent is filed, and it is reported."""
     with losing.process() as log:
         topic = _topic(log)
         log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
@@ -325,7 +334,8 @@ def test_ledger_that_was_detached_since_the_flush_goes_again(losing: Losing) -> 
     assert (report.revived, report.revived_ledgers, report.missing_data) == (1, (LedgerId(0),), 0)
     with losing.process() as log:
         assert list(_read(log, topic).values()) == ["stays"]
-        assert log.catalog.deletions.inflight().estimated_inflight == 1
+        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [1]
+        assert log.catalog.deletions.inflight().estimated_inflight == 0
 
 
 def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losing) -> None:
@@ -385,7 +395,7 @@ def test_cursor_goes_over_a_ledger_that_is_detached_again(losing: Losing, way: s
 
 
 def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) -> None:
-    """The loader gives it no place; its objects are there still."""
+    """The loader gives it no place. Its row leaves; its objects stay, and no intent waits for a sweep."""
     with losing.process() as log:
         topic = _topic(log)
         log.managed.append(topic, _plain("came back"))
@@ -393,15 +403,17 @@ def test_ledger_that_its_list_does_not_name_is_detached_again(losing: Losing) ->
         log.managed.append(topic, _plain("stays"))
         losing.flush()
     losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id = 0")
+    objects = losing.world.store.keys
     report = losing.adopt()
     assert report.revived_ledgers == (LedgerId(0),)
     with losing.process() as log:
         assert list(_read(log, topic).values()) == ["stays"]
-        assert log.catalog.deletions.inflight().estimated_inflight == 1
+        _sweep(log)
+    assert losing.world.store.keys == objects
 
 
 def test_ledger_that_was_deleted_durably_never_returns(losing: Losing) -> None:
-    """Objects without a row, and a tombstone: an intent, and no ledger (scylladb#3560, scylla-manager#4258)."""
+    """Objects without a row, and a tombstone: no ledger (scylladb#3560, scylla-manager#4258). Its objects stay."""
     with losing.process() as log:
         topic = _topic(log)
         log.managed.append(topic, _plain("deleted"))
@@ -409,11 +421,13 @@ def test_ledger_that_was_deleted_durably_never_returns(losing: Losing) -> None:
         losing.flush()
     buried = "INSERT INTO tombstone (kind, id, generation, epoch, at_us) VALUES ('ledger', 0, 1, 1, 1)"
     losing.lose(*(f"DELETE FROM {table} WHERE ledger_id = 0" for table in ("ledger", "ledger_copy", "segment")), buried)
+    objects = losing.world.store.keys
     report = losing.adopt()
     assert (report.adopted_ledgers, report.detached) == (0, 1)
     with losing.process() as log:
         assert _read(log, topic) == {}
-        assert log.catalog.deletions.inflight().estimated_inflight == 1
+        _sweep(log)
+    assert losing.world.store.keys == objects
 
 
 def test_topic_that_was_deleted_durably_never_returns(losing: Losing) -> None:
@@ -443,24 +457,31 @@ def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
         second = _topic(log)
         log.managed.append(second, _plain("of the second"))
     losing.lose()
-    losing.adopt()
+    objects = losing.world.store.keys
+    report = losing.adopt()
+    assert report.revived_ledgers == (LedgerId(0),)
     with losing.process() as log:
         found = log.catalog.topics.get(_NAME)
         assert found.topic_id == second.topic_id
         assert list(_read(log, found).values()) == ["of the second"]
-        assert log.catalog.deletions.inflight().estimated_inflight == 1
+        _sweep(log)
+    assert losing.world.store.keys == objects
 
 
-def test_component_ledger_that_nothing_names_gets_an_intent(losing: Losing) -> None:
-    """A schema that was set since the flush is not known; its objects go."""
+def test_component_ledger_that_nothing_names_is_reported_and_stays(losing: Losing) -> None:
+    """A schema that was set since the flush is not known; a plan tells of its objects."""
     with losing.process() as log:
         topic = _topic(log)
         log.schemas.set(topic, b"old")
         losing.flush()
         log.schemas.set(topic, b"new")
     losing.lose()
+    objects = losing.world.store.keys
     report = losing.adopt()
     assert (report.adopted_ledgers, report.detached) == (0, 1)
+    with losing.process() as log:
+        _sweep(log)
+    assert losing.world.store.keys == objects
 
 
 @pytest.mark.parametrize("way", ["gone", "unlisted", "unlisted, and its objects are there"])

@@ -1,0 +1,33 @@
+"""The rule by which a rebuild stops: too many ledgers of which storage holds nothing."""
+
+from typing import Final
+
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, rounded_up
+
+MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
+"""Of all ledgers, above which a rebuild refuses unless it is told otherwise."""
+
+
+def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
+    """Refuse to go on with a catalog of whose ledgers too many have no objects.
+
+    Args:
+        absent: Ledgers of which no bucket holds anything.
+        ledgers: All ledgers that have rows, these included.
+        max_share: 0 to 1 inclusive.
+
+    Raises:
+        InvalidInput: A share that is none.
+        PreconditionFailed: More.
+    """
+    if not 0 <= max_share <= 1:
+        raise InvalidInput("max-absent-share", expected="a number from 0 to 1", found=max_share)
+    share = absent / ledgers if absent else 0.0
+    if share > max_share:
+        raise PreconditionFailed(
+            f"absent share: expected at most {max_share:g} of all ledgers without objects, found {share:.3g}:"
+            f" {absent:,} of {ledgers:,}; nothing was settled. See that the buckets and their endpoint are the right"
+            " ones and hold what they should, then run the same command again; if these ledgers had been deleted, give"
+            f" --max-absent-share {rounded_up(share)}"
+        )

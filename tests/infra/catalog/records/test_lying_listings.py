@@ -1,0 +1,204 @@
+"""A rebuild behind listings that hide what GET and HEAD find: it looks again, or stops, and loses nothing."""
+
+import pytest
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.identity.markers import MARKER_KEY
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import SHARDS, ledger_prefix, segment_key, shard_prefix
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId, Position
+from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.faults.world import FOREVER
+from tests.infra.catalog.records.adoption import Losing
+from tests.infra.catalog.records.test_adopting import emptied, losing, postgres
+from workers.assembly.log import LogStore
+
+__all__ = ["emptied", "losing", "postgres"]
+
+_NAME = "persistent://shop/main/orders"
+_ALL = "ledgers/"
+
+
+def _append(log: LogStore, topic: Topic, payload: str) -> None:
+    log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=payload.encode())]))
+
+
+def _read(log: LogStore, name: str = _NAME) -> dict[Position, str]:
+    topic = log.catalog.topics.get(name)
+    return {one.position: (one.payload or b"").decode() for one in log.managed.scan(topic)}
+
+
+def _write(losing: Losing) -> dict[Position, str]:
+    """Three closed ledgers, one that was open at the flush, one that nobody knew then, and a schema: ledgers 0 to 5."""
+    with losing.process() as log:
+        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        for payload in ("first", "second", "third"):
+            _append(log, topic, payload)
+            log.managed.roll(topic)
+        log.schemas.set(topic, b"schema")
+        _append(log, topic, "open at the flush")
+        losing.flush()
+        _append(log, topic, "behind the flush")
+        log.managed.roll(topic)
+        _append(log, topic, "in a ledger that no record knows")
+        return _read(log)
+
+
+def _hide(losing: Losing, prefixes: list[str], listings: int) -> None:
+    losing.world.store.unlisted = dict.fromkeys(prefixes, listings)
+
+
+_HIDDEN = {
+    "all": [_ALL],
+    "every shard": [shard_prefix(shard) for shard in range(SHARDS)],
+    "a closed ledger": [ledger_prefix(LedgerId(1))],
+    "the first of the list": [ledger_prefix(LedgerId(0))],
+    "one segment": [segment_key(LedgerId(1), 0)],
+    "the schema": [ledger_prefix(LedgerId(4))],
+    "the ledger that was open": [ledger_prefix(LedgerId(3))],
+    "the tail of the ledger that was open": [segment_key(LedgerId(3), 1)],
+    "a ledger that no record knows": [ledger_prefix(LedgerId(5))],
+    "the segments of a ledger that no record knows": [segment_key(LedgerId(5), 0)],
+}
+
+
+@pytest.mark.parametrize("hidden", list(_HIDDEN))
+def test_listings_that_hide_objects_once_lose_nothing(losing: Losing, hidden: str) -> None:
+    """The objects that they hide are asked for by name, and the shard is listed again."""
+    before = _write(losing)
+    objects = losing.world.store.keys
+    losing.lose()
+    _hide(losing, _HIDDEN[hidden], 1)
+    report = losing.adopt()
+    assert (report.missing_data, report.revived, report.detached) == (0, 0, 0)
+    assert losing.world.store.unlisted == {} or hidden == "every shard"
+    with losing.process() as log:
+        assert _read(log) == before
+        assert log.schemas.read(log.catalog.topics.get(_NAME))[1] == b"schema"
+        assert log.catalog.deletions.inflight().estimated_inflight == 0
+    assert losing.world.store.keys == objects
+
+
+@pytest.mark.parametrize("hidden", list(_HIDDEN))
+def test_listings_that_go_on_hiding_objects_stop_the_rebuild(losing: Losing, hidden: str) -> None:
+    """Before anything is settled; once the listings are honest the same rebuild goes on, and nothing was lost."""
+    before = _write(losing)
+    objects = losing.world.store.keys
+    losing.lose()
+    _hide(losing, _HIDDEN[hidden], FOREVER)
+    with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not") as refused:
+        losing.adopt()
+    assert "empty" not in str(refused.value)
+    assert losing.world.store.keys == objects
+    losing.world.store.unlisted.clear()
+    report = losing.adopt()
+    assert (report.missing_data, report.revived, report.detached) == (0, 0, 0)
+    with losing.process() as log:
+        assert _read(log) == before
+        assert log.catalog.deletions.inflight().estimated_inflight == 0
+
+
+def _lose_objects(losing: Losing, *ledger_ids: int) -> None:
+    store = losing.world.store
+    store.delete([key for key in store.keys for one in ledger_ids if key.startswith(ledger_prefix(LedgerId(one)))])
+
+
+def test_too_many_ledgers_without_objects_stop_the_rebuild(losing: Losing) -> None:
+    """Before anything is settled; a higher share lets it go on, and it says which ledgers left their list."""
+    before = _write(losing)
+    losing.lose()
+    _lose_objects(losing, 0)
+    with pytest.raises(PreconditionFailed, match=r"at most 0\.05 .* found 0\.2: 1 of 5; .* --max-absent-share 0\.2$"):
+        losing.adopt(max_absent_share=0.05)
+    with losing.process() as log:
+        topic = log.catalog.topics.get(_NAME)
+        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1, 2, 3]
+    report = losing.adopt(max_absent_share=0.2)
+    assert (report.revived_ledgers, report.missing_data) == ((LedgerId(0),), 0)
+    with losing.process() as log:
+        assert _read(log) == {at: payload for at, payload in before.items() if at.ledger_id}
+
+
+def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing: Losing) -> None:
+    """Those of the topic that was settled count as before, though they have left their list."""
+    _write(losing)
+    with losing.process() as log:
+        other = log.catalog.topics.create("persistent://shop/main/other", RetentionPolicy())
+        _append(log, other, "of the other")
+        log.managed.roll(other)
+    losing.flush()
+    losing.lose()
+    _lose_objects(losing, 0, 6)
+    arm("adoption.conclude.before", "crash")
+    with pytest.raises(SimulatedCrash):
+        losing.adopt(max_absent_share=0.25)
+    disarm()
+    with losing.adopter() as adopter:
+        with pytest.raises(PreconditionFailed, match=r"found 0\.25: 2 of 8"):
+            losing.finish(adopter, max_absent_share=0.24)
+        assert losing.finish(adopter, max_absent_share=0.25).revived == 2
+
+
+@pytest.mark.parametrize("share", [-0.01, 1.01, float("nan")])
+def test_share_that_is_none_is_refused(losing: Losing, share: float) -> None:
+    """0 to 1."""
+    with losing.adopter() as adopter, pytest.raises(InvalidInput, match="max-absent-share: expected a number from 0"):
+        losing.finish(adopter, max_absent_share=share)
+
+
+def test_bucket_that_is_not_the_catalogs_any_more_proves_no_absence(losing: Losing) -> None:
+    """Its marker is read before the listing, and again before anything counts as absent."""
+    _write(losing)
+    losing.lose()
+    _lose_objects(losing, 0)
+    store = losing.world.store
+
+    def swap() -> None:
+        store.before_write = lambda: None
+        store.delete([MARKER_KEY])
+
+    store.plan(
+        Fault(operation=Operation.LIST, kind=FaultKind.CALL, matches=ledger_prefix(LedgerId(0)).__eq__, action=swap)
+    )
+    with losing.adopter() as adopter, pytest.raises(CatalogMismatch, match="no marker"):
+        adopter.adopt(0)
+
+
+def test_upload_that_turns_up_in_a_second_listing_proves_the_first_one_wrong(losing: Losing) -> None:
+    """No name was known by which it could be asked for."""
+    before = _write(losing)
+    losing.lose()
+    store = losing.world.store
+    found = store.get(segment_key(LedgerId(0), 0))
+    assert found
+    _lose_objects(losing, 0)
+    store.put_if_absent(segment_key(LedgerId(0), 70_000), found.body, metadata=found.metadata)
+    _hide(losing, [ledger_prefix(LedgerId(0))], 1)
+    report = losing.adopt()
+    assert (report.revived, report.missing_ledgers) == (0, (LedgerId(0),))
+    assert before
+
+
+def test_segments_that_an_upload_names_are_asked_for_by_name(losing: Losing) -> None:
+    """Of two writers one took a number far ahead; the listing lacks it, and shows what was registered behind it."""
+    with losing.process() as log:
+        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        _append(log, topic, "flushed")
+        losing.flush()
+        store = losing.world.store
+        for number in range(1, 40):
+            store.put_if_absent(segment_key(LedgerId(0), number), b"of others", metadata={})
+        _append(log, topic, "far ahead")
+        _append(log, topic, "behind it")
+        numbers = [one.number for one in log.catalog.ledgers.segments(LedgerId(0))]
+        assert numbers[1] > 40 - 1
+        store.delete([segment_key(LedgerId(0), number) for number in range(1, 40)])
+        before = _read(log)
+    losing.lose()
+    _hide(losing, [segment_key(LedgerId(0), numbers[1])], 1)
+    assert losing.adopt().adopted_segments == 2
+    with losing.process() as log:
+        assert _read(log) == before
