@@ -30,6 +30,7 @@ _LONGEST = (
     "faults/transactions/test_history.py",
     "faults/test_records_sigkill.py",
     "workers/hosting/test_rebuilding.py",
+    "workers/hosting/test_lying_listings.py",
     "e2e/test_secrets.py",
 )
 """Modules whose tests take longest, to be begun first: while the last of them run, other processes would wait.

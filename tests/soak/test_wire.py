@@ -18,6 +18,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.came: list[bytes] = []
+        self.listing = b""  # what it answers a listing
+        self.chunked = False  # that answer
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -27,10 +29,12 @@ class _Answers(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         self.server.came.append(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
         self.send_response(200)
-        self.send_header("Content-Length", "4")
+        body = self.server.listing or b"four"
+        chunked = bool(self.server.listing) and self.server.chunked
+        self.send_header(*(("Transfer-Encoding", "chunked") if chunked else ("Content-Length", str(len(body)))))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(b"four")
+            self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
 
     do_GET = do_PUT = do_HEAD = _answer  # noqa: N815 - names of the standard library
 
@@ -103,3 +107,26 @@ def test_lost_answer_is_of_a_request_that_was_carried_out(
         _ask(client, "PUT", b"body")
     assert server.came == [b"body"]
     assert wire.weather.met["answer lost"] == 1
+
+
+def test_listing_lacks_what_is_to_be_hidden_and_other_requests_do_not(
+    client: http.client.HTTPConnection, server: _Server, wire: Wire
+) -> None:
+    """As a store whose index lies; so many times, whether its answer has a length or comes in chunks."""
+    whole = (
+        b"<ListBucketResult><Contents><Size>1</Size><Key>a/1</Key></Contents>"
+        b"<Contents><Key>b/1</Key></Contents><CommonPrefixes><Prefix>a/2/</Prefix></CommonPrefixes></ListBucketResult>"
+    )
+    without = b"<ListBucketResult><Contents><Key>b/1</Key></Contents></ListBucketResult>"
+    server.listing = whole
+    for chunked in (False, True):
+        server.chunked = chunked
+        wire.weather.unlisted = {"a/": 1}
+        found = []
+        for target in ("/bucket?list-type=2&prefix=b%2F", "/bucket?list-type=2&prefix=", "/bucket?list-type=2"):
+            client.request("GET", target)
+            found.append(client.getresponse().read())
+        assert found == [whole, without, whole]
+        assert wire.weather.unlisted == {}
+    server.listing = b""
+    assert _ask(client, "GET") == (200, b"four")

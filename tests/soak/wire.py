@@ -1,4 +1,4 @@
-"""A wire between the product and S3 that fails as networks and stores do: errors, answers that are lost, slowness.
+"""A wire between the product and S3 that fails as networks and stores do: errors, lost answers, slowness, lies.
 
 It speaks just enough HTTP to know where a request ends. Signatures stay valid, because the host that a client signed
 is passed on as it is.
@@ -6,11 +6,13 @@ is passed on as it is.
 
 import asyncio
 import random
+import re
 import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 _HEAD_BYTES: Final = 1 << 20
 _BUSY: Final = (
@@ -26,6 +28,7 @@ class Weather:
     errors: float = 0.0  # share of requests that are answered with an error, and not passed on
     lost: float = 0.0  # share of requests that are passed on, and whose answer is not
     slow_s: float = 0.0  # before each request is passed on, up to so long
+    unlisted: dict[str, int] = field(default_factory=dict)  # by prefix of keys: so many listings answer without them
     met: Counter[str] = field(default_factory=Counter)  # requests, by what became of them
 
 
@@ -113,6 +116,8 @@ class Wire:
         answer, goes_on = await _answer(answers, bodiless=head.startswith(b"HEAD "))
         if fate == "answer lost":
             return False
+        if hidden := self._hidden_from(head):
+            answer = _without_keys(answer, hidden)
         writer.write(answer)
         await writer.drain()
         return goes_on
@@ -123,11 +128,51 @@ class Wire:
             return "answered with an error"
         return "answer lost" if drawn < self.weather.errors + self.weather.lost else "passed on"
 
+    def _hidden_from(self, head: bytes) -> tuple[str, ...]:
+        """Return the prefixes of keys that this request, if it is a listing, does not show, and count it."""
+        method, target = head.split(b" ", 2)[:2]
+        query = parse_qs(urlsplit(target.decode()).query)
+        if method != b"GET" or "list-type" not in query:
+            return ()
+        prefix = query.get("prefix", [""])[0]
+        hidden = [one for one in self.weather.unlisted if one.startswith(prefix) or prefix.startswith(one)]
+        for one in hidden:
+            self.weather.unlisted[one] -= 1
+            if not self.weather.unlisted[one]:
+                del self.weather.unlisted[one]
+        self.weather.met["listings that hide objects"] += bool(hidden)
+        return tuple(hidden)
+
     def _error(self, head: bytes) -> bytes:
         status, code = self._dice.choice(_ERRORS)
         body = b"" if head.startswith(b"HEAD ") else _BUSY % code
         lines = f"HTTP/1.1 {status} Fault\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
         return lines.encode() + body
+
+
+def _without_keys(answer: bytes, prefixes: tuple[str, ...]) -> bytes:
+    """Return the answer to a listing without the objects and folders whose keys begin with one of the prefixes."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    if "chunked" in _fields(head).get("transfer-encoding", ""):
+        body = _unchunked(body)
+    for tag, name in (("Contents", "Key"), ("CommonPrefixes", "Prefix")):
+        pattern = rf"<{tag}>(?:(?!</{tag}>).)*?<{name}>(.*?)</{name}>.*?</{tag}>"
+        shown = re.compile(pattern.encode(), re.DOTALL)
+        body = shown.sub(lambda found: b"" if found[1].decode().startswith(prefixes) else found[0], body)
+    framing = (b"content-length:", b"transfer-encoding:")
+    kept = [line for line in lines if not line.lower().startswith(framing)]
+    return b"\r\n".join([*kept, b"Content-Length: %d" % len(body)]) + b"\r\n\r\n" + body
+
+
+def _unchunked(body: bytes) -> bytes:
+    parts = []
+    while body:
+        line, _, body = body.partition(b"\r\n")
+        size = int(line.split(b";")[0], 16)
+        parts.append(body[:size])
+        body = body[size + 2 :]
+    return b"".join(parts)
 
 
 def _fields(head: bytes) -> dict[str, str]:
