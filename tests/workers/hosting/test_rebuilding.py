@@ -23,6 +23,7 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
+from logstore.records.absence import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import Pin, RecordLog
@@ -97,9 +98,17 @@ def lose(settings: Settings) -> None:
         one.unlink()
 
 
-def rebuilt(settings: Settings, *, take_over: bool = False, **changes: Any) -> RebuildCatalogResult:
+def rebuilt(
+    settings: Settings, *, take_over: bool = False, max_absent_share: float = MAX_ABSENT_SHARE, **changes: Any
+) -> RebuildCatalogResult:
     target = settings.model_copy(update=changes)
-    return rebuild_catalog(target, take_over=take_over, say=lambda _: None, on_progress=lambda _: None)
+    return rebuild_catalog(
+        target,
+        take_over=take_over,
+        max_absent_share=max_absent_share,
+        say=lambda _: None,
+        on_progress=lambda _: None,
+    )
 
 
 def manifests(settings: Settings) -> list[Manifest]:
