@@ -247,7 +247,10 @@ def test_apply_that_failed_in_part_exits_5_and_names_what_failed(run: Run, asked
 
 def test_apply_tried_out_names_what_would_go_and_starts_nothing(run: Run, asked: Asked) -> None:
     """Guards refuse as they would."""
-    found = document(run("orphans", "apply", RUN, "--dry-run", "--json"))
+    told = run("orphans", "apply", RUN, "--dry-run", "--json")
+    found = document(told)
+    assert found["upper_bound"] is True
+    assert "these are upper bounds: apply looks at each finding again" in told.stderr
     assert found["applied"]["orphan_ledger"] == 1
     assert found["applied"]["stalled_deletion"] == 1
     assert "foreign" not in found["applied"]

@@ -193,7 +193,10 @@ def apply(
 
 
 def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """Findings that the plan would have applied, each after another look; what a guard would refuse is counted too."""
+    """Answer how many findings the apply would take up, at most; what a guard would refuse is counted too.
+
+    The apply looks at each of them again, in storage and under the catalog's locks, and keeps what is not so any more.
+    """
     from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
     result, at = finished_plan(run), _applied_at(runs, run.run_id)
@@ -201,12 +204,15 @@ def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share:
     if at:
         going = dict.fromkeys(going, 0)
         note(f"this plan was applied by {at}, nothing more would go: sexton orphans report {run.run_id}")
+    else:
+        note("these are upper bounds: apply looks at each finding again, and keeps what is not so any more")
     sizes = {name: result.size_bytes.get(name, 0) if rows else 0 for name, rows in going.items()}
     document: dict[str, object] = {"dry_run": True, "run_id": run.run_id, "applied": going, "bytes": sizes}
+    document["upper_bound"] = True
     answer = Answer(
         document=document,
         shown={"plan": run.run_id},
-        more=[replace(by_kind(going, sizes), title="would be applied", empty="nothing")],
+        more=[replace(by_kind(going, sizes), title="would be applied at most", empty="nothing")],
     )
     try:
         rules.check_share(going, result.ledgers, max_orphan_share)
