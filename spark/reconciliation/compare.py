@@ -30,6 +30,7 @@ from spark.reconciliation.sides import (
     Stored,
     find,
     findings,
+    moments,
 )
 
 _META: Final = -1
@@ -181,7 +182,7 @@ class _Held:
         return _primary(kind, s.ledger[which], keys, self.limits, detail, **facts)
 
     def segments(self, segments_of: SegmentsOf, *, skipped: Mask) -> list[pa.Table]:
-        """Segments compared one by one, of those ledgers alone whose number or size differs from the row's sums."""
+        """Segments compared one by one, of those ledgers alone whose sums differ from the rows'."""
         s, rows = self.stored, self.rows
         if not self.which.any():
             return []
@@ -192,6 +193,8 @@ class _Held:
         row = self.at
         same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
         same &= (size == rows.size[row]) & (last == rows.last_segment[row])
+        moment = np.add.reduceat(np.where(is_segment, moments(s.number.astype(np.int64), s.size), 0), s.start)
+        same &= (rows.moment[row] < 0) | (moment == rows.moment[row])
         closer = self.which & ~same & ~skipped[row]
         return self._compare_closer(np.flatnonzero(closer), segments_of) if closer.any() else []
 

@@ -146,14 +146,23 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
     with adbc_connect(here.url) as connection:
         copies = connection.table(sql.copies(first, end))
         named = connection.table(sql.named_ledgers(first, end)).to_pylist()
+        (most,) = connection.table(sql.most_segments(first, end))["segments"].to_pylist()
+        query = sql.segment_moments(first, end if most > 1 else first)  # of single segments the row's sum tells all
+        moments = connection.table(query)
     flags, ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
     primary, named_ids = flags & sql.TIERED == 0, {(row["ledger_id"], row["component"]) for row in named}
-    side = _Beside(ids=ids[primary], live=flags[primary] & sql.LIVE, named=named_ids)
+    side = _Beside(
+        ids=ids[primary],
+        live=flags[primary] & sql.LIVE,
+        named=named_ids,
+        several=moments["ledger_id"].to_numpy(),
+        moments=moments["moment"].to_numpy(),
+    )
     ledgers = here.into("ledgers", LEDGERS, part, sql.ledgers(first, end, own), partial(_facts, here, side, part))
     if primary.all():
         return ledgers, 0
-    query = sql.tiered_copies(first, end)
-    return ledgers, here.into("copies", COPIES, part, query, partial(_with_location, COPIES))
+    tiered = sql.tiered_copies(first, end)
+    return ledgers, here.into("copies", COPIES, part, tiered, partial(_with_location, COPIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,8 @@ class _Beside:
     ids: npt.NDArray[np.int64]  # with a primary copy, ascending
     live: npt.NDArray[np.int64]
     named: set[tuple[int, str]]  # by a row of their component
+    several: npt.NDArray[np.int64]  # with two or more segments, ascending
+    moments: npt.NDArray[np.int64]  # of those
 
 
 def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) -> pa.Table:
@@ -179,7 +190,12 @@ def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) ->
     if len(side.ids):
         at = np.minimum(np.searchsorted(side.ids, ledger), len(side.ids) - 1)
         primary = np.where(side.ids[at] == ledger, 1 + side.live[at], 0).astype(np.int8)
+    moment = np.full(len(ledger), -1, np.int64)
+    if len(side.several):
+        at = np.minimum(np.searchsorted(side.several, ledger), len(side.several) - 1)
+        moment = np.where(side.several[at] == ledger, side.moments[at], -1)
     columns = {
+        "moment": moment,
         "digest": digest,
         "creating": flags & sql.CREATING != 0,
         "primary": primary,

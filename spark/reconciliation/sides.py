@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import CopyKind
 from logstore.reconciliation.files import SCHEMA
 from logstore.reconciliation.findings import FindingKind
@@ -100,6 +101,7 @@ class Rows:
     last_segment: Ids
     size: Ids
     created_us: Ids
+    moment: Ids
 
     @staticmethod
     def of(table: pa.Table) -> "Rows":
@@ -136,6 +138,13 @@ class Intents:
             frozenset(mine["tiered", "dead"]["uuid"].to_pylist()),
             frozenset(table.filter(pc.and_(pc.invert(primary), pc.equal(table["uuid"], "")))["ledger_id"].to_pylist()),
         )
+
+
+def moments(number: Ids, size: Ids) -> Ids:
+    """Terms of `facts.segment_moments` of objects, by their numbers and sizes."""
+    place = number % sql.NUMBER_MODULUS + 1
+    terms: Ids = place * place * (size % sql.SIZE_MODULUS)
+    return terms
 
 
 def find(among: Ids, wanted: Ids) -> tuple[npt.NDArray[np.intp], Mask]:

@@ -40,6 +40,29 @@ def ledgers(first: int, end: int, application: str) -> Select[Any]:
     return select(*columns, flags.label("flags")).where(*within).order_by(_L.ledger_id)
 
 
+NUMBER_MODULUS: Final = 4_093
+SIZE_MODULUS: Final = 65_521
+"""Primes that keep the moment of a ledger of some millions of segments within 64 bits."""
+
+
+def segment_moments(first: int, end: int) -> Select[Any]:
+    """The second moment of the segments of each of these ledgers that has two or more: sizes by squares of numbers.
+
+    A sum of sizes does not show that two segments changed places, nor that one is longer by what another lacks.
+    """
+    c, one = t.segment.c, literal_column("1", t.Big)
+    place = c.number % literal_column(str(NUMBER_MODULUS), t.Big) + one
+    moment = func.sum(place * place * (c.size_bytes % literal_column(str(SIZE_MODULUS), t.Big)))
+    query = select(c.ledger_id, cast(moment, t.Big).label("moment")).where(*_within(c.ledger_id, first, end))
+    return query.group_by(c.ledger_id).having(func.count() > one).order_by(c.ledger_id)
+
+
+def most_segments(first: int, end: int) -> Select[Any]:
+    """One row: the most segments that any of these ledgers has, 0 if there is none."""
+    most = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
+    return select(cast(most, t.Big).label("segments")).where(*_within(_L.ledger_id, first, end))
+
+
 def applications(first: int, end: int, application: str) -> Select[Any]:
     """Ledgers of these ids that are of another application, with its name."""
     within = _within(_L.ledger_id, first, end)

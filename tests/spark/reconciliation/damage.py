@@ -237,6 +237,17 @@ def missing_data(store: Damaged) -> None:
     store.healthy = [one for one in store.healthy if one not in ledgers[:5]]
 
 
+def moved_bytes(store: Damaged) -> None:
+    """One segment is longer by what its neighbour lacks, so that no sum of sizes tells."""
+    _, ledgers = store.topic("moved")
+    sizes = {found.key: found.size_bytes for found in store.log.objects.list(ledger_prefix(ledgers[0]))}
+    short, long = segment_key(ledgers[0], 0), segment_key(ledgers[0], 1)
+    store.put(short, store.statement(ledgers[0]), b"x" * (sizes[short] - 3))
+    store.put(long, store.statement(ledgers[0]), b"x" * (sizes[long] + 3))
+    store.truth |= {(_K.MISSING_DATA, ledgers[0], short), (_K.MISMATCH, ledgers[0], long)}
+    store.healthy.remove(ledgers[0])
+
+
 def mismatches(store: Damaged) -> None:
     """Another's statement beside a live one, a segment that grew, a refused deletion, an id from the future."""
     _, ledgers = store.topic("mismatch")
@@ -322,6 +333,7 @@ EVERY: Final[tuple[Damage, ...]] = (
     unreferenced_ledgers,
     stalled_deletions,
     missing_data,
+    moved_bytes,
     mismatches,
     lost_rows,
     objects_of_another_store,

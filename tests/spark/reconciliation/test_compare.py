@@ -76,9 +76,13 @@ def _ledger(ledger_id: int, segments: dict[int, int], **more: Any) -> dict[str, 
     row = {
         "ledger_id": ledger_id, "list_id": 1, "digest": 7, "creating": False, "primary": 2, "referenced": True,
         "segments": len(segments), "last_segment": max(segments, default=-1), "size_bytes": sum(segments.values()),
-        "created_us": _OLD,
+        "created_us": _OLD, "moment": _moment(segments) if len(segments) > 1 else -1,
     }  # fmt: skip
     return row | more
+
+
+def _moment(sizes: dict[int, int]) -> int:
+    return sum((number + 1) ** 2 * size for number, size in sizes.items())
 
 
 def _whole(world: World, ledger_id: int, segments: dict[int, int], **more: Any) -> None:
@@ -161,7 +165,7 @@ def _of_held(  # noqa: C901 - each rule once
     held = {one["number"]: one["size_bytes"] for one in objects if one["number"] >= 0}
     agree = (
         _sums(held) == _sums(segments) and len(segments) == max(segments, default=-1) + 1
-    )  # then it is not read closer: sizes that change places are not seen
+    )  # then it is not read closer
     for one in objects:
         key = segment_key(LedgerId(ledger_id), max(one["number"], 0))
         if one["number"] == -1:
@@ -185,8 +189,8 @@ def _of_held(  # noqa: C901 - each rule once
     return found
 
 
-def _sums(sizes: dict[int, int]) -> tuple[int, int, int]:
-    return len(sizes), max(sizes, default=-1), sum(sizes.values())
+def _sums(sizes: dict[int, int]) -> tuple[int, int, int, int]:
+    return len(sizes), max(sizes, default=-1), sum(sizes.values()), _moment(sizes)
 
 
 @settings(max_examples=300)
@@ -216,6 +220,18 @@ def test_ledger_whose_sums_agree_is_not_read_segment_by_segment() -> None:
     _whole(world, 3, {0: 5, 1: 6})
     _whole(world, 4, {})
     assert (world.found(), world.asked) == (set(), [])
+
+
+@pytest.mark.parametrize(("stored", "short", "long"), [({0: 6, 1: 5}, 1, 0), ({0: 4, 1: 7}, 0, 1)])
+def test_segments_of_which_one_is_longer_by_what_another_lacks_are_found(
+    stored: dict[int, int], short: int, long: int
+) -> None:
+    """Two that changed places, and one that lost bytes to its neighbour: number, last and sum of sizes agree."""
+    world = World()
+    _whole(world, 3, {0: 5, 1: 6})
+    world.objects = [_object(3, -1, digest=7), *(_object(3, n, size=size) for n, size in stored.items())]
+    key = {number: segment_key(LedgerId(3), number) for number in stored}
+    assert world.found() == {("missing_data", 3, key[short]), ("mismatch", 3, key[long])}
 
 
 def test_ledger_with_a_gap_in_its_numbers_is_read_closer() -> None:

@@ -89,6 +89,19 @@ def test_ledgers_of_another_application_are_marked_and_named(sql_world: SqlWorld
     assert {ledger_id: row["application"] for ledger_id, row in told.items()} == {ids[1]: "o'ther"}
 
 
+def test_moments_of_ledgers_with_several_segments_are_summed_up(sql_world: SqlWorld) -> None:
+    """By squares of numbers, so that sizes that change places show; a single segment has none."""
+    topic = new_topic(sql_world)
+    ids = filled(sql_world, topic.topic_id, 3)
+    append(sql_world, topic.topic_id, ids[-1], size_bytes=50)
+    append(sql_world, topic.topic_id, ids[-1], size_bytes=70_000)
+    expected = 100 + 4 * 50 + 9 * (70_000 % facts.SIZE_MODULUS)
+    assert _read(sql_world, facts.segment_moments(*_ALL)) == [{"ledger_id": ids[-1], "moment": expected}]
+    assert _read(sql_world, facts.segment_moments(0, ids[-1])) == []
+    found = [_read(sql_world, facts.most_segments(0, end)) for end in (ids[-1] + 1, ids[-1], 0)]
+    assert found == [[{"segments": 3}], [{"segments": 1}], [{"segments": 0}]]
+
+
 def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
     """Ranges that meet hold each ledger once; one without a row is empty, with all of its columns."""
     topic = new_topic(sql_world)
