@@ -63,3 +63,23 @@ def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb:
     model.readers_see_what_the_model_says()
     model.settle()
     assert len(set(fates.values())) > 1
+
+
+@pytest.mark.parametrize("says_releases", [True, False])
+@pytest.mark.parametrize("inside", [None, 1])
+def test_what_was_read_past_an_aborted_transaction_is_read_again(
+    model: Transactions, says_releases: bool, inside: int | None
+) -> None:
+    """Not acknowledged unseen (apache/pulsar#14371); the machine's own rule finds it if it is."""
+    model.acknowledge(topic=0, sub=0, which=0, count=1, up_to=False, txn=0)
+    model.read(topic=0, sub=0, count=9)
+    (page,) = model.pages
+    assert (len(page.positions), page.releases) == (2, 0)
+    model.end(txn=0, commit=False)
+    model.acknowledge_what_was_read(page=0, which=1, txn=inside, says_releases=says_releases)
+    model.readers_see_what_the_model_says()
+    assert len(model.serial.deliverable("a", "s")) == 3
+    model.read(topic=0, sub=0, count=9)
+    model.acknowledge_what_was_read(page=0, which=2, txn=None, says_releases=True)
+    model.readers_see_what_the_model_says()
+    assert model.serial.deliverable("a", "s") == []
