@@ -5,13 +5,22 @@ from functools import partial
 from typing import Any
 
 from logstore.delayed.jobs import BuildIndexes
-from logstore.reconciliation.jobs import BulkSummary, CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.jobs import (
+    BulkSummary,
+    CompareSides,
+    CutScrub,
+    ListStorage,
+    ReadReferences,
+    ScrubPage,
+    VerifyFindings,
+)
 from logstore.records.rebuilding import RebuildRecords
 from logstore.transactions.snapshots import BuildBuffers
 from spark.delayed.building import build_indexes
 from spark.reconciliation.candidates import compare_sides
 from spark.reconciliation.listing import list_storage
 from spark.reconciliation.references import read_references
+from spark.reconciliation.scrub import cut_scrub, scrub_page
 from spark.reconciliation.verify import verify_findings
 from spark.records.rebuilding import rebuild_records
 from spark.runner import JobRun, Main
@@ -26,6 +35,8 @@ def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
         ReadReferences.name: read_references,
         CompareSides.name: compare_sides,
         VerifyFindings.name: verify_findings,
+        CutScrub.name: cut_scrub,
+        ScrubPage.main: scrub_page,
         BuildBuffers.name: build_buffers,
         BuildIndexes.name: build_indexes,
     }

@@ -145,7 +145,7 @@ class SparkJobs:
             self._turn.release()
 
     def _run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], master: str) -> BulkSummary:
-        main = self._mains().get(job.name)
+        main = self._mains().get(getattr(job, "main", job.name))  # the jobs of many pages share one
         if main is None:
             raise Unsupported(f"bulk job {job.name}: this back end has none")
         attempt = _Attempt(job, lambda own: self._complete(own, main, job, master))

@@ -28,7 +28,7 @@ from workflows.deletion.values import (
     TrimTopicsInput,
 )
 from workflows.offload.values import OffloadAsk, OffloadPolicy
-from workflows.reconciliation.values import ReconcileOrphansInput
+from workflows.reconciliation.values import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
 from workflows.records.values import (
     DefragmentRecordsInput,
     EndRecordsInput,
@@ -49,6 +49,9 @@ MOST_IDS: Final = 10_000
 
 MOST_OFFLOADED: Final = 4_000
 """Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
+
+MOST_SCRUBBED: Final = 1_000
+"""Topics in one scrub, inclusive, unless it is of every topic: statements of the catalog name them."""
 
 _MONTH_S = 30 * 86_400
 _MOST_AGE_S = 100 * 366 * 86_400
@@ -173,6 +176,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "run_id": _RUN,
     "function": _FUNCTION,
     "now_us": _within(0, _MOST_INT),
+    "bytes_per_s": _within(1, 1 << 40),
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
     "max_absent_share": _within(0, 1),
@@ -192,6 +196,8 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
     SealBucketsInput: {"topic_id": _within(0, _MOST_INT, optional=True), "topic": _or_empty(_ANYWHERE["topic"])},
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
+    ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MOST_SCRUBBED))},
+    ScrubLedgersProgress: {"run_id": _or_empty(_RUN)},
     BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
     BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
     ExplicitDetach: {
@@ -259,6 +265,7 @@ def bulk_queue(task_queue: str) -> str:
 _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadPolicy: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
+    ScrubLedgersInput: bulk_queue,
     BuildTransactionSnapshotsInput: bulk_queue,
     BuildDelayedIndexInput: bulk_queue,
     CoordinatorInput: transactions_queue,

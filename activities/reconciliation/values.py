@@ -91,3 +91,55 @@ class FiledPage:
     intents: int  # rows for phase two
     detached: int  # ledgers that left the catalog
     objects: int  # findings of single objects and uploads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginScrubInput:
+    """A scrub that is to begin, or to go on."""
+
+    run_id: str  # of a new run
+    actor: str
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # none: every topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubBegun:
+    """A scrub that has a run."""
+
+    run_id: str  # of an earlier scrub where that did not finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubRunInput:
+    """A scrub that has begun."""
+
+    run_id: str
+    master: str = ""  # the cluster; empty: that of the settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubPageInput:
+    """One page of a scrub."""
+
+    run_id: str
+    page: int  # 0 or more
+    bytes_per_s: int  # 1 or more
+    master: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubRead:
+    """Counts of what is to be read, or of what a page has read."""
+
+    pages: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    findings: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcludeScrubInput:
+    """A scrub all of whose pages were read."""
+
+    run_id: str

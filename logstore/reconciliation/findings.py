@@ -24,6 +24,7 @@ class FindingKind(StrEnum):
     UNREFERENCED_LEDGER = "unreferenced_ledger"  # a row that no list, cursor or schema names
     STALLED_DELETION = "stalled_deletion"  # an unfinished intent that no workflow works on
     MISSING_DATA = "missing_data"  # a row whose objects are absent or short: data loss
+    CORRUPT_DATA = "corrupt_data"  # bytes that differ from their digest, read twice: a scrub finds them
     MISMATCH = "mismatch"  # storage's statement contradicts the row; objects of a refused deletion
     CONFIRMATION = "confirmation"  # an upload that vouches for a registered segment, and goes with its ledger
     FOREIGN = "foreign"  # cannot be parsed, or is another application's

@@ -67,7 +67,51 @@ class VerifyFindings:
     name = "verify-findings"
 
 
-BulkJob = ListStorage | ReadReferences | CompareSides | VerifyFindings | BuildBuffers | BuildIndexes | RebuildRecords
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutScrub:
+    """Cut the ledgers of a scrub into pages, each a range of ids.
+
+    Its summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` that are to be read.
+    """
+
+    run_id: str
+    topics: tuple[int, ...]  # ids; none: every topic
+    next_ledger_id: int  # ledgers with this id or a higher one are left to the next scrub
+
+    name = "cut-scrub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubPage:
+    """Read each segment and tiered copy of one page, and compare digests.
+
+    Its folder holds findings as `FindingFiles` reads them. Its summary counts `objects` and `size_bytes` that were
+    read, and as `elsewhere` the tiered copies in buckets that tasks do not read.
+    """
+
+    run_id: str
+    page: int
+    bytes_per_s: int  # of all tasks together, 1 or more
+
+    main = "scrub-page"
+
+    @property
+    def name(self) -> str:
+        """Of the page: each has an output of its own, so that a scrub goes on where it was."""
+        return f"{self.main}-{self.page:06d}"
+
+
+BulkJob = (
+    ListStorage
+    | ReadReferences
+    | CompareSides
+    | VerifyFindings
+    | CutScrub
+    | ScrubPage
+    | BuildBuffers
+    | BuildIndexes
+    | RebuildRecords
+)
 """All of them; those of transactions, of delayed messages, and another protocol's, join here."""
 
 

@@ -15,8 +15,10 @@ from logstore.reconciliation.jobs import (
     BulkProgress,
     BulkSummary,
     CompareSides,
+    CutScrub,
     ListStorage,
     ReadReferences,
+    ScrubPage,
     VerifyFindings,
 )
 from logstore.transactions.buffer import Buffer
@@ -54,6 +56,8 @@ class FakeBulkJobs:
         self.buffers: dict[TopicId, Buffer] = {}  # what is rebuilt
         self.indexes: Callable[[IndexFiles], list[BuiltIndex]] = lambda _files: []  # writes snapshots
         self.facts: dict[str, str] = {}  # of each of these jobs
+        self.pages = 2  # of a scrub
+        self.damaged: dict[int, list[Finding]] = {}  # what a scrub finds, by page
         self.ran: list[BulkJob] = []  # one that was published before does not run again
         self.masters: list[str] = []
         self.stopped: list[str] = []  # runs of the attempts that were ended by who hears of progress
@@ -87,6 +91,15 @@ class FakeBulkJobs:
             summary = self._build(folder, job)
         if isinstance(job, BuildIndexes):
             summary = self._index(folder, job)
+        if isinstance(job, CutScrub):
+            counts = {"pages": self.pages, "ledgers": self.pages, "objects": 10 * self.pages, "size_bytes": 1_000}
+            summary = BulkSummary(counts=counts)
+        if isinstance(job, ScrubPage):
+            found = self.damaged.get(job.page, [])
+            if found:
+                pq.write_table(as_table(found), folder / "findings-0.parquet")
+            counts = {"objects": 10, "size_bytes": 500, "findings": len(found), "elsewhere": 0}
+            summary = BulkSummary(counts=counts, facts=dict(self.facts))
         if isinstance(job, VerifyFindings):
             pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary

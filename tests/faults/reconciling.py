@@ -10,8 +10,9 @@ from activities.bulk import mark_of
 from activities.reconciliation.finding_fates import NOT_FILED, fate_files
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
+from logstore.ports.catalog import RunKind
 from logstore.positions import LedgerId
-from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.findings import Finding, FindingKind, plan_result
 from tests.driver.executions import Status
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.operators import CAUSE, POLICY, Operators
@@ -19,7 +20,15 @@ from tests.faults.scene import TopicPlan
 from tests.faults.world import BUCKET
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
-from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS, ApplyOrphansInput, ReconcileOrphansInput
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
+from workflows.reconciliation.values import (
+    APPLY_ORPHANS,
+    RECONCILE_ORPHANS,
+    SCRUB_LEDGERS,
+    ApplyOrphansInput,
+    ReconcileOrphansInput,
+    ScrubLedgersInput,
+)
 
 LOSING: Final = (TopicPlan(name="persistent://shop/main/losing", ledgers=3, acknowledged={"billing": 0}),)
 """Beside whose ledgers stand objects that nobody registered."""
@@ -33,15 +42,15 @@ class Reconciling(Operators):
     """Operators who plan and apply."""
 
     def reconcile(self) -> Self:
-        """Write, lose, plan and apply; then nothing that was lost is left."""
-        return self.drive(self.write, self.lose, self.plan, self.apply).sweep()
+        """Write, lose, plan, apply and scrub; then nothing that was lost is left."""
+        return self.drive(self.write, self.lose, self.plan, self.apply, self.scrub).sweep()
 
     def again(self) -> Self:
         """Plan and apply once more: the apply of the same plan does nothing."""
         self._turn += 1
         kept = ("list", "once", "create", "troubles")
         self.memory = {name: answer for name, answer in self.memory.items() if name.startswith(kept)}
-        return self.drive(self.plan, self.apply)
+        return self.drive(self.plan, self.apply, self.scrub)
 
     def lose(self) -> None:
         """Let writers die after their uploads, long ago; and let a plan find that."""
@@ -97,6 +106,16 @@ class Reconciling(Operators):
         request = ReconcileOrphansInput(run_id=run_id, **CAUSE)
         self._start("plan", ReconcileOrphans, request, RECONCILE_ORPHANS.id(run_id))
         self._work()
+
+    def scrub(self) -> None:
+        """Scrub all topics, in every turn; what is damaged on a page is found once."""
+        finding = Finding(kind=FindingKind.CORRUPT_DATA, ledger_id=LedgerId(1), copy=CopyKind.LEDGER, bucket="warm")
+        self.world.bulk.damaged = {1: [finding]}
+        scrubbed = self._start("scrub", ScrubLedgers, ScrubLedgersInput(**CAUSE), SCRUB_LEDGERS.id())
+        self._work()
+        assert self.driver.server.executions[scrubbed.workflow_id].status is Status.COMPLETED
+        newest, *_ = self._process.catalog.reconciliation.runs(RunKind.SCRUB, limit=1)
+        assert plan_result(newest.summary).findings["corrupt_data"] == 1
 
     def apply(self) -> None:
         """Apply the first plan, in every turn."""

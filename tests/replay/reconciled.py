@@ -4,14 +4,23 @@ from contextlib import suppress
 
 from temporalio.client import WorkflowFailureError
 
-from logstore.errors import CorruptData
-from logstore.reconciliation.jobs import BulkJob
+from logstore.errors import CatalogMismatch, CorruptData
+from logstore.reconciliation.jobs import BulkJob, ScrubPage
 from tests.fakes.objects import Operation
 from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.house import Gate, House, assert_eventually
-from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, plan, planned
+from tests.workflows.reconciliation.orphaned import (
+    apply,
+    corrupt,
+    orphan_ledgers,
+    orphan_segments,
+    plan,
+    planned,
+    scrub,
+)
 from workflows.deletion.values import SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 
 
 async def plan_complete(house: House) -> Handle:
@@ -105,5 +114,56 @@ async def apply_continued(house: House) -> Handle:
     await planned(house)
     async with house.worker():
         handle = await apply(house)
+        await handle.result()
+    return first_run(house, handle)
+
+
+async def scrub_complete(house: House) -> Handle:
+    """Two pages, a finding on one of them."""
+    house.world.bulk.damaged = {1: [corrupt(1)]}
+    return await ended(house, scrub(house))
+
+
+async def scrub_paused(house: House) -> Handle:
+    """Paused between its pages."""
+    gate = Gate()
+    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPage) else None
+    async with house.held_at(gate, scrub(house)) as handle:
+        await handle.execute_update(ScrubLedgers.pause)
+        gate.open()
+        await assert_eventually(lambda: len(house.attempts("reconciliation.scrub_page")) == 1)
+        await handle.execute_update(ScrubLedgers.resume)
+        await handle.result()
+    return handle
+
+
+async def scrub_refused(house: House) -> Handle:
+    """A bucket of another catalog."""
+    house.world.tiered.refusal = CatalogMismatch("bucket", expected="ours", found="theirs", advice="look")
+    return await ended(house, scrub(house))
+
+
+async def scrub_failed(house: House) -> Handle:
+    """What an earlier job published was lost."""
+
+    def fail(_job: BulkJob, _beat: object) -> None:
+        raise CorruptData("pages.json: expected 20 bytes, which were lost")
+
+    house.world.bulk.meanwhile = fail
+    return await ended(house, scrub(house))
+
+
+async def scrub_running(house: House) -> Handle:
+    """Its first page is being read."""
+    gate = Gate()
+    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPage) else None
+    return await house.left_at(gate, scrub(house))
+
+
+async def scrub_continued(house: House) -> Handle:
+    """More pages than one history should hold."""
+    house.world.bulk.pages = 60
+    async with house.worker():
+        handle = await scrub(house)
         await handle.result()
     return first_run(house, handle)

@@ -505,6 +505,14 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         reconciled.apply_running,
         reconciled.apply_continued,
     ),
+    "scrub-ledgers": (
+        reconciled.scrub_complete,
+        reconciled.scrub_paused,
+        reconciled.scrub_refused,
+        reconciled.scrub_failed,
+        reconciled.scrub_running,
+        reconciled.scrub_continued,
+    ),
     "offload-topic": (offload_all_complete, offload_all_failed, offload_all_running, offload_all_continued),
     "transaction-coordinator": (
         transacted.coordinator_running,

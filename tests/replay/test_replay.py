@@ -35,6 +35,7 @@ COUNTS = {
     "offload-topic/v1": 4,
     "reconcile-orphans/v1": 4,
     "apply-orphans/v1": 6,
+    "scrub-ledgers/v1": 6,
     "transaction-coordinator/v1": 3,
     "broadcast-transaction/v1": 3,
     "sweep-transactions/v1": 3,

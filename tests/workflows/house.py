@@ -288,9 +288,14 @@ class House:
         ]
         return [one.due_topics, one.seal_topics, one.seal_topic, one.choose_pair, one.merge_pair, one.let_go, *building]
 
+    def _scrubbing(self) -> list[Activity]:
+        one = self.world.activities.scrubbing
+        return [one.begin_scrub, one.cut_scrub, one.scrub_page, one.conclude_scrub]
+
     def _of_reconciliation(self) -> list[Activity]:
         planning, applying = self.world.activities.planning, self.world.activities.applying
         return [
+            *self._scrubbing(),
             planning.begin_plan,
             planning.run_bulk,
             planning.check_sides,

@@ -40,9 +40,13 @@ from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInp
 from activities.reconciliation.values import (
     BeginApplyInput,
     BeginPlanInput,
+    BeginScrubInput,
     BulkInput,
+    ConcludeScrubInput,
     PageInput,
     PlanInput,
+    ScrubPageInput,
+    ScrubRunInput,
 )
 from activities.records.values import (
     BeginEndingInput,
@@ -134,6 +138,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.delete_objects": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.record_page": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.conclude_apply": (PlanInput(run_id="p"), "run p"),
+    "reconciliation.begin_scrub": (BeginScrubInput(run_id="s", topic_ids=[1, 2], **_WHY), "2 topics: 1, 2, run s"),
+    "reconciliation.cut_scrub": (ScrubRunInput(run_id="s"), "run s"),
+    "reconciliation.scrub_page": (ScrubPageInput(run_id="s", page=3, bytes_per_s=1), "page 3, run s"),
+    "reconciliation.conclude_scrub": (ConcludeScrubInput(run_id="s"), "run s"),
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
     "transactions.tell": (TellInput(txn="3:17"), "transaction 3:17"),
     "transactions.busy_coordinators": (BusyInput(limit=4_096), "at most 4,096 rows"),
@@ -298,6 +306,7 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         "delete-ledger": "**1**",
         "reconcile-orphans": "plan-1",
         "apply-orphans": "plan-1",
+        "scrub-ledgers": "beginning",
         "transaction-coordinator": "coordinator 3",
         "broadcast-transaction": "transaction 3:17",
         "sweep-transactions": type_,

@@ -16,6 +16,7 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.reconciliation.scrubbing import Scrubbing
 from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
 from activities.records.upkeep import RecordDefragmentation, RecordReplication, TombRaider
@@ -50,6 +51,7 @@ class Activities:
     offload: LedgerOffload
     planning: Planning
     applying: Applying
+    scrubbing: Scrubbing
     coordination: Coordination
     building: BufferBuilding
     delayed: DelayedBuckets
@@ -67,7 +69,9 @@ class Activities:
 
     def of_bulk(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of bulk jobs."""
-        return [self.planning.run_bulk, self.building.build_buffers, self.indexes.build_indexes]
+        scrubbing = self.scrubbing
+        built = [self.building.build_buffers, self.indexes.build_indexes]
+        return [self.planning.run_bulk, *built, scrubbing.cut_scrub, scrubbing.scrub_page]
 
     def of_transactions(self) -> Sequence[Callable[..., Any]]:
         """Those of the queue of transactions."""
@@ -94,7 +98,7 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
     """The activities of a worker that knows `owners`."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
-    planning, applying = _reconciliation(log)
+    planning, applying, scrubbing = _reconciliation(log)
     retention = Retention(topics=topics, roller=log.managed, settler=log.subscriptions)
     return Activities(
         deletion=LedgerDeletion(
@@ -126,6 +130,7 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
         ),
         planning=planning,
         applying=applying,
+        scrubbing=scrubbing,
         coordination=Coordination(
             transactions=catalog.transactions,
             broadcasts=log.broadcasts,
@@ -181,7 +186,7 @@ def _delayed(log: LogStore) -> DelayedBuckets:
     )
 
 
-def _reconciliation(log: LogStore) -> tuple[Planning, Applying]:
+def _reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
     catalog, policies = log.catalog, log.policies
     stored = StoredOrphans(
         objects=log.objects,
@@ -198,10 +203,14 @@ def _reconciliation(log: LogStore) -> tuple[Planning, Applying]:
         finished_retention_s=policies.finished_retention_s,
     )
     deletion = ObjectDeletion(reconciliation=catalog.reconciliation, stored=stored, objects=log.objects)
-    return planning, Applying(
+    applying = Applying(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
         stored=stored,
         objects=deletion,
         bulk=log.bulk,
     )
+    scrubbing = Scrubbing(
+        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=stored, bulk=log.bulk
+    )
+    return planning, applying, scrubbing

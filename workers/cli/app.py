@@ -58,6 +58,9 @@ COMMANDS = {
         "orphans.runs",
         beside=("orphans.report",),
     ),
+    "scrub": CommandEntry(
+        "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"
+    ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
     "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed"),
     "records": CommandEntry("The record log, from which a lost catalog is rebuilt.", "records", beside=("databases",)),

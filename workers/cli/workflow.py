@@ -59,6 +59,7 @@ class Kind(StrEnum):
     MERGE_BUCKETS = "merge-buckets"
     BUILD_DELAYED_INDEX = "build-delayed-index"
     RECONCILE_ORPHANS = "reconcile-orphans"
+    SCRUB_LEDGERS = "scrub-ledgers"
     APPLY_ORPHANS = "apply-orphans"
     END_RECORDS = "end-records"
     FLUSH_RECORDS = "flush-records"

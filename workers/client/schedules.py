@@ -35,7 +35,7 @@ from workflows.delayed.values import SEAL_BUCKETS
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
 from workflows.jobs import Job, Request
 from workflows.limits import bulk_queue, records_queue, transactions_queue
-from workflows.reconciliation.values import RECONCILE_ORPHANS
+from workflows.reconciliation.values import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.values import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
 from workflows.transactions.values import SWEEP_TRANSACTIONS
 
@@ -43,12 +43,13 @@ _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"
 _PLAN: Final = "sexton-plan"
 TRANSACTIONS: Final = "sexton-transactions"
+_SCRUB: Final = "sexton-scrub"
 _DELAYED: Final = "sexton-delayed"
 RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
+_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _SCRUB, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
 _OFF: Final = "its interval is 0s"
 """Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
 _LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
@@ -102,6 +103,9 @@ def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]
         recurs(_SWEEP, SWEEP_DELETIONS, given.sweep_interval, "sweep deletions that nobody works on", policy=policy),
         recurs(_TRIM, TRIM_TOPICS, given.trim_interval, "trim all topics", policy=policy),
         recurs(_PLAN, RECONCILE_ORPHANS, given.plan_interval, "compare storage with the catalog", queue=bulk),
+        recurs(
+            _SCRUB, SCRUB_LEDGERS, given.scrub_interval, "compare digests", bytes_per_s=given.scrub_rate, queue=bulk
+        ),
         recurs(TRANSACTIONS, SWEEP_TRANSACTIONS, given.sweep_interval, wake, queue=transactions),
         recurs(_DELAYED, SEAL_BUCKETS, given.delayed_interval, "seal delayed messages of all topics"),
         replace(recurs(RECORDS, SWEEP_RECORDS, given.sweep_interval, flush, queue=records), at_once=True),

@@ -35,10 +35,15 @@ from workflows.offload.values import (
 from workflows.reconciliation.values import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
+    SCRUB_LEDGERS,
+    SCRUB_RATE,
     ApplyOrphansInput,
     ApplyOrphansResult,
     ReconcileOrphansInput,
     ReconcileOrphansResult,
+    ScrubLedgersInput,
+    ScrubLedgersResult,
+    scrub_scope,
 )
 from workflows.records.values import (
     DEFRAGMENT_RECORDS,
@@ -151,6 +156,35 @@ class StoreJobs(OwnJobs):
             run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._policy
         )
         return await self.start(APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", about=[of_run(run_id)])
+
+    async def scrub_ledgers(
+        self,
+        topics: Sequence[Topic] | None,
+        *,
+        bytes_per_s: int = SCRUB_RATE,
+        master: str = "",
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[ScrubLedgersResult]:
+        """Read every stored segment and tiered copy, and compare their digests; changes nothing.
+
+        Joins a scrub of the same topics that runs; one that did not finish goes on where it was. `topics` are at most
+        1,000; None: every topic. `bytes_per_s` bounds all tasks together.
+
+        Raises:
+            InvalidInput: Too many topics, a rate below 1, or what can be no cluster.
+        """
+        ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
+        request = ScrubLedgersInput(
+            actor=actor,
+            reason=reason,
+            topic_ids=ids,
+            bytes_per_s=bytes_per_s,
+            master=master,
+            queue=limits.bulk_queue(self._settings.task_queue),
+        )
+        whose = f"{len(ids):,} topics" if ids else "every topic"
+        return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {whose}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
         """Seal all delayed messages of a topic that consumers may see, however few; joins a seal of it that runs.

@@ -34,7 +34,7 @@ from workers.client.serving import why_not_taken
 from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
-from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS
+from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.values import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 
@@ -65,10 +65,12 @@ _LEFT: Final = {
     DEFRAGMENT_RECORDS.name: "what it had published stays; ask for the rest again",
     RAID_TOMBSTONES.name: "tombstones that it had removed are gone; ask for the rest again",
     REPLICATE_RECORDS.name: "blocks that it had copied stay copied; ask for the rest again",
+    SCRUB_LEDGERS.name: "it has changed nothing; scrub the same topics again, and it goes on where it was",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
-_PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name}
-_SLOW: Final = {"reconciliation.run_bulk": ", a worker's first one starts Spark"}
+_PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name}
+_STARTS_SPARK: Final = ", a worker's first one starts Spark"
+_SLOW: Final = dict.fromkeys(("reconciliation.run_bulk", "reconciliation.cut_scrub"), _STARTS_SPARK)
 _SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 

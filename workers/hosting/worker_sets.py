@@ -32,6 +32,7 @@ from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 from workflows.records.defragment_records import DefragmentRecords
 from workflows.records.end_records import EndRecords
 from workflows.records.flush_records import FlushRecords
@@ -56,6 +57,7 @@ WORKFLOWS = [
     OffloadLedger,
     ReconcileOrphans,
     ApplyOrphans,
+    ScrubLedgers,
     TransactionCoordinator,
     BroadcastTransaction,
     SweepTransactions,

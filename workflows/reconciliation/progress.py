@@ -10,7 +10,7 @@ from logstore import errors
 from logstore.deletion.intents import Refusal
 from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, together
 from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences
-from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress
+from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress, ScrubLedgersProgress
 from workflows.refusals import refusal_of
 
 GUARDS: Final = frozenset(
@@ -69,6 +69,18 @@ def findings_shown(found: PlanResult) -> str:
         if found.findings.get(kind.value)
     )
     return (rows or "- nothing found\n") + "".join(f"- not compared: {sentence}\n" for sentence in found.left_out)
+
+
+def scrub_shown(progress: ScrubLedgersProgress, doing: str, told: str = "") -> str:
+    """Markdown for an operator: where the scrub is, and how much it has read."""
+    paused = "**paused** before the next page, " if progress.paused else ""
+    return (
+        f"run `{progress.run_id}`: {paused}{doing}\n\n"
+        f"- {progress.pages_done:,} of {progress.pages:,} pages\n"
+        f"- {progress.objects:,} of {progress.all_objects:,} segments and tiered copies\n"
+        f"- {progress.size_bytes:,} of {progress.all_bytes:,} bytes\n"
+        f"- {progress.findings:,} findings\n\n{told}"
+    )
 
 
 def shown(progress: ApplyOrphansProgress, doing: str) -> str:

@@ -1,6 +1,9 @@
 """What travels to and from the reconciliation workflows, and by which names and ids programs know them."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from logstore.deletion.intents import Refusal
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
@@ -92,5 +95,62 @@ class ApplyOrphansResult:
     refused: Refusal | None = None
 
 
+SCRUB_RATE: Final = 32 << 20
+"""Bytes a second that a scrub reads unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersProgress:
+    """How far a scrub is."""
+
+    run_id: str = ""  # empty: it has not begun
+    pages_done: int = 0
+    pages: int = 0
+    objects: int = 0  # segments and tiered copies that were read
+    size_bytes: int = 0  # that were read; what was damaged was read twice
+    all_objects: int = 0  # to be read, as the catalog counted them at the beginning
+    all_bytes: int = 0
+    findings: int = 0
+    paused: bool = False  # no page is begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersInput:
+    """A scrub; an unfinished one of the same topics goes on."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # none: every topic
+    bytes_per_s: int = SCRUB_RATE  # of the whole job, 1 or more
+    master: str = ""  # the Spark cluster; empty: that of the workers' settings
+    queue: str = ""  # of the bulk jobs; empty: the job's own
+    carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
+
+    def details(self) -> str:
+        """What the job will do, and the command that shows how far it is; its *static details*."""
+        topics = f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic"
+        return (
+            f"Reads the stored segments and tiered copies of {topics} and compares their digests; changes nothing. "
+            "`sexton orphans list` names its run, `sexton orphans report RUN_ID` shows what it found."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersResult:
+    """What a scrub found, or why it was refused."""
+
+    run_id: str
+    found: PlanResult | None = None
+    progress: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
+    refused: Refusal | None = None
+
+
+def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:
+    """Return the key of a scrub of these topics in its workflow's id; none for every topic."""
+    ids = ",".join(map(str, sorted(topic_ids)))
+    return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
+
+
 RECONCILE_ORPHANS = Job("reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",))
 APPLY_ORPHANS = Job("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))
+SCRUB_LEDGERS = Job("scrub-ledgers", ScrubLedgersInput, ScrubLedgersResult, keys=("", "{topic_ids}"))

@@ -203,6 +203,58 @@ def topic_segments(topic_id: int) -> Select[Any]:
     return select(*columns).select_from(source).where(*mine).order_by(_L.place, c.number)
 
 
+def scrubbed_ledgers(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+    """Each LIVE copy of ledgers of these ids, with its bytes and its objects: the segments, or one tiered object.
+
+    Args:
+        first: Id, inclusive.
+        end: Id, exclusive.
+        topics: Whose ledgers, by id; none: of every topic.
+    """
+    tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value
+    objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
+    columns = (_L.ledger_id, _L.size_bytes, objects)
+    source = t.ledger.join(t.ledger_copy, _C.ledger_id == _L.ledger_id)
+    return select(*columns).select_from(source).where(*_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+
+
+def scrubbed_segments(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+    """Each segment of these ledgers that have a LIVE primary copy, with its topic; by ledger and number."""
+    c, lists = t.segment.c, t.ledger_list.c
+    source = (
+        t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
+        .join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.LEDGER.value))
+        .outerjoin(t.ledger_list, lists.list_id == _L.list_id)
+        .outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
+    )
+    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, text_or_empty(c.sha256, "sha256"))
+    return (
+        select(*columns, text_or_empty(t.topic.c.name, "topic"))
+        .select_from(source)
+        .where(*_scrubbed(first, end, topics))
+        .order_by(c.ledger_id, c.number)
+    )
+
+
+def scrubbed_copies(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+    """Each LIVE tiered copy of these ledgers, with its context, kept as found, and its topic."""
+    lists = t.ledger_list.c
+    source = (
+        t.ledger.join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.OFFLOADED_LEDGER.value))
+        .outerjoin(t.ledger_list, lists.list_id == _L.list_id)
+        .outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
+    )
+    columns = (_L.ledger_id, as_text(_C.context), _L.size_bytes, text_or_empty(t.topic.c.name, "topic"))
+    return select(*columns).select_from(source).where(*_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+
+
+def _scrubbed(first: int, end: int, topics: Collection[int]) -> tuple[ColumnElement[bool], ...]:
+    lists = t.ledger_list.c
+    mine = select(lists.list_id).where(_among(lists.topic_id, topics, "topic ids"))
+    of_topics = (_L.list_id.in_(mine),) if topics else ()
+    return (_C.state == CopyState.LIVE.value, *_within(_L.ledger_id, first, end), *of_topics)
+
+
 def topic_sizes() -> Select[Any]:
     """Each topic that is not being deleted, and as `size` the segments of its data ledgers; by `topic_id`."""
     c, lists = t.topic.c, t.ledger_list

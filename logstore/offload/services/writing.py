@@ -75,13 +75,19 @@ def _prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
     return index
 
 
-def stored_digest(objects: ObjectStore, key: str, size_bytes: int) -> str:
-    """SHA-256 of what the store holds now, hexadecimal, read in parts; of less where it holds less."""
+def stored_digest(
+    objects: ObjectStore, key: str, size_bytes: int, *, on_part: Callable[[int], None] = lambda _: None
+) -> str:
+    """SHA-256 of what the store holds now, hexadecimal, read in parts; of less where it holds less.
+
+    `on_part` is called with the bytes of each part.
+    """
     digest, at = hashlib.sha256(), 0
     while at < size_bytes and (part := objects.get_range(key, at, _READ_BACK)):
         between_units()
         digest.update(part)
         at += len(part)
+        on_part(len(part))
     return digest.hexdigest()
 
 

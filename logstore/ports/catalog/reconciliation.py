@@ -27,6 +27,7 @@ class RunKind(StrEnum):
     APPLY = "apply-orphans"
     SNAPSHOTS = "build-transaction-snapshots"
     INDEXES = "build-delayed-index"
+    SCRUB = "scrub-ledgers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

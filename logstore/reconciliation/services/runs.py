@@ -18,6 +18,19 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
     return plan_result(run.summary)
 
 
+def finished_findings(run: ReconciliationRun) -> PlanResult:
+    """What a plan or a scrub came to: both have findings that can be shown.
+
+    Raises:
+        PreconditionFailed: The run is neither, or did not finish.
+    """
+    if run.kind is not RunKind.SCRUB:
+        return finished_plan(run)
+    if run.finished_us is None:
+        raise PreconditionFailed(f"scrub {run.run_id}: expected one that finished, found no summary; scrub again")
+    return plan_result(run.summary)
+
+
 def apply_of(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
     """The apply of a plan, at work or finished; None where it was not applied."""
     try:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.reconciliation.scrubbing import Scrubbing
 from activities.reconciliation.values import (
     BeginApplyInput,
     BeginPlanInput,
@@ -86,6 +87,12 @@ class Plans:
             bulk=self.bulk,
             store_now_us=lambda: self.warm.now_us,
             finished_retention_s=30 * DAY_S,
+        )
+        self.scrubbing = Scrubbing(
+            reconciliation=self.runs,
+            identities=cast("Identities", self.identities),
+            stored=self.stored,
+            bulk=self.bulk,
         )
         self.applying = Applying(
             reconciliation=self.runs,

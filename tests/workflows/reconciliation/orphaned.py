@@ -12,18 +12,23 @@ from logstore.reconciliation.findings import Finding, FindingKind
 from tests.workflows.house import House
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 from workflows.reconciliation.values import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
+    SCRUB_LEDGERS,
     ApplyOrphansInput,
     ApplyOrphansResult,
     ReconcileOrphansInput,
     ReconcileOrphansResult,
+    ScrubLedgersInput,
+    ScrubLedgersResult,
 )
 
 DAY_S = 86_400
 Plan = WorkflowHandle[ReconcileOrphans, ReconcileOrphansResult]
 Apply = WorkflowHandle[ApplyOrphans, ApplyOrphansResult]
+Scrub = WorkflowHandle[ScrubLedgers, ScrubLedgersResult]
 
 __all__ = ["key_of"]
 
@@ -121,4 +126,30 @@ async def apply(house: House, **more: Any) -> Apply:
         id=APPLY_ORPHANS.id(request.run_id),
         task_queue=house.queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+    )
+
+
+async def scrub(house: House, **more: Any) -> Scrub:
+    """Start or join the house's scrub."""
+    request = ScrubLedgersInput(**({"actor": "tests", "reason": "a test"} | more))
+    return await house.client.start_workflow(
+        ScrubLedgers.run,
+        request,
+        id=SCRUB_LEDGERS.id(house.queue),
+        task_queue=house.queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+    )
+
+
+def corrupt(ledger_id: int) -> Finding:
+    """A segment whose bits were flipped."""
+    return Finding(
+        kind=FindingKind.CORRUPT_DATA,
+        ledger_id=LedgerId(ledger_id),
+        copy=CopyKind.LEDGER,
+        bucket="warm",
+        key=f"segment {ledger_id}",
+        objects=1,
+        size_bytes=100,
+        detail="expected another digest; read twice",
     )

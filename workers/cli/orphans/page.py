@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from logstore.reconciliation.files import Ended, FindingFiles
     from logstore.reconciliation.findings import Finding, PlanResult
 
-_FIRST: Final = (FindingKind.MISSING_DATA, FindingKind.MISMATCH)  # a person must look at these
+_FIRST: Final = (
+    FindingKind.CORRUPT_DATA,
+    FindingKind.MISSING_DATA,
+    FindingKind.MISMATCH,
+)  # a person must look at these
 _TOPICS: Final = 20
 _MOST_TOPICS: Final = 10_000  # counted at a time: beyond, the smallest half is forgotten
 _DAY_US: Final = 86_400_000_000

@@ -47,10 +47,10 @@ def report(
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
     from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
-    from logstore.reconciliation.services.runs import apply_of, finished_plan  # noqa: PLC0415
+    from logstore.reconciliation.services.runs import apply_of, finished_findings  # noqa: PLC0415
 
     plan = runs.run(run_id)
-    result = finished_plan(plan)
+    result = finished_findings(plan)
     folder = Path(result.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"
@@ -85,11 +85,11 @@ MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The m
 
 @command(orphans, "list", "", "--limit 5 --json")
 def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
-    """List plans and applies, newest first, by the run id that `report` and `apply` take."""
+    """List plans, applies and scrubs, newest first, by the run id that `report` and `apply` take."""
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
     runs = context.catalog.reconciliation
-    found = [run for kind in (RunKind.PLAN, RunKind.APPLY) for run in runs.runs(kind, limit=limit)]
+    found = [run for kind in (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB) for run in runs.runs(kind, limit=limit)]
     newest = sorted(found, key=lambda one: one.created_us, reverse=True)[:limit]
     rows = [_run_row(one) for one in newest]
     columns = ("run_id", "kind", "state", "begun")
@@ -101,24 +101,24 @@ def _run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
 
-    is_plan = run.kind is RunKind.PLAN
+    is_apply = run.kind is RunKind.APPLY
     return {
-        "run_id": run.run_id if is_plan else plan_run_id(run.run_id),
-        "kind": "plan" if is_plan else "apply",
+        "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
+        "kind": {RunKind.PLAN: "plan", RunKind.APPLY: "apply"}.get(run.kind, "scrub"),
         "state": "unfinished" if run.finished_us is None else "finished",
         "begun": shown_s(run.created_us),
         "finished": None if run.finished_us is None else shown_s(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
-        "counts": _counts(run, is_plan=is_plan) if run.finished_us is not None else {},
+        "counts": _counts(run, is_apply=is_apply) if run.finished_us is not None else {},
     }
 
 
-def _counts(run: "ReconciliationRun", *, is_plan: bool) -> dict[str, int]:
-    """Findings of a plan by kind, zeros too; of an apply what was done about them."""
+def _counts(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
+    """Findings of a plan or a scrub by kind, zeros too; of an apply what was done about them."""
     from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
 
-    if is_plan:
+    if not is_apply:
         found = plan_result(run.summary).findings
         return {kind.value: found.get(kind.value, 0) for kind in FindingKind}
     done = apply_counts(run.summary)

@@ -1,0 +1,208 @@
+"""A scrub, one step an activity: it reads every stored object, and writes nothing but its own run.
+
+Any step may run twice, and two attempts may overlap. Each page is a bulk job with an output of its own, so that a scrub
+that died, was cancelled or lost its worker goes on at the first page without one.
+"""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from temporalio import activity
+
+from activities.bulk import OwnOutput, run_to_end
+from activities.deletion.claims import own_claim
+from activities.heartbeats import beating, defined
+from activities.reconciliation.values import (
+    BeginScrubInput,
+    ConcludeScrubInput,
+    ScrubBegun,
+    ScrubPageInput,
+    ScrubRead,
+    ScrubRunInput,
+)
+from logstore.errors import CorruptData
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.units import between_units
+from logstore.whole_files import replacing
+
+_CLAIM_S: Final = 300.0
+"""Renewed with heartbeats: so long another scrub waits for one whose worker was lost, and then goes on with it."""
+_MAX_RUNS: Final = 100
+_FINDINGS: Final = "findings"
+
+
+class Scrubbing:
+    """The activities of a scrub, over ports."""
+
+    def __init__(
+        self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans, bulk: BulkJobs
+    ) -> None:
+        """Take the ports."""
+        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._output = OwnOutput(bulk=bulk, identities=identities)
+
+    @defined(name="reconciliation.begin_scrub")
+    @beating()
+    def begin_scrub(self, request: BeginScrubInput) -> ScrubBegun:
+        """Go on with the newest unfinished scrub of the same topics, or open a run.
+
+        Idempotency: keyed by the topics: a second call goes on with the run that the first one opened.
+        Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        standing = self._runs.standing()
+        begun = {
+            "actor": request.actor,
+            "reason": request.reason,
+            "topic_ids": sorted(request.topic_ids),
+            "next_ledger_id": standing.next_ledger_id,
+            "epoch": standing.epoch,
+            "catalog_id": self._identities.catalog_id(),
+            "begun_us": standing.now_us,
+        }
+        same = (run for run in self._runs.runs(RunKind.SCRUB, limit=_MAX_RUNS) if self._is_unfinished(run, begun))
+        earlier = next(same, None)
+        run_id = earlier.run_id if earlier else request.run_id
+        self._output.require(run_id)
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=begun)
+        self._output.mark(run_id)
+        return ScrubBegun(run_id=run_id)
+
+    def _is_unfinished(self, run: ReconciliationRun, begun: dict[str, Any]) -> bool:
+        """Whether it can be gone on with: of the same topics and catalog, with none of its output lost."""
+        same = ("topic_ids", "epoch", "catalog_id")
+        if run.finished_us is not None or any(run.summary.get(name) != begun[name] for name in same):
+            return False
+        try:
+            cut = self._bulk.published(run.run_id, CutScrub.name)
+            for page in range(cut.counts["pages"] if cut else 0):
+                between_units()
+                self._bulk.published(run.run_id, _page(run.run_id, page).name)
+        except CorruptData:
+            return False
+        return True
+
+    @defined(name="reconciliation.cut_scrub")
+    def cut_scrub(self, request: ScrubRunInput) -> ScrubRead:
+        """Cut the ledgers of the scrub into pages.
+
+        Idempotency: keyed by `run_id`; what was published is answered.
+        Heartbeat: (stage, tasks done, tasks), every two seconds.
+        Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+
+        def job() -> CutScrub:
+            begun = self._runs.run(request.run_id).summary
+            self._hold(request.run_id)
+            topics, next_ledger_id = tuple(begun["topic_ids"]), int(begun["next_ledger_id"])
+            return CutScrub(run_id=request.run_id, topics=topics, next_ledger_id=next_ledger_id)
+
+        return _counted(
+            run_to_end(self._bulk, CutScrub.name, job, master=request.master, renew=lambda: self._hold(request.run_id))
+        )
+
+    @defined(name="reconciliation.scrub_page")
+    def scrub_page(self, request: ScrubPageInput) -> ScrubRead:
+        """Read all objects of a page, and compare them with their digests.
+
+        Idempotency: keyed by (`run_id`, `page`); what was published is answered, and nothing is read again.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
+        Raises: PreconditionFailed, CatalogMismatch, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+
+        def job() -> ScrubPage:
+            self._stored.confirm()  # what another store lacks says nothing of this catalog's data
+            self._hold(request.run_id)
+            return _page(request.run_id, request.page, request.bytes_per_s)
+
+        name = _page(request.run_id, request.page).name
+        renew = lambda: self._hold(request.run_id)  # noqa: E731 - a name for it says no more
+        return _counted(run_to_end(self._bulk, name, job, master=request.master, renew=renew))
+
+    @defined(name="reconciliation.conclude_scrub")
+    @beating()
+    def conclude_scrub(self, request: ConcludeScrubInput) -> PlanResult:
+        """Finish the run with what was found, once every page has been read.
+
+        Idempotency: findings are copied file by file, each as a whole; the first summary stays.
+        Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        run = self._runs.run(request.run_id)
+        if run.finished_us is None:
+            folder = self._bulk.folder(request.run_id) / _FINDINGS
+            folder.mkdir(exist_ok=True)
+            pages = self._output.published(request.run_id, CutScrub.name).counts["pages"]
+            left_out = set[str]()
+            for page in range(pages):
+                between_units()
+                summary = self._output.published(request.run_id, _page(request.run_id, page).name)
+                left_out |= {
+                    f"{fact.removeprefix(LEFT_OUT)}: {why}"
+                    for fact, why in summary.facts.items()
+                    if fact.startswith(LEFT_OUT)
+                }
+                with effect("reconciliation.keep_findings"):
+                    _copy(Path(summary.folder), folder, page)
+            result = self._result(run, folder, sorted(left_out))
+            self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
+            _count(result.findings)
+            run = self._runs.run(request.run_id)
+        return plan_result(run.summary)
+
+    def _result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
+        totals = FindingFiles(folder).totals()
+        return PlanResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=self._output.published(run.run_id, CutScrub.name).counts["ledgers"],
+            before_us=int(run.summary["begun_us"]),
+            report=str(folder),
+            left_out=left_out,
+        )
+
+    def _hold(self, run_id: str) -> None:
+        """Renew the claim.
+
+        Raises:
+            ClaimHeld: Another scrub has gone on with the run.
+        """
+        begun = self._runs.run(run_id).summary
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=begun)
+
+
+def _page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPage:
+    return ScrubPage(run_id=run_id, page=page, bytes_per_s=bytes_per_s)
+
+
+def _copy(published: Path, folder: Path, page: int) -> None:
+    for path in sorted(published.glob("*.parquet")):
+        with replacing(folder / f"page-{page:06d}-{path.name}") as new:
+            shutil.copyfile(path, new)
+
+
+def _counted(summary: BulkSummary) -> ScrubRead:
+    counts = summary.counts
+    return ScrubRead(
+        pages=counts.get("pages", 0),
+        objects=counts["objects"],
+        size_bytes=counts["size_bytes"],
+        findings=counts.get("findings", 0),
+    )
+
+
+def _count(findings: dict[str, int]) -> None:
+    counter = activity.metric_meter().create_counter(
+        "sexton_scrub_findings_total", "Findings of finished scrubs; the same one counts in every scrub"
+    )
+    for kind, rows in findings.items():
+        if rows:
+            counter.add(rows, {"kind": kind})

@@ -1,0 +1,142 @@
+"""Scrubs over real servers: what was flipped is found, whatever is sound is not, and the rate is of the whole job."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.log.ledgers import segment_key
+from logstore.offload.tiered import data_key
+from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.jobs import BulkSummary, CutScrub, ScrubPage
+from spark.jobs import native_mains
+from spark.publication import Publication
+from spark.reconciliation import scrub
+from spark.reconciliation.pace import Pace
+from spark.runner import SparkJobs
+from spark.session import WarmSession
+from tests.spark.reconciliation.damage import Damaged
+from workers.assembly.adapters import native_addresses
+
+_K = FindingKind
+Scrub = Callable[..., list[Finding]]
+
+
+def test_pace_waits_for_what_was_read_and_saves_nothing_up() -> None:
+    now, slept = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    pace = Pace(100, clock=lambda: now[0], sleep=sleep)
+    pace.spend(50)
+    now[0] += 10  # nothing was read meanwhile
+    pace.spend(200)
+    pace.spend(100)
+    assert slept == [0.5, 2.0, 1.0]
+    assert pace.spent == 350
+
+
+@pytest.fixture
+def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
+    """All pages of a scrub of the test's store; each call is another run."""
+    runs, publication = iter(range(99)), Publication(tmp_path / "bulk")
+
+    def run(
+        *, topics: tuple[int, ...] = (), rate: int = 1 << 30, before: Callable[[int], None] = lambda _: None
+    ) -> list[Finding]:
+        jobs, run_id = SparkJobs(warm, publication, lambda: native_mains(native_addresses(store.settings))), next(runs)
+        ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")
+        cut = jobs.run(CutScrub(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None)
+        found: list[Finding] = []
+        read: list[BulkSummary] = []
+        for page in range(cut.counts["pages"]):
+            before(page)
+            job = ScrubPage(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
+            read.append(jobs.run(job, lambda _: None))
+            found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).all()]
+        run_counts.append((cut.counts, read))
+        return found
+
+    run_counts: list[tuple[dict[str, int], list[BulkSummary]]] = []
+    run.counts = run_counts  # type: ignore[attr-defined]
+    return run
+
+
+def _flip(store: Damaged, key: str, *, tiered: bool = False) -> None:
+    """One bit of an object, which keeps its length and its metadata."""
+    bucket = store.settings.tiered_bucket if tiered else store.settings.primary_bucket
+    found = store.s3.get_object(Bucket=bucket, Key=key)
+    body = bytearray(found["Body"].read())
+    body[len(body) // 2] ^= 1
+    store.s3.put_object(Bucket=bucket, Key=key, Body=bytes(body), Metadata=found["Metadata"])
+
+
+def _said(findings: list[Finding]) -> set[tuple[Any, ...]]:
+    said = {(one.kind, one.ledger_id, one.copy, one.key) for one in findings}
+    assert len(said) == len(findings)
+    return said
+
+
+@pytest.mark.external_service
+def test_flipped_bits_are_found_and_nothing_else(store: Damaged, scrubbed: Scrub) -> None:
+    """In segments and in tiered copies, on any page; of the topics that were asked for, and of all."""
+    first, ledgers = store.topic("first", ledgers=4)
+    second, others = store.topic("second", ledgers=3)
+    store.offload(ledgers[0], "0a-sound")
+    store.offload(ledgers[1], "0b-flipped")
+    assert scrubbed() == []
+    ((cut, read),) = scrubbed.counts  # type: ignore[attr-defined]
+    assert sum(one.counts["objects"] for one in read) == cut["objects"] == 14 + 2
+
+    _flip(store, segment_key(ledgers[0], 1))
+    _flip(store, segment_key(others[2], 0))
+    _flip(store, data_key("0b-flipped", ledgers[1]), tiered=True)
+    store.remove(segment_key(others[0], 1))
+    of_first = {
+        (_K.CORRUPT_DATA, ledgers[0], "LEDGER", segment_key(ledgers[0], 1)),
+        (_K.CORRUPT_DATA, ledgers[1], "OFFLOADED_LEDGER", data_key("0b-flipped", ledgers[1])),
+    }
+    of_second = {
+        (_K.CORRUPT_DATA, others[2], "LEDGER", segment_key(others[2], 0)),
+        (_K.MISSING_DATA, others[0], "LEDGER", segment_key(others[0], 1)),
+    }
+    found = scrubbed()
+    assert _said(found) == of_first | of_second
+    assert {one.topic for one in found} == {first.name, second.name}
+    assert _said(scrubbed(topics=(first.topic_id,))) == of_first
+    assert _said(scrubbed(topics=(second.topic_id,))) == of_second
+
+
+@pytest.mark.external_service
+def test_pages_together_are_all_ledgers_and_none_twice(
+    store: Damaged, scrubbed: Scrub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger is on one page, with all of its copies; what is deleted before its page is read is no finding."""
+    monkeypatch.setattr(scrub, "_PAGE_OBJECTS", 3)
+    _, ledgers = store.topic("many", ledgers=5)
+    store.offload(ledgers[0], "0a")
+    for ledger_id in ledgers:
+        _flip(store, segment_key(ledger_id, 0))
+
+    def trim(page: int) -> None:
+        if page == 1:
+            store.sql("DELETE FROM segment WHERE ledger_id = ?", ledgers[-1])
+            store.remove(segment_key(ledgers[-1], 0))
+
+    found = scrubbed(before=trim)
+    assert [one.ledger_id for one in found] == ledgers[:-1]
+    ((cut, read),) = scrubbed.counts  # type: ignore[attr-defined]
+    assert cut["ledgers"] == len(ledgers)
+    assert cut["pages"] == len(read) > 2
+
+
+def test_lanes_share_the_rate_of_the_job() -> None:
+    """As many tasks as can run at once, and no more: together they keep it."""
+    lanes = list(scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=4))
+    assert sum(one.bytes_per_s for one in lanes) == 1_000
+    assert [(one.number, one.lanes) for one in lanes] == [(at, 4) for at in range(4)]
+    assert len(list(scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=500))) == 16
