@@ -109,6 +109,11 @@ class Auditor:
         query = "SELECT ledger_id FROM pending_deletion WHERE topic_id = ? AND component = 'DELAYED_INDEX'"
         return {row[0] for row in self._rows(query, topic_id)}
 
+    def created_us(self, ledger_id: int) -> int:
+        """When a ledger was created whose deletion has ended."""
+        query = "SELECT ledger_created_us, row_id FROM pending_deletion WHERE ledger_id = ?"
+        return int(self._rows(query, ledger_id)[0][0])
+
     def ledgers(self) -> set[int]:
         """Ledgers of the catalog."""
         return {row[0] for row in self._rows("SELECT ledger_id FROM ledger")}

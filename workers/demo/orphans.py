@@ -43,8 +43,9 @@ def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> Damage:
     stands, returned = ledger_prefix(live), ledger_prefix(gone)
     keys = auditor.stored().of_ledger(live)
     ledger = {key.replace(stands, returned): key for key in keys}
+    stated = {"ledger-id": str(gone), "created-us": str(auditor.created_us(gone))}
     for key, source in ledger.items():
-        auditor.copy(source, key, stating={"ledger-id": str(gone)})
+        auditor.copy(source, key, stating=stated)
     data, uuid = next(key for key in keys if key.endswith(".parquet")), str(uuid4())
     late = segment_key(live, _LATE)
     auditor.copy(data, late)
