@@ -22,8 +22,10 @@ from activities.records.values import (
     RebuildStep,
     RebuiltRows,
 )
+from logstore.clock import Clock
 from logstore.errors import PreconditionFailed
 from logstore.identity.markers import Role
+from logstore.identity.services.own_stores import ASKED_EVERY_S
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog.rebuilding import Load, Rebuild
 from logstore.ports.catalog.records import Records
@@ -36,6 +38,7 @@ from logstore.records.services.flushing import Flusher
 from logstore.units import between_units
 
 _SHOWN: Final = 20  # blocks that were left out
+_IN_FLIGHT_S: Final = 5.0  # from the last question of a process of the old catalog to the end of its upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Rebuilding:
         start: ColdStart,
         markers: Callable[[], Sequence[tuple[Role, str]]],
         opened: Callable[[], Loaded],
+        clock: Clock | None = None,
     ) -> None:
         """Take the ports.
 
@@ -67,7 +71,9 @@ class Rebuilding:
             start: The record log.
             markers: Buckets of the settings that carry the catalog's marker; refuses those of another catalog.
             opened: Opens the catalog in that database, once it is loaded.
+            clock: For waiting.
         """
+        self._clock = clock or Clock()
         self._bulk, self._database, self._start = bulk, database, start
         self._markers, self._opened = markers, opened
 
@@ -141,13 +147,25 @@ class Rebuilding:
     def publish(self, request: RebuildStep) -> PublishedManifest:
         """Put the manifest of the new epoch, by which this database becomes the catalog.
 
+        A rebuild that takes over waits behind it until each process of the old catalog has asked for the newest
+        manifest. What they answered until then is in storage, and is adopted.
+
         Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whichever attempt has put
             it.
         Raises: PreconditionFailed (terminal): another rebuild won; StoreUnavailable, CatalogBusy (retry).
         """
         base = self._start.manifest(self._id(request).manifest)
         skipped = _left_out(self._published(request))
-        return PublishedManifest(manifest=self._start.publish(self._opened().records, base, unreadable=skipped))
+        number = self._start.publish(self._opened().records, base, unreadable=skipped)
+        if request.take_over:
+            self._await_old_processes()
+        return PublishedManifest(manifest=number)
+
+    def _await_old_processes(self) -> None:
+        until_s = self._clock.monotonic_s() + ASKED_EVERY_S + _IN_FLIGHT_S
+        while self._clock.monotonic_s() < until_s:
+            between_units()
+            self._clock.sleep(1.0)
 
     @defined(name="rebuild.adopt_shards")
     def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:

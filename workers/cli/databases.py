@@ -59,7 +59,9 @@ SkipUnreadable = Annotated[
 
 TakeOver = Annotated[
     bool,
-    typer.Option("--take-over", help="Begin while workers of the catalog live; what they answer from then on is lost."),
+    typer.Option(
+        "--take-over", help="Begin while workers of the catalog live; their appends are adopted until they know."
+    ),
 ]
 Abandon = Annotated[
     str | None,

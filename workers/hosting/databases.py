@@ -120,7 +120,7 @@ def rebuild_catalog(
         skip_unreadable: Go on without blocks that are corrupt or gone, and name them.
         max_absent_share: Of all ledgers, how many may be without objects; 0 to 1.
         master: A Spark cluster; empty: that of the settings.
-        take_over: Begin even while workers of the catalog live: what they answer from then on is lost.
+        take_over: Begin even while workers of the catalog live, and wait until they know that it has ended.
         say: Told what is waited for.
         on_progress: Told about once a second where the rebuild is.
 
@@ -133,9 +133,13 @@ def rebuild_catalog(
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     with open_rebuild(settings, buckets_of(settings)) as parts:
         asked = RebuildCatalogInput(
-            rebuild="", skip_unreadable=skip_unreadable, max_absent_share=max_absent_share, master=master
+            rebuild="",
+            skip_unreadable=skip_unreadable,
+            max_absent_share=max_absent_share,
+            master=master,
+            take_over=take_over,
         )
-        return asyncio.run(_rebuilt(settings, parts, asked, take_over=take_over, say=say, tell=on_progress))
+        return asyncio.run(_rebuilt(settings, parts, asked, say=say, tell=on_progress))
 
 
 async def _rebuilt(
@@ -143,14 +147,13 @@ async def _rebuilt(
     parts: RebuildParts,
     asked: RebuildCatalogInput,
     *,
-    take_over: bool,
     say: Callable[[str], None],
     tell: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
     rebuild, is_new = await _which(client, settings, parts, skip_unreadable=asked.skip_unreadable)
-    if is_new and not take_over:  # one that is loaded goes on: the old catalog has ended, or wins
+    if is_new and not asked.take_over:  # one that is loaded goes on: the old catalog has ended, or wins
         await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
     if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it

@@ -34,7 +34,7 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
         raise PreconditionFailed(
             f"workers: expected none of the catalog that is to be rebuilt, found {', '.join(names[:_MAX_SHOWN])}{more}:"
             " its database is not lost. Stop them (Temporal tells of one that was killed for 90 s), or give"
-            " --take-over: what they answer from then on is lost"
+            " --take-over: appends are adopted until they know that their catalog has ended, other changes are lost"
         )
 
 

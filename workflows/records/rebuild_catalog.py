@@ -63,6 +63,7 @@ class RebuildCatalog:
             skip_unreadable=request.skip_unreadable,
             master=request.master,
             max_absent_share=request.max_absent_share,
+            take_over=request.take_over,
         )
         self._progress = RebuildCatalogProgress()
 

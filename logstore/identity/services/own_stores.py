@@ -34,7 +34,8 @@ from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUp
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
 _MARKER_READS: Final = 3  # of a marker of which GET and HEAD say different things: an answer may have been cut off
-_ASKED_EVERY_S: Final = 30.0  # whether the catalog is still the one, of a process that only writes and reads
+ASKED_EVERY_S: Final = 30.0
+"""How often a process that only writes and reads asks whether its catalog is still the one, in seconds."""
 
 
 class OwnStores:
@@ -191,7 +192,7 @@ class OwnStore:
     def _require_current(self) -> None:
         if self._still_current is not None:
             self._still_current()
-            self._ask_at_s = self._now_s() + _ASKED_EVERY_S
+            self._ask_at_s = self._now_s() + ASKED_EVERY_S
 
     def _ask_again(self) -> None:
         """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
@@ -203,7 +204,7 @@ class OwnStore:
         try:
             self._require_current()
         except RetryableError:
-            self._ask_at_s = self._now_s() + _ASKED_EVERY_S
+            self._ask_at_s = self._now_s() + ASKED_EVERY_S
         finally:
             self._lock.release()
 

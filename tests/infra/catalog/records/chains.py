@@ -12,6 +12,7 @@ from activities.records.rebuilding import Loaded, Rebuilding
 from activities.records.values import AdoptShardsInput, RebuildStep
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.loading import SqlRebuild
+from logstore.clock import Clock
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
@@ -76,6 +77,7 @@ class Chain:
             page: Changes that the flush of a rebuild takes at one moment.
         """
         self.world, self.new_database, self.page = world, new_database, page
+        self.clock = Clock()
         with self.process() as log:
             self.catalog_id = log.catalog.identities.catalog_id()
         self.answered: dict[Position, str] = {}
@@ -123,16 +125,17 @@ class Chain:
             listed = log.catalog.ledgers.listed(topic.topic_id)
             return sum(one.state is LedgerState.OPEN for one in listed)
 
-    def rebuild(self, url: str, *, step: str = "", dies_at: str = "") -> RebuildAdopted | None:
+    def rebuild(self, url: str, *, step: str = "", dies_at: str = "", take_over: bool = False) -> RebuildAdopted | None:
         """Run the steps of `rebuild-catalog` into a database; None where the process died.
 
         Args:
             url: The database. One that a rebuild has loaded is gone on with.
             step: In which step the process dies.
             dies_at: At which failpoint.
+            take_over: Whether processes of the old catalog may live.
         """
         with ExitStack() as opened:
-            steps = self._steps(url, opened)
+            steps = self._steps(url, opened, take_over=take_over)
             try:
                 return steps(step, dies_at)
             except SimulatedCrash:
@@ -144,7 +147,7 @@ class Chain:
         """Let processes use the database that was rebuilt."""
         self.world.url = url
 
-    def _steps(self, url: str, opened: ExitStack) -> Callable[[str, str], RebuildAdopted]:
+    def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdopted]:
         log, database = self.log(), SqlRebuild(url)
         start = ColdStart(log)
         activities = Rebuilding(
@@ -153,10 +156,11 @@ class Chain:
             start=start,
             markers=lambda: ((Role.RECORDS, "records"),),
             opened=lambda: self._loaded(url, log, opened),
+            clock=self.clock,
         )
         target = database.target()
         new = RebuildId.of(self.catalog_id, start.newest().number, database_url=url, skip_unreadable=False)
-        request = RebuildStep(rebuild=target.rebuild or str(new))
+        request = RebuildStep(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdopted:
             stored = [found for key in self.world.store.keys if (found := ledger_in(key)) is not None]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogOutdated
+from logstore.identity.services.own_stores import ASKED_EVERY_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from tests.faults.world import World
@@ -220,6 +222,26 @@ def test_old_catalog_that_still_appends_moves_nothing_of_the_new_one(chain: Chai
     assert chain.read(topic) == chain.answered
 
 
+def test_rebuild_that_takes_over_adopts_what_the_old_catalog_answers_meanwhile(chain: Chain) -> None:
+    """Until each of its processes has asked for the newest manifest; none appends behind that."""
+    topic, times = _begun(chain), iter(range(1_000))
+    url = chain.new_database()
+    with chain.process() as old:
+        chain.append_by(old, topic, "before the rebuild")
+
+        def sleep(_: float) -> None:
+            if next(times) < ASKED_EVERY_S:
+                chain.append_by(old, topic, "while it waits")
+
+        now = iter(range(1_000))
+        chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=sleep)
+        assert chain.rebuild(url, take_over=True) is not None
+        assert next(times) > ASKED_EVERY_S
+    chain.adopt_newest(url)
+    assert chain.read(topic) == chain.answered
+    assert len(chain.answered) > ASKED_EVERY_S
+
+
 @pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.all_faults) for seed in range(1, 10))])
 def test_random_chain_of_rebuilds_loses_no_answered_append(chain: Chain, seed: int) -> None:
@@ -237,8 +259,10 @@ def test_random_chain_of_rebuilds_loses_no_answered_append(chain: Chain, seed: i
             case _:
                 chain.page = chance.choice([2, 500_000])
                 url = chain.new_database()
-                while chain.rebuild(url, **dict(zip(("step", "dies_at"), chance.choice(_DEATHS), strict=True))) is None:
+                step, death = chance.choice(_DEATHS)
+                while chain.rebuild(url, step=step, dies_at=death) is None:
                     url = url if chance.random() < 0.5 else chain.new_database()
+                    step, death = chance.choice(_DEATHS)
                 chain.adopt_newest(url)
                 assert chain.read(topic) == chain.answered, f"step {number}"
     _rebuilt(chain)
