@@ -17,9 +17,12 @@ from logstore.ports.catalog.records import RecordLogState, Records
 from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import RecordLog
+from logstore.records.services.sweeping import KEPT
+from logstore.units import between_units
 
 _PINNED_US: Final = 7 * 86_400 * 1_000_000
 _WHAT: Final = "rebuild"
+_PROBED: Final = 10_000  # numbers behind the newest manifest that is listed: half a day of flushes every 5 s
 
 
 class ColdStart:
@@ -36,12 +39,16 @@ class ColdStart:
             PreconditionFailed: There is none: nothing was ever flushed into this bucket.
             Unsupported: It is of a newer format.
             CorruptData: It cannot be read.
+            StoreUnavailable: The listing lacks a newer one, which HEAD finds.
         """
         found = self._log.newest()
         if found is None:
             raise PreconditionFailed(
                 "record log: expected a manifest in the records bucket, found none to rebuild from"
             )
+        for following in (1, *range(KEPT, _PROBED + 1, KEPT)):  # of a series that goes on the newest ones stand
+            between_units()
+            self._log.require_none(found.number + following)
         return found
 
     def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
@@ -129,6 +136,6 @@ class ColdStart:
             raise PreconditionFailed(
                 f"{manifest_key(expected.number)}: expected the manifest of this rebuild, found one of epoch"
                 f" {found.epoch}: another rebuild won, or the catalog that was thought lost still writes; this database"
-                " is not the catalog: remove it"
+                " is not the catalog: give another one"
             )
         return found

@@ -83,15 +83,28 @@ class RecordLog:
 
         Raises:
             CorruptData, Unsupported: It cannot be read, or a newer build wrote it.
-            StoreUnavailable: The store did not answer, or the newest one went while it was read.
+            StoreUnavailable: The store did not answer, the newest one went while it was read, or a listing lacks the
+                known one, which HEAD finds.
         """
         numbers = self.numbers(after=max(after - 1, 0))
+        if after and after not in numbers:
+            self.require_none(after)
         if not numbers:
             return None
         found = self.manifest(numbers[-1])
         if found is None:
             raise StoreUnavailable(f"{manifest_key(numbers[-1])}: it was listed, and is not there")
         return found
+
+    def require_none(self, number: int) -> None:
+        """Check by HEAD that there is no manifest of a number that a listing lacks.
+
+        Raises:
+            StoreUnavailable: There is one, or the store did not answer.
+        """
+        key = manifest_key(number)
+        if self._objects.head(key) is not None:
+            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; nothing is decided by such a listing")
 
     def newest_moment(self) -> Manifest | None:
         """The newest manifest that shows a moment of its own; None where there is none. Raises as `newest`."""

@@ -178,7 +178,7 @@ def _refuse_promoted(replica: str, there: Manifest | None, ours: Manifest) -> No
         return
     raise PreconditionFailed(
         f"replica {replica}: expected a manifest of catalog {ours.catalog_id}, at most number {ours.number} of epoch"
-        f" {ours.epoch}, found {found}; take it out of replica_buckets, or empty the bucket to seed it again"
+        f" {ours.epoch}, found {found}; take it out of replica_buckets, or name a new bucket for it there"
     )
 
 

@@ -17,6 +17,7 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.kinds import FORMAT, RecordKind
 from logstore.records.manifest import Ceilings, Manifest, manifest_key
+from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import PINS, REPLICAS, Pin, RecordLog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
@@ -216,3 +217,29 @@ def test_a_replica_that_dies_between_two_words_counts_by_the_lower_one(log: Reco
     assert [one.manifest for one in log.replicas()] == [4]
     log.acknowledge("a", 5, 1, 12)
     assert [one.manifest for one in log.replicas()] == [5]
+
+
+def test_known_manifest_that_a_listing_lacks_is_asked_for_by_name(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Nobody is told to write the record log anew; one that is really gone is none."""
+    for number in (1, 2, 3):
+        log.put_manifest(manifest(number))
+    for hidden in ("records/", manifest_key(3)):
+        objects.unlisted = {hidden: 1}
+        with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
+            RecordLog(objects).newest(after=3)
+    assert log.newest(after=3) == manifest(3)
+    objects.delete([manifest_key(3)])
+    assert RecordLog(objects).newest(after=3) == manifest(2)
+
+
+@pytest.mark.parametrize(("first", "last"), [(4, 4), (4, 7), (150, 260)])
+def test_rebuild_begins_with_no_manifest_that_is_not_the_newest(
+    log: RecordLog, objects: FakeObjectStore, first: int, last: int
+) -> None:
+    """Newer ones that the listing lacks are found by name, also where sweeps have removed the first of them."""
+    for number in (1, 2, 3, *range(first, last + 1)):
+        log.put_manifest(manifest(number))
+    objects.unlisted = {manifest_key(number): 1 for number in range(first, last + 1)}
+    with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
+        ColdStart(log).newest()
+    assert ColdStart(log).newest() == manifest(last)
