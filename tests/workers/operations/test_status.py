@@ -153,7 +153,13 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
     async def connect(_: Settings) -> object:
         names = ("describe_namespace", "describe_task_queue", "get_system_info", "list_search_attributes")
         services = SimpleNamespace(**dict.fromkeys(names, refuse))
-        return SimpleNamespace(namespace="nope", workflow_service=services, operator_service=services)
+        schedule = SimpleNamespace(describe=refuse)
+        return SimpleNamespace(
+            namespace="nope",
+            workflow_service=services,
+            operator_service=services,
+            get_schedule_handle=lambda _: schedule,
+        )
 
     monkeypatch.setattr("workers.client.connections.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
