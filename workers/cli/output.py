@@ -72,7 +72,9 @@ def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -
         if as_json:
             stdout.writelines(_json_parts(answer.document))
         else:
-            for part in (answer, *answer.more):
+            _show(answer, stdout, wide=wide)
+            for part in answer.more:
+                stdout.write("\n")
                 _show(part, stdout, wide=wide)
 
 

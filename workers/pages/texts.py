@@ -16,14 +16,22 @@ from urllib.parse import unquote
 
 
 def plain(value: object) -> str:
-    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
+    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash.
+
+    Objects and lists inside an object are in brackets, so that it is plain where each ends.
+    """
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {plain(item)}" for name, item in value.items()) or "-"
+        return ", ".join(f"{name}: {_inside(item)}" for name, item in value.items()) or "-"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(plain(item) for item in value) or "-"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
+
+
+def _inside(value: object) -> str:
+    several = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and len(value) > 0
+    return f"({plain(value)})" if several else plain(value)
 
 
 def fields(thing: object, names: str) -> dict[str, object]:

@@ -28,6 +28,8 @@ def test_topic_delete_dry_run_counts_and_starts_nothing(run: Run, services: Fake
         "subscriptions": 3,
     }
     assert services.client.asked == []
+    shown = run("topic", "delete", orders, "--dry-run").stdout
+    assert "MANAGED_LEDGER: (LEDGER: 2, OFFLOADED_LEDGER: 1)" in shown, "it is plain what is of which component"
 
 
 @pytest.mark.parametrize("outcome", ["RETRYING", "DEAD_LETTERED", "METADATA_MISMATCH"])

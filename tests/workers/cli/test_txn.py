@@ -134,6 +134,7 @@ def test_show_for_people_has_names_and_errors_whole_on_80_columns(
     shown = run("txn", "show", str(txn)).stdout
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
+    assert "\n\nparticipants\n" in shown, "an empty line before each further table"
     assert f"\n    {topic_shown(history.world.topic.name)}\n" in shown
     assert error in " ".join(shown.split())
     (participant,) = document(run("txn", "show", str(txn), "--json"))["participants"]
