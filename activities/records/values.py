@@ -96,7 +96,7 @@ class RebuildStep:
     rebuild: str  # its id
     skip_unreadable: bool = False  # blocks that cannot be read are left out, and named
     master: str = ""  # of the Spark cluster; empty: that of the settings
-    max_absent_share: float = 0.05  # 0 to 1: of all ledgers, how many may be without objects
+    max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
     take_over: bool = False  # processes of the old catalog may live
 
 

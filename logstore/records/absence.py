@@ -13,8 +13,8 @@ def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
     """Refuse to go on with a catalog of whose ledgers too many have no objects.
 
     Args:
-        absent: Ledgers of which no bucket holds anything.
-        ledgers: All ledgers that have rows, these included.
+        absent: Listed ledgers of which no bucket holds anything.
+        ledgers: All listed ledgers, these included.
         max_share: 0 to 1 inclusive.
 
     Raises:
@@ -26,7 +26,7 @@ def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
     share = absent / ledgers if absent else 0.0
     if share > max_share:
         raise PreconditionFailed(
-            f"absent share: expected at most {max_share:g} of all ledgers without objects, found {share:.3g}:"
+            f"absent share: expected at most {max_share:g} of all listed ledgers without objects, found {share:.3g}:"
             f" {absent:,} of {ledgers:,}; nothing was settled. See that the buckets and their endpoint are the right"
             " ones and hold what they should, then run the same command again; if these ledgers had been deleted, give"
             f" --max-absent-share {rounded_up(share)}"

@@ -232,7 +232,7 @@ class RebuildCatalogInput:
     rebuild: str  # its id, as `logstore.records.rebuilding.RebuildId` writes it
     skip_unreadable: bool = False
     master: str = ""  # the Spark cluster; empty: that of the settings
-    max_absent_share: float = 0.05  # 0 to 1: of all ledgers, how many may be without objects
+    max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
     take_over: bool = False  # processes of the old catalog may live: what they still answer is waited for
 
     def details(self) -> str:

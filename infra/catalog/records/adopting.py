@@ -156,7 +156,8 @@ def _absence(connection: Connection) -> Absence:
     if not is_adopting(connection):
         return Absence()
     absent = absent_ledgers(connection)
-    ledgers = connection.execute(select(func.count()).select_from(t.ledger)).scalar_one()
+    listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
+    ledgers = connection.execute(listed).scalar_one()
     return Absence(absent=sum(absent.values()), ledgers=ledgers + absent.get(Adoptee.REVIVED, 0))
 
 

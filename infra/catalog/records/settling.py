@@ -29,6 +29,7 @@ from logstore.records.kinds import RecordKind
 from logstore.transactions.transactions import TransactionId
 
 _L, _T = t.ledger.c, t.tombstone.c
+_LOST = {Standing.ABSENT, Standing.ENDED, Standing.SHORT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _settle_page(connection: Connection, topic: _Topic | None, found: Sequence[S
     if topic is None:
         settled(connection, became, {})
         return
-    topic.lost |= {one.ledger_id: one.standing for one in found if one.standing in {Standing.ABSENT, Standing.SHORT}}
+    topic.lost |= {one.ledger_id: one.standing for one in found if one.standing in _LOST}
     settled(connection, {one: what for one, what in became.items() if one not in topic.lost}, topic.segments)
     topic.segments = {one: count for one, count in topic.segments.items() if one in topic.lost}
 

@@ -125,7 +125,8 @@ class Standing(StrEnum):
     TAIL = "TAIL"  # uploads behind those that are registered
     STRANGER = "STRANGER"  # objects, and no row
     SHORT = "SHORT"  # some registered segments are absent
-    ABSENT = "ABSENT"  # nothing at all in any bucket
+    ABSENT = "ABSENT"  # nothing at all in any bucket, and its list names it
+    ENDED = "ENDED"  # nothing at all in any bucket, and no list names it: an earlier version of its record came back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ class AdoptionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """Counts of ledgers that have rows."""
+    """Counts of ledgers that their lists name. Those that ended before the flush are expected to be gone."""
 
     absent: int = 0  # nothing of them was found in any bucket
     ledgers: int = 0  # all of them

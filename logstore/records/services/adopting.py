@@ -153,7 +153,7 @@ class Adopter:
             for page in self._pages(shard, counted):
                 strangers |= {stored.ledger_id for known, stored in page if known is None and stored is not None}
                 found = self._compare(pool, page, issued)
-                absent |= any(one.standing is Standing.ABSENT for one in found)
+                absent |= any(one.standing in {Standing.ABSENT, Standing.ENDED} for one in found)
                 with effect("adoption.stage"):
                     self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
                 above, staged = _ledger_id(page[-1]), staged + len(found)
@@ -183,7 +183,7 @@ class Adopter:
             rows_epoch: Of the catalog whose rows were loaded; uploads of earlier epochs are decided.
             flush: Writes all changes of the catalog to its record log.
             on_progress: Called with the topics settled since the last call.
-            max_absent_share: Of all ledgers, how many may be without objects; 0 to 1 inclusive.
+            max_absent_share: Of all listed ledgers, how many may be without objects; 0 to 1 inclusive.
 
         Raises:
             InvalidInput: A share that is none.
@@ -282,7 +282,8 @@ class Adopter:
             prove_absent(self._objects, known.ledger_id, known.owner, known.segments, listed=there, stated=stated)
         if not short and not absent and not known.takes_segments:
             return None
-        standing = Standing.ABSENT if absent else Standing.SHORT if short else Standing.TAIL
+        gone = Standing.ABSENT if known.listed else Standing.ENDED
+        standing = gone if absent else Standing.SHORT if short else Standing.TAIL
         staged = StagedLedger(ledger_id=known.ledger_id, topic_id=known.topic_id, standing=standing)
         return _Look(staged, known.takes_segments, known.last_segment)
 

@@ -122,6 +122,15 @@ def test_too_many_ledgers_without_objects_stop_the_rebuild(losing: Losing) -> No
         assert _read(log) == {at: payload for at, payload in before.items() if at.ledger_id}
 
 
+def test_ledgers_that_ended_before_the_flush_are_expected_to_be_gone(losing: Losing) -> None:
+    """A plain delete leaves older versions of the record behind, so the row returns; the list does not name it."""
+    _write(losing)
+    losing.lose("UPDATE ledger SET place = NULL WHERE ledger_id IN (0, 1)")
+    _lose_objects(losing, 0, 1)
+    report = losing.adopt(max_absent_share=0.0)
+    assert (report.revived_ledgers, report.missing_data) == ((LedgerId(0), LedgerId(1)), 0)
+
+
 def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing: Losing) -> None:
     """Those of the topic that was settled count as before, though they have left their list."""
     _write(losing)
