@@ -82,6 +82,15 @@ def test_map_of_the_documents_leads_to_each_of_them() -> None:
     assert documents - named == set()
 
 
+def test_decisions_are_numbered_once_and_listed_in_order() -> None:
+    """Two branches may take the same number: then one of them is renumbered."""
+    folder = ROOT / "docs/adr"
+    listed = re.findall(r"^\| \[(\d+)\]\(accepted/(\d{4})-", (folder / "README.md").read_text(), re.MULTILINE)
+    stored = sorted(path.name[:4] for path in (folder / "accepted").glob("*.md"))
+    assert [number for _, number in listed] == stored == [f"{number:04}" for number in range(1, len(stored) + 1)]
+    assert all(int(shown) == int(number) for shown, number in listed)
+
+
 @pytest.mark.parametrize("name", [str(_Definition.must_from_class(one).name) for one in WORKFLOWS])
 def test_every_workflow_has_a_runbook(name: str) -> None:
     """How to see it, stop it, resume it, undo it; in the section whose heading, or else whose first lines, name it."""
