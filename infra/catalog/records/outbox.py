@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
+from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import OnDatabase, reads
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, rows_of
 from infra.catalog.records.log_rows import (
     begin_stamp,
     known_of,
@@ -24,7 +25,8 @@ from infra.catalog.records.log_rows import (
     unstage_blocks,
 )
 from infra.catalog.records.outbox_rows import SOURCES, every_record, forget_changes, record, waiting_ids, waits
-from logstore.deletion.intents import DeletionState
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Block, Ceilings
@@ -117,6 +119,13 @@ class SqlRecords(OnDatabase):
         """See `Records.unflushed`."""
         asking = _unflushed(connection.dialect.name)
         return frozenset(asking.execute(connection, ((one,) for one in ledger_ids)).scalars())
+
+    @reads
+    def finished_deletions(self, connection: Connection, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
+        """See `Records.finished_deletions`."""
+        these = among(connection, _P.ledger_id, ledger_ids)
+        finished = (_P.copy == CopyKind.LEDGER.value, _P.state == DeletionState.DELETED.value)
+        return [to_intent(row) for row in connection.execute(select(*INTENT).where(these, *finished))]
 
     @reads
     def waiting_deletions(self, connection: Connection) -> int:

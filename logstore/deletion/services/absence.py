@@ -9,7 +9,7 @@ A store can confirm a deletion and keep the object. A sample of what it confirme
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import groupby, islice
@@ -76,6 +76,27 @@ def find_kept(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
         if answer:
             return key
     return None
+
+
+def find_standing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
+    """Ask for objects by name, and return the ledgers of which one can be read.
+
+    Args:
+        objects: Where they would stand.
+        names: Ledger and key of each; drawn as they are asked for.
+
+    Raises:
+        SextonError: The store did not answer.
+    """
+    standing: set[int] = set()
+    remaining = iter(names)
+    while batch := list(islice(remaining, _NAMES_PER_BATCH)):
+        for (ledger_id, _), answer in _ask_all(batch, lambda name: objects.get_range(name[1], 0, 1) is not None):
+            if isinstance(answer, SextonError):
+                raise answer
+            if answer:
+                standing.add(ledger_id)
+    return standing
 
 
 def registered_names(intent: DeletionIntent) -> Iterator[str]:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from logstore.deletion.intents import DeletionIntent
 from logstore.ports.catalog.claims import Claim
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
@@ -150,6 +151,12 @@ class Records(Protocol):
 
         A tombstone, or an intent; and of a ledger that stays, that it has another copy. While blocks are staged, what
         is in them cannot be told apart from the rest: then these are all that have one.
+        """
+
+    def finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
+        """Finished deletions of primary copies of the ledgers, as long as they are remembered.
+
+        They tell the names that objects of a ledger had once its row is gone.
         """
 
     def waiting_deletions(self) -> int:

@@ -3,7 +3,8 @@
 1. Tombstones that are old enough, are in a block, and have no unfinished deletion are marked: candidates.
 2. Every block of the newest manifest that may hold a version of a candidate is scanned, and what later manifests add. A
    candidate stays if any version of its record is on disk that is no tombstone, if its own version is in no block, or
-   in one that a replica has not applied yet; and if storage still holds an object of the ledger.
+   in one that a replica has not applied yet. One of a ledger also stays if storage holds an object of that ledger: two
+   listings must show none, and no key that its finished deletion remembers may be readable.
 3. The others are removed, if they are still as step 1 found them.
 
 A tombstone is removed alone and for good: dying anywhere leaves marks, which the next raid replaces, and repeating it
@@ -17,12 +18,15 @@ scylla-manager#4258 (field cases 105 and 107).
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from logstore.clock import Clock
-from logstore.errors import PreconditionFailed
+from logstore.deletion.intents import DeletionIntent, missing_property
+from logstore.deletion.services.absence import find_standing, registered_names
+from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
+from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId, Records, Tombstones
 from logstore.ports.objects import OwnedStore
 from logstore.positions import LedgerId
@@ -225,7 +229,10 @@ class Raider:
         return bool(todo)
 
     def _look_in_storage(self, scan: _Scan, progress: Callable[[Raided], None]) -> None:
-        """Keep tombstones of ledgers of which an object is there: without one it would be taken for a lost ledger."""
+        """Keep tombstones of ledgers of which an object is there: without one it would be taken for a lost ledger.
+
+        What two listings do not show is asked for by name, and the marker again behind all of it.
+        """
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.confirm()
@@ -234,15 +241,37 @@ class Raider:
         for shard in np.unique(left % SHARDS).tolist():
             progress(scan.done)
             ids = left[left % SHARDS == shard].tolist()
-            asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
-            there = [one for one in asked if self._holds(one)]
-            candidates.needed |= np.isin(candidates.ids, there)
+            standing = self._listed(shard, ids)
+            standing |= self._listed(shard, [one for one in ids if one not in standing])
+            for page in _cut([one for one in ids if one not in standing], _WRITTEN):
+                progress(scan.done)
+                standing |= self._standing_by_name(page)
+            candidates.needed |= np.isin(candidates.ids, list(standing))
+        self._primary.confirm()
+
+    def _listed(self, shard: int, ids: Sequence[int]) -> set[int]:
+        """Those of the ledgers, all of one shard, of which a listing shows an object."""
+        asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
+        return {one for one in asked if self._holds(one)}
 
     def _known_to(self, shard: int, ids: set[int]) -> list[int]:
         """Those of the ids that the shard may hold objects of: a folder without any may be shown too."""
         between_units()
         prefixes = {ledger_prefix(LedgerId(one)): one for one in ids}
         return [prefixes[one] for one in self._primary.level(shard_prefix(shard)) if one in prefixes]
+
+    def _standing_by_name(self, ids: Sequence[int]) -> set[int]:
+        """Those of the ledgers of which a known key can be read, or whose keys are not known for certain."""
+        remembered: list[Iterator[tuple[int, str]]] = []
+        told, damaged = set[int](), set[int]()
+        for intent in self._records.finished_deletions(ids):
+            try:
+                remembered.append(_names(intent))
+            except CorruptData:
+                damaged.add(intent.ledger_id)
+            told.add(intent.ledger_id)
+        guessed = ((one, segment_key(LedgerId(one), 0)) for one in ids if one not in told)
+        return damaged | find_standing(self._primary, chain(guessed, *remembered))
 
     def _holds(self, ledger_id: int) -> bool:
         between_units()
@@ -297,6 +326,21 @@ def marks_of(run_id: str, attempt: int) -> str:
 def _pages(candidates: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
     """Those with a reason to be kept."""
     for kind, of_kind in candidates.items():
-        kept = of_kind.ids[of_kind.needed].tolist()
-        for start in range(0, len(kept), _WRITTEN):
-            yield [RecordId(kind=kind, id=one) for one in kept[start : start + _WRITTEN]]
+        for page in _cut(of_kind.ids[of_kind.needed].tolist(), _WRITTEN):
+            yield [RecordId(kind=kind, id=one) for one in page]
+
+
+def _cut(ids: Sequence[int], page: int) -> Iterator[Sequence[int]]:
+    return (ids[start : start + page] for start in range(0, len(ids), page))
+
+
+def _names(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
+    """Ledger and key of each object that a deletion had to remove.
+
+    Raises:
+        CorruptData: What it remembers is damaged.
+    """
+    if lacking := intent.damage or missing_property(intent):
+        raise CorruptData(f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {lacking}")
+    keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_names(intent))
+    return ((intent.ledger_id, key) for key in keys)

@@ -51,6 +51,15 @@ def test_inflight_reads_only_what_is_left(tmp_path: Path) -> None:
     assert oldest == "SEARCH pending_deletion USING INTEGER PRIMARY KEY (rowid=?)"
 
 
+def test_finished_deletions_of_ledgers_are_read_through_an_index(tmp_path: Path) -> None:
+    """A raid asks for every ledger whose tombstone may go, beside a month of finished rows."""
+    database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
+    migrate(database)
+    plan = _plan(database, lambda: SqlCatalog(database).records.finished_deletions(range(9)))
+    database.close()
+    assert ["SEARCH pending_deletion USING INDEX" in line for line in plan if "pending_deletion" in line] == [True]
+
+
 def test_sweep_with_nothing_to_do_reads_through_indexes_only(tmp_path: Path) -> None:
     """Once a minute, beside a month of finished rows and every ledger there is: it must walk over none of them."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")

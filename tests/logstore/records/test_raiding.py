@@ -8,7 +8,7 @@ import pytest
 from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import segment_key
+from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
@@ -18,6 +18,7 @@ from logstore.records.services.raiding import marks_of
 from logstore.records.services.record_log import RecordLog
 from logstore.units import ended_by
 from tests.fakes.objects import Fault, FaultKind, Operation
+from tests.logstore.builders import OWNER
 from tests.logstore.log.world import once
 from tests.logstore.records.versions import table, version
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -163,6 +164,115 @@ def test_a_tombstone_stays_while_storage_holds_an_object(world: RecordsWorld, co
     assert world.buried() == {left}
     world.clear(left)
     assert world.raid().removed == 1
+
+
+def _remember_deletion(world: RecordsWorld, ledger_id: LedgerId, *, last_segment: int) -> None:
+    """A finished deletion of the ledger, as long as it is kept."""
+    world.sql(
+        "INSERT INTO pending_deletion (batch_id, ledger_id, copy, generation, application, component, topic_id, topic, "
+        "keys, context, segments, last_segment, ledger_created_us, size_bytes, epoch, state, outcome, attempts, "
+        "objects_deleted, bytes_deleted, created_us, keys_left_attempts, openings, durable, actor, reason) VALUES "
+        "('b', :id, 'LEDGER', 1, :application, :component, :topic_id, :topic, '{}', '{}', :segments, :last, 1, 1, 1, "
+        "'DELETED', 'DELETED', 1, 1, 1, 1, 0, 0, 1, '', '')",
+        id=ledger_id,
+        application=OWNER.application,
+        component=OWNER.component.value,
+        topic_id=OWNER.topic_id,
+        topic=OWNER.topic,
+        segments=last_segment + 1,
+        last=last_segment,
+    )
+    world.flush()
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_tombstone_stays_although_a_listing_hides_the_object(world: RecordsWorld, count: int) -> None:
+    """A second one shows it; one by one, or by whole shards."""
+    ids = _buried_of_a_shard(world, count)
+    left = ids[-1]
+    world.primary.put_if_absent(segment_key(left, 7), b"x", metadata={})
+    world.primary.unlisted = {ledger_prefix(left): 1}
+    assert world.raid().removed == count - 1
+    assert world.buried() == {left}
+
+
+def _buried_of_a_shard(world: RecordsWorld, count: int) -> list[LedgerId]:
+    ids = [LedgerId(SHARDS * at + 5) for at in range(4, count + 4)]
+    world.sql(
+        "INSERT INTO tombstone (kind, id, generation, epoch, at_us) "
+        "SELECT 'ledger', value, 1, 1, :us FROM json_each(:ids)",
+        us=world.objects.now_us,
+        ids=str(ids),
+    )
+    world.flush()
+    world.advance(seconds=AGE_S + HOUR)
+    return ids
+
+
+@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("left", ["statement", "first segment", "last segment", "first segment, nothing remembered"])
+def test_tombstone_stays_while_an_object_that_no_listing_shows_can_be_read(
+    world: RecordsWorld, count: int, left: str
+) -> None:
+    """By the names that the finished deletion remembers; else by that of the first segment."""
+    ids = _buried_of_a_shard(world, count)
+    ledger_id = ids[0]
+    if "nothing" not in left:
+        _remember_deletion(world, ledger_id, last_segment=4)
+    keys = {"statement": meta_key(ledger_id, OWNER), "last segment": segment_key(ledger_id, 4)}
+    key = keys.get(left, segment_key(ledger_id, 0))
+    world.primary.put_if_absent(key, b"x", metadata={})
+    world.primary.unlisted = {ledger_prefix(ledger_id): 1_000}
+    assert world.raid().removed == count - 1
+    assert world.buried() == {ledger_id}
+    world.primary.delete([key])
+    assert world.raid("second").removed == 1
+
+
+def test_tombstone_stays_where_what_its_deletion_remembers_is_damaged(world: RecordsWorld) -> None:
+    """Its objects cannot be asked for by name."""
+    damaged, _ = _buried_of_a_shard(world, 2)
+    _remember_deletion(world, damaged, last_segment=4)
+    world.sql("UPDATE pending_deletion SET last_segment = 1 << 60")
+    world.flush()
+    assert world.raid().removed == 1
+    assert world.buried() == {damaged}
+
+
+def test_raid_that_gets_no_answer_about_a_name_removes_nothing(world: RecordsWorld) -> None:
+    """It is tried again as a whole."""
+    ids = _buried_of_a_shard(world, 12)
+    world.primary.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE))
+    with pytest.raises(StoreUnavailable):
+        world.raid()
+    assert world.buried() == set(ids)
+
+
+def test_bucket_that_is_not_the_catalogs_any_more_behind_the_look_in_storage_proves_nothing(
+    world: RecordsWorld,
+) -> None:
+    """The marker is asked for again behind all other requests."""
+    ids = _buried_of_a_shard(world, 12)
+
+    def swap() -> None:
+        world.primary.refusal = CatalogMismatch("primary", expected="ours", found="none", advice="look")
+
+    world.primary.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=swap))
+    with pytest.raises(CatalogMismatch):
+        world.raid()
+    assert world.buried() == set(ids)
+
+
+def test_absence_of_many_ledgers_is_proved_by_two_listings_of_a_shard_and_one_request_for_a_name(
+    world: RecordsWorld,
+) -> None:
+    """No listing of its own for each."""
+    ids = _buried_of_a_shard(world, 12)
+    asked = len(world.primary.calls)
+    assert world.raid().removed == 12
+    calls = world.primary.calls[asked:]
+    assert calls[:2] == [(Operation.LIST, shard_prefix(5))] * 2
+    assert sorted(calls[2:]) == [(Operation.GET_RANGE, segment_key(one, 0)) for one in ids]
 
 
 def test_a_tombstone_stays_while_a_deletion_is_unfinished(world: RecordsWorld) -> None:

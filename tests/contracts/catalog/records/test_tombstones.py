@@ -73,6 +73,21 @@ def test_explicit_delete_is_durable_unless_the_command_or_else_the_topic_says_ot
     assert _durable(sql_world) == {int(left)}
 
 
+def test_finished_deletions_of_ledgers_tell_the_names_of_their_objects(sql_world: SqlWorld) -> None:
+    """Of those that are asked for, and of no deletion that is unfinished."""
+    topic_id = new_topic(sql_world).topic_id
+    first, second, third = filled(sql_world, topic_id, 3)[:3]
+    _detach(sql_world, topic_id, [first, second])
+    records = sql_world.catalog.records
+    assert records.finished_deletions([first, second, third]) == []
+    sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
+    assert {one.ledger_id for one in records.finished_deletions([first, second, third])} == {first, second}
+    (one,) = records.finished_deletions([second])
+    assert (one.ledger_id, one.owner.topic_id, one.last_segment) == (second, topic_id, 0)
+    sql_world.sql("UPDATE pending_deletion SET copy = 'OFFLOADED_LEDGER' WHERE ledger_id = :id", id=first)
+    assert records.finished_deletions([first]) == []
+
+
 @pytest.mark.parametrize("topic", [None, True])
 def test_retention_deletes_plainly_unless_the_topic_says_otherwise(sql_world: SqlWorld, topic: bool | None) -> None:
     """What a limit takes may return when the catalog is rebuilt, and is taken again."""
