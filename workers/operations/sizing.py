@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from logstore.deletion.services.absence import SAMPLE_KEYS
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import SHARDS
 from logstore.records.blocks import VERSIONS
@@ -110,6 +111,7 @@ class StoreSize:
     deleted_a_s: float  # ledgers
     lists_a_s: float
     deletes_a_s: float  # requests, of up to 1,000 keys each
+    gets_a_s: float  # of deletions, one byte each
     puts_a_s: float  # of segments and statements
     plan_lists: int  # requests of one reconciliation that lists the whole bucket
     events_a_s: float  # of Temporal's histories, for trims and deletions
@@ -131,18 +133,21 @@ class DeletionRequests:
 
     lists: int
     deletes: int
+    gets: int  # of one byte each: the second look at a sample of what was deleted
 
 
 def deletion_requests(ledgers: int, *, segments: int, chunk: int = _POLICY.chunk) -> DeletionRequests:
     """For a batch of ledgers with `segments` segments each: a LIST for each, and the keys of a chunk together in pages.
 
     No ledgers are counted as neighbours, which would share a LIST. Segments go first and `meta.json` after them, so
-    that a chunk has two runs of pages.
+    that a chunk has two runs of pages. Behind each run a sample of its keys is asked for again. A ledger that is alone
+    in its chunk is listed a second time.
     """
     whole, rest = divmod(ledgers, chunk)
     sizes = [chunk] * whole + [rest] * bool(rest)
     return DeletionRequests(
-        lists=ledgers * ceil((segments + 1) / PAGE),
+        lists=ledgers * ceil((segments + 1) / PAGE) + sizes.count(1),
+        gets=sum(min(SAMPLE_KEYS, one * segments) + min(SAMPLE_KEYS, one) for one in sizes),
         deletes=sum(ceil(one * segments / PAGE) + ceil(one / PAGE) for one in sizes),
     )
 
@@ -172,6 +177,7 @@ def size_of(plan: StorePlan) -> StoreSize:
         deleted_a_s=deleted_a_s,
         lists_a_s=deleted_a_s * asked.lists / _POLICY.chunk,
         deletes_a_s=deleted_a_s * asked.deletes / _POLICY.chunk,
+        gets_a_s=deleted_a_s * asked.gets / _POLICY.chunk,
         puts_a_s=deleted_a_s * (plan.segments + 1),  # as many are written as go
         plan_lists=ceil(objects / PAGE),
         events_a_s=EVENTS * (topics_a_s / _TOPICS_AT_ONCE + deleted_a_s / _POLICY.chunk),
@@ -199,6 +205,7 @@ def table(sizes: Mapping[str, StoreSize]) -> str:
         "ledgers deleted a second": lambda one: _rate(one.deleted_a_s),
         "LIST a second, of deletions": lambda one: _rate(one.lists_a_s),
         "DeleteObjects a second": lambda one: _rate(one.deletes_a_s),
+        "GET a second, of deletions": lambda one: _rate(one.gets_a_s),
         "PUT a second": lambda one: _rate(one.puts_a_s),
         "LIST of one reconciliation without an inventory": lambda one: f"{one.plan_lists:,}",
         "topics that a trim looks at in a second": lambda one: _rate(one.topics_a_s),

@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 MAX_ASKED_SEGMENTS: Final = 1_000_000
 """Segments of one ledger that are asked for by name: ten times as many as a ledger has, and an hour's work."""
 
-_SAMPLE_KEYS: Final = 4
+SAMPLE_KEYS: Final = 4
 """Keys of one removal, of whatever number of ledgers, that are looked at again: a batch gains no request a ledger."""
 
 _PARALLEL_REQUESTS: Final = 8
@@ -69,7 +69,7 @@ def find_kept(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
     Raises:
         SextonError: The store did not answer.
     """
-    sample = random.sample(deleted, _SAMPLE_KEYS) if len(deleted) > _SAMPLE_KEYS else deleted
+    sample = random.sample(deleted, SAMPLE_KEYS) if len(deleted) > SAMPLE_KEYS else deleted
     for key, answer in _ask_all(sample, lambda key: objects.get_range(key, 0, 1) is not None):
         if isinstance(answer, SextonError):
             raise answer

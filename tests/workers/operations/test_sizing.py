@@ -98,7 +98,7 @@ def _manifest(blocks: tuple[Block, ...]) -> Manifest:
     )
 
 
-@pytest.mark.parametrize(("ledgers", "segments"), [(7, 150), (3, 2), (1, 1_000)])
+@pytest.mark.parametrize(("ledgers", "segments"), [(7, 150), (3, 2), (2, 1), (1, 1_000), (1, 1)])
 def test_deletion_makes_as_many_requests_as_the_calculator_says(
     ledgers: int, segments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,12 +112,13 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
         assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
     said = sizing.deletion_requests(ledgers, segments=segments)
-    assert (asked["list"], asked["delete"]) == (said.lists, said.deletes)
+    assert (asked["list"], asked["delete"], asked["get"]) == (said.lists, said.deletes, said.gets)
 
 
 def _count_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Requests of the kinds from now on, in pages of a thousand keys."""
-    asked, lists, deletes = {"list": 0, "delete": 0}, world.objects.list, world.objects.delete
+    asked = {"list": 0, "delete": 0, "get": 0}
+    lists, deletes, gets = world.objects.list, world.objects.delete, world.objects.get_range
 
     def pages(count: int) -> int:
         return max(1, -(-count // sizing.PAGE))
@@ -131,7 +132,12 @@ def _count_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
         asked["delete"] += pages(len(keys))
         return deletes(keys)
 
+    def get_range(key: str, start: int, length: int) -> bytes | None:
+        asked["get"] += 1
+        return gets(key, start, length)
+
     monkeypatch.setattr(world.objects, "list", listing)
+    monkeypatch.setattr(world.objects, "get_range", get_range)
     monkeypatch.setattr(world.objects, "delete", delete)
     return asked
 
