@@ -460,6 +460,9 @@ class FakeClient:
         ]
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
+        known = ("sexton-records", "sexton-sweep", "sexton-trim")
+        if schedule_id not in known:
+            raise UnknownObject("schedule", expected=f"one of {', '.join(known)}", found=schedule_id)
         return [f"{schedule_id}-2026-11-20T17:05:00Z"]
 
     async def list_schedules(self) -> list[ScheduleRow]:

@@ -24,6 +24,7 @@ _VALID: Final = {
     "ID": "4",
     "ID...": "4",
     "WORKFLOW_ID": "delete-ledgers/b",
+    "SCHEDULE_ID": "sexton-records",
     "BUNDLE": "0",
     "RUN_ID": "plan-1",
     "TC:SEQ": "3:17",
