@@ -1,24 +1,29 @@
 """Files that settings name: each is read by one function, which refuses what cannot be read in one sentence."""
 
 from pathlib import Path
+from typing import Final
 
 from logstore.errors import InvalidInput
+from logstore.whole_files import read_regular_file
 from workers.settings.model import Settings
+
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Length of a file that a setting names, inclusive: many times a bundle of all public authorities."""
 
 
 def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
-    """What stands in a file.
+    """Return the content of a regular file of at most `MAX_FILE_BYTES`.
 
     Args:
-        field: The setting that names it.
-        path: Where it is.
+        field: The setting that names the file.
+        path: A link to a regular file is followed, as mounted secrets need it.
         rule: What the setting expects, as a phrase.
 
     Raises:
-        InvalidInput: It cannot be read.
+        InvalidInput: The file cannot be read, is not a regular file or is too long.
     """
     try:
-        return Path(path).read_bytes()
+        return read_regular_file(Path(path), max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise InvalidInput(field, expected=f"{rule} ({error.strerror})", found=path) from None
     except ValueError:  # of a path with a NUL in it

@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import PlainSerializer, ValidationError
 
 from logstore.errors import InvalidInput, ServiceFailed
-from workers.settings.files import read_secret
+from logstore.whole_files import read_regular_file
+from workers.settings.files import MAX_FILE_BYTES, read_secret
 from workers.settings.kinds import format_duration
 from workers.settings.model import SERVICES, Settings
 
@@ -167,7 +168,7 @@ def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
     asked = environ.get("SEXTON_CONFIG")
     path = cwd / (asked or "sexton.toml")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         if not asked:
             return {}
