@@ -51,7 +51,10 @@ def env(context: CommandContext) -> Answer:
 
 @command(stack, "status", "--json")
 def status(context: CommandContext) -> Answer:
-    """Tell whether each service answers; exits with 4 if one does not, with 3 if the database is not the catalog."""
+    """Tell whether each service answers; exits with 4 if one does not.
+
+    A service that is another catalog's is refused, with 3, and so is a database that is older than its record log.
+    """
     with watching("asking the services"):
         return _health(context.services.status(context.settings))
 
@@ -60,7 +63,7 @@ def status(context: CommandContext) -> Answer:
 def doctor(context: CommandContext) -> Answer:
     """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok.
 
-    A database that is older than its record log is refused, with 3.
+    A service that is another catalog's is refused, with 3, and so is a database that is older than its record log.
     """
     with watching("examining"):
         return _health(context.services.doctor(context.settings))

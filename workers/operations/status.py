@@ -78,11 +78,16 @@ def _at(where: str, check: Callable[..., Row], *given: object) -> Row:
 
 
 def checked(name: str, check: Check, settings: Settings) -> Row:
-    """The row of one check, whose errors are its detail."""
+    """Return the row of one check, whose errors are its detail.
+
+    The row of another catalog's service has `refused`: the service answers.
+    """
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
     except RPCError as error:
         return {"name": name, "ok": False, "detail": _refused(error)}
+    except CatalogMismatch as error:
+        return {"name": name, "ok": False, "refused": True, "detail": str(error)}
     except (SextonError, OSError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
 
@@ -185,7 +190,10 @@ def _workers(settings: Settings) -> Row:
 
 
 def _identity(settings: Settings) -> Row:
-    """The catalog's id, and each service that is not its own, with what was expected and found; changes nothing."""
+    """Return the row of the catalog's id and of each service that is not its own, with what was expected and found.
+
+    The row has `refused` where a service is another catalog's. Nothing is changed.
+    """
     ours: list[str] = []
     foreign: list[str] = []
     untold: list[str] = []  # why is said in the row of that service
@@ -201,10 +209,11 @@ def _identity(settings: Settings) -> Row:
                     untold.append(name)
     except SextonError as error:
         return {"name": _IDENTITY, "ok": False, "detail": f"cannot be told: {error}"}
-    if untold:
-        foreign.append(f"cannot be told of {', '.join(untold)}: no answer, or a refusal")
-    detail = "; ".join(foreign) or ", ".join(ours) or "no service is known"
-    return {"name": _IDENTITY, "ok": not foreign, "detail": f"catalog {catalog_id}: {detail}"}
+    unanswered = [f"cannot be told of {', '.join(untold)}: no answer, or a refusal"] if untold else []
+    problems = [*foreign, *unanswered]
+    detail = "; ".join(problems) or ", ".join(ours) or "no service is known"
+    row = {"name": _IDENTITY, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
+    return {**row, "refused": True} if foreign else row
 
 
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
