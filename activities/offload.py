@@ -11,6 +11,7 @@ from activities.dispatch import check_topic_name, is_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.writing import Evidence, Uploaded
+from logstore.offload.tiered import CopyLengths
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
 from logstore.units import between_units
@@ -46,14 +47,17 @@ class UploadResult:
     entries: int = 0
     size_bytes: int = 0
     sha256: str = ""
+    index_bytes: int = 0  # 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishInput:
-    """Whose copy, of which attempt."""
+    """The copy of one attempt, with the lengths of its objects."""
 
     ledger_id: int
     uuid: str
+    size_bytes: int = 0  # of the data; 0: not known
+    index_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,7 @@ class LedgerOffload:
             entries=done.evidence.entries,
             size_bytes=done.evidence.size_bytes,
             sha256=done.evidence.sha256,
+            index_bytes=done.evidence.index_bytes,
         )
 
     @defined(name="offload.publish")
@@ -156,7 +161,9 @@ class LedgerOffload:
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         ledger_id = LedgerId(request.ledger_id)
-        if self._offloads.publish(ledger_id, request.uuid):
+        known = request.size_bytes > 0 and request.index_bytes > 0
+        lengths = CopyLengths(data=request.size_bytes, index=request.index_bytes) if known else None
+        if self._offloads.publish(ledger_id, request.uuid, lengths=lengths):
             return OffloadAnswer.ALREADY
         return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
 

@@ -84,6 +84,8 @@ One request may take 5 s to connect, 60 s to be answered, and what it takes to s
 
 _UNTIL = "until_us"
 _TIME = re.compile("[0-9]{1,18}")
+_DATA_BYTES, _INDEX_BYTES = "data_bytes", "index_bytes"
+_BYTES: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def data_key(uuid: str, ledger_id: LedgerId) -> str:
@@ -168,6 +170,29 @@ def upload_ended(context: Mapping[str, str], until_us: int | None) -> dict[str, 
     said = context.get(_UNTIL)
     ends_us = min(until_us, int(said)) if said is not None and _TIME.fullmatch(str(said)) else until_us
     return rest | {_UNTIL: str(ends_us)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLengths:
+    """Lengths in bytes of the two objects of a tiered copy, as its offload context states them.
+
+    A listing shows a length without a read: a plan finds by it an object that was cut.
+    """
+
+    data: int
+    index: int
+
+    def to_context(self) -> dict[str, str]:
+        """Return the fields of the offload context."""
+        return {_DATA_BYTES: str(self.data), _INDEX_BYTES: str(self.index)}
+
+
+def lengths_in(context: Mapping[str, str]) -> CopyLengths | None:
+    """Return the lengths that a context states. `None`: it was published without them, or states no numbers."""
+    data, index = (str(context.get(name, "")) for name in (_DATA_BYTES, _INDEX_BYTES))
+    if not (_BYTES.fullmatch(data) and _BYTES.fullmatch(index)):
+        return None
+    return CopyLengths(data=int(data), index=int(index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

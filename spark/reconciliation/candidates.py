@@ -23,6 +23,7 @@ from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
 _ELSEWHERE: Final = "elsewhere"
+_UNMEASURED: Final = "unmeasured"
 _STRANGE: Final = -1  # in the place of a group: objects that are of no ledger
 
 
@@ -57,10 +58,13 @@ def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) ->
     groups = [_STRANGE, *range(listed.counts["groups"])]
     counts = run.spread("compare storage with the catalog", groups, partial(_compare, sides=sides))
     whole = {name: sum(one.get(name, 0) for one in counts) for name in counts[-1]}
-    elsewhere = whole.pop(_ELSEWHERE)
+    elsewhere, unmeasured = whole.pop(_ELSEWHERE), whole.pop(_UNMEASURED)
     facts = {ROWS_BEFORE: str(sides.limits.rows_before_us)}
     if elsewhere:
         facts[f"{LEFT_OUT}copies"] = f"{elsewhere:,} tiered copies stand where nothing was listed"
+    if unmeasured:
+        why = f"of {unmeasured:,} tiered copies only the existence was compared, which were published without lengths"
+        facts[f"{LEFT_OUT}lengths"] = why
     return BulkSummary(counts=whole, facts=facts)
 
 
@@ -91,7 +95,12 @@ def _compare(group: int, *, sides: _Sides) -> dict[str, int]:
     named = _with_topics(found.candidates, ledgers, sides) if found.candidates.num_rows else found.candidates
     overlaps = asdict(found.primary)
     overlaps |= {f"tiered_{name}": value for name, value in asdict(found.tiered).items()}
-    counts = {_ELSEWHERE: found.elsewhere, "young": found.young, "expected": found.expected}
+    counts = {
+        _ELSEWHERE: found.elsewhere,
+        _UNMEASURED: found.unmeasured,
+        "young": found.young,
+        "expected": found.expected,
+    }
     return {"candidates": _put(path, [named]), **counts, **overlaps}
 
 

@@ -17,7 +17,7 @@ from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.rules import Overlap
-from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, overlap
+from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, count_unmeasured, overlap
 from spark.reconciliation.sides import (
     PRIMARY,
     Group,
@@ -46,6 +46,7 @@ class Compared:
     primary: Overlap
     tiered: Overlap
     elsewhere: int  # tiered copies that stand where nothing was listed
+    unmeasured: int  # tiered copies that were listed, and whose offload context states no lengths
     young: int  # ledgers whose rows are too young
     expected: int  # ledgers of which a listing must show objects
 
@@ -76,6 +77,7 @@ def compare(group: Group, limits: Limits) -> Compared:
         primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(known.sum())),
         tiered=overlap(group, limits),
         elsewhere=count_elsewhere(group.copies, limits),
+        unmeasured=count_unmeasured(group.copies, limits),
         young=int((rows.created_us >= limits.rows_before_us).sum()),
         expected=int(((rows.primary == _LIVE) & ~rows.creating & (rows.created_us < limits.rows_before_us)).sum()),
     )

@@ -1,6 +1,6 @@
 """The comparison of tiered copies of one group of shards: pure functions of Arrow tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from spark.reconciliation.facts import YOUNG
 from spark.reconciliation.sides import TIERED, Group, Intents, Limits, findings
 
 _UNREADABLE = "an offload context of its ledger cannot be read, and may name it"
+_PARTS = ("data", "index")
 _REFUSED = "its deletion is a dead letter, or this catalog never gave out its id"
 
 
@@ -23,7 +24,13 @@ def compare_tiered(group: Group, intents: Intents, limits: Limits) -> list[pa.Ta
     named = group.copies
     unreadable = intents.unreadable | set(named.filter(pc.equal(named["uuid"], ""))["ledger_id"].to_pylist())
     pairs = group.tiered.group_by(["ledger_id", "bucket", "uuid"]).aggregate(
-        [("size_bytes", "sum"), ("modified_us", "max"), ("part", "list")]
+        [
+            ("size_bytes", "sum"),
+            ("modified_us", "max"),
+            ("part", "list"),
+            ("size_bytes", "list"),
+            ("modified_us", "list"),
+        ]
     )
     ours = set(zip(named["ledger_id"].to_pylist(), named["uuid"].to_pylist(), strict=True))
     rows = [row for row in pairs.to_pylist() if (row["ledger_id"], row["uuid"]) not in ours]
@@ -38,6 +45,7 @@ def compare_tiered(group: Group, intents: Intents, limits: Limits) -> list[pa.Ta
         _pairs([row for row in told if not _orphan(row, intents, limits)], FindingKind.MISMATCH, _REFUSED),
         _pairs(doubtful, FindingKind.MISMATCH, _UNREADABLE),
         _copies_lost(named, found, limits),
+        *_copies_of_another_length(named, pairs.to_pylist(), limits),
     ]
 
 
@@ -66,9 +74,8 @@ def _copies_lost(named: pa.Table, found: dict[tuple[int, str], set[str]], limits
     """Live copies in buckets that were listed, of which data or index is absent."""
     lost = [
         (row, part)
-        for row in named.filter(pc.equal(named["state"], "LIVE")).to_pylist()
-        if _is_here(row, limits) and row["uuid"] and (row["created_us"] or YOUNG) < limits.rows_before_us
-        for part in ("data", "index")
+        for row in _settled(named, limits)
+        for part in _PARTS
         if part not in found.get((row["ledger_id"], row["uuid"]), ())
     ]
     return findings(
@@ -77,11 +84,71 @@ def _copies_lost(named: pa.Table, found: dict[tuple[int, str], set[str]], limits
         ledger_id=[row["ledger_id"] for row, _ in lost],
         copy=TIERED,
         bucket=[row["bucket"] for row, _ in lost],
-        key=[f"{row['uuid']}-ledger-{row['ledger_id']}{'-index' if part == 'index' else ''}" for row, part in lost],
+        key=[_key(row, part) for row, part in lost],
         uuid=[row["uuid"] for row, _ in lost],
         size_bytes=[row["size_bytes"] or 0 for row, _ in lost],
         detail="the offload context names an object that is absent",
     )
+
+
+def _copies_of_another_length(named: pa.Table, pairs: Sequence[dict[str, Any]], limits: Limits) -> Iterator[pa.Table]:
+    """Objects of live copies that are shorter or longer than the offload context states, if it states a length.
+
+    A copy is proved by reading it back before it is published, so a shorter object has lost data since. A longer one
+    counts once it is old, as in the primary bucket.
+    """
+    stored = {
+        (row["ledger_id"], row["bucket"], row["uuid"], part): (size, modified_us)
+        for row in pairs
+        for part, size, modified_us in zip(
+            row["part_list"], row["size_bytes_list"], row["modified_us_list"], strict=True
+        )
+    }
+    odd = [
+        (row, part, size, stated)
+        for row in _settled(named, limits)
+        for part in _PARTS
+        if (stated := row[f"{part}_bytes"]) is not None
+        for size, modified_us in [stored.get((row["ledger_id"], row["bucket"], row["uuid"], part), (stated, 0))]
+        if size < stated or (size > stated and modified_us < limits.before_us)
+    ]
+    for kind, word, rows in (
+        (FindingKind.MISSING_DATA, "shorter", [each for each in odd if each[2] < each[3]]),
+        (FindingKind.MISMATCH, "longer", [each for each in odd if each[2] > each[3]]),
+    ):
+        yield findings(
+            kind,
+            len(rows),
+            ledger_id=[row["ledger_id"] for row, *_ in rows],
+            copy=TIERED,
+            bucket=[row["bucket"] for row, *_ in rows],
+            key=[_key(row, part) for row, part, *_ in rows],
+            uuid=[row["uuid"] for row, *_ in rows],
+            objects=1,
+            size_bytes=[size for _, _, size, _ in rows],
+            detail=[
+                f"the object is {word} than its offload context says: expected {stated:,} bytes, found {size:,}"
+                for _, _, size, stated in rows
+            ],
+        )
+
+
+def _settled(named: pa.Table, limits: Limits) -> list[dict[str, Any]]:
+    """Live copies in buckets that were listed, of ledgers that are old enough."""
+    return [
+        row
+        for row in named.filter(pc.equal(named["state"], "LIVE")).to_pylist()
+        if _is_here(row, limits) and row["uuid"] and (row["created_us"] or YOUNG) < limits.rows_before_us
+    ]
+
+
+def _key(row: dict[str, Any], part: str) -> str:
+    return f"{row['uuid']}-ledger-{row['ledger_id']}{'-index' if part == 'index' else ''}"
+
+
+def count_unmeasured(copies: pa.Table, limits: Limits) -> int:
+    """Return how many copies that were listed state no lengths: of them only the existence was compared."""
+    return sum(row["data_bytes"] is None for row in _settled(copies, limits))
 
 
 def overlap(group: Group, limits: Limits) -> Overlap:

@@ -74,7 +74,9 @@ COPIES: Final = pa.schema(
         ("uuid", pa.string()),
         ("state", pa.string()),
         ("created_us", pa.int64()),
-        ("size_bytes", pa.int64()),
+        ("size_bytes", pa.int64()),  # of the ledger
+        ("data_bytes", pa.int64()),  # of the data object; null: the context does not state it
+        ("index_bytes", pa.int64()),
     ]
 )
 """A tiered copy, as its row's context names it; a context that cannot be read names no uuid."""

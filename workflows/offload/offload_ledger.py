@@ -74,7 +74,9 @@ class OffloadLedger:
     async def _publish(self, ledger_id: int, done: UploadResult) -> OffloadOutcome | None:
         if done.answer is not OffloadAnswer.BEGUN:
             return OffloadOutcome(done.answer.value)
-        publish = PublishInput(ledger_id=ledger_id, uuid=done.uuid)
+        publish = PublishInput(
+            ledger_id=ledger_id, uuid=done.uuid, size_bytes=done.size_bytes, index_bytes=done.index_bytes
+        )
         found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **options.CATALOG)
         if found is OffloadAnswer.BEGUN:
             return None

@@ -18,7 +18,7 @@ from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import Begin, begin, upload_ended
+from logstore.offload.tiered import Begin, CopyLengths, begin, upload_ended
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -79,7 +79,9 @@ class SqlOffloads(OnDatabase):
         return Offload(answer=answer, statement=statement, entries=row.entries, context=context)
 
     @writes("catalog.publish_offload")
-    def publish(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> bool:
+    def publish(
+        self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
+    ) -> bool:
         """See `Offloads.publish`."""
         list_id, state = _locked(connection, ledger_id)
         copy = tiered_copy(connection, ledger_id)
@@ -87,7 +89,8 @@ class SqlOffloads(OnDatabase):
         if copy is not None and mine and copy.state == _LIVE:
             return True
         if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
-            publish_copy(connection, list_id, ledger_id, TIERED, upload_ended(context_in(copy.context), None))
+            context = upload_ended(context_in(copy.context), None) | (lengths.to_context() if lengths else {})
+            publish_copy(connection, list_id, ledger_id, TIERED, context)
             return True
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
         return False

@@ -102,6 +102,7 @@ class Evidence:
     entries: int
     size_bytes: int  # of the data object
     sha256: str  # of the data object, hexadecimal
+    index_bytes: int = 0  # of the index object; 0: it was not written now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,7 @@ class Offloader:
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
         _prove(objects, key, metadata, size_bytes=len(body), sha256=digest_of(body))
-        return _evidence(index)
+        return replace(_evidence(index), index_bytes=len(body))
 
     def _build(
         self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]

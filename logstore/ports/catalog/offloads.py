@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
+from logstore.offload.tiered import CopyLengths
 from logstore.ports.catalog.claims import Cause, Claim, Detached
 from logstore.positions import LedgerId, TopicId
 
@@ -77,8 +78,10 @@ class Offloads(Protocol):
             Unsupported: Not a ledger of messages.
         """
 
-    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+    def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
         """WRITING → LIVE if the attempt still has the copy, the ledger is listed and its topic ACTIVE.
+
+        The copy's offload context states `lengths` from then on. `None`: they are not known.
 
         Otherwise the attempt has lost, and the same happens as by `abandon`, except that nothing is waited for: all of
         its requests were answered.

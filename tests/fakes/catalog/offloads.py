@@ -8,7 +8,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import Begin, begin, upload_ended, upload_ends_us
+from logstore.offload.tiered import Begin, CopyLengths, begin, upload_ended, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
@@ -66,7 +66,7 @@ class FakeOffloads(Absent):
         self._catalog.versions[row.topic_id] += 1
         return made
 
-    def publish(self, ledger_id: LedgerId, uuid: str) -> bool:
+    def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
         with effect("catalog.publish_offload"), self._catalog.lock:
             copy = self._copy(ledger_id, uuid)
             if copy and copy.state is CopyState.LIVE:
@@ -75,7 +75,8 @@ class FakeOffloads(Absent):
             if copy is None or row is None or self._catalog.topic(row.topic_id).state is not TopicState.ACTIVE:
                 self._end(ledger_id, uuid, None)
                 return False
-            live = replace(copy, state=CopyState.LIVE, context=upload_ended(copy.context, None))
+            context = upload_ended(copy.context, None) | (lengths.to_context() if lengths else {})
+            live = replace(copy, state=CopyState.LIVE, context=context)
             self._catalog.copies[ledger_id][_TIERED] = live
             self._catalog.versions[row.topic_id] += 1
             return True

@@ -31,7 +31,7 @@ from logstore.log.ledgers import (
 from logstore.log.services.component_ledgers import ComponentLedgers, Draft
 from logstore.log.services.registration import confirm
 from logstore.names import TopicName
-from logstore.offload.tiered import data_key, index_key
+from logstore.offload.tiered import CopyLengths, data_key, index_key
 from logstore.ports.catalog import BucketSwitch, NewBucket, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
@@ -147,7 +147,8 @@ class Damaged:
         """A tiered copy, published."""
         done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
         assert done.evidence
-        self.log.catalog.offloads.publish(ledger_id, uuid)
+        lengths = CopyLengths(data=done.evidence.size_bytes, index=done.evidence.index_bytes)
+        self.log.catalog.offloads.publish(ledger_id, uuid, lengths=lengths)
 
 
 Damage = Callable[[Damaged], None]
@@ -248,6 +249,23 @@ def moved_bytes(store: Damaged) -> None:
     store.healthy.remove(ledgers[0])
 
 
+def cut_tiered_copies(store: Damaged) -> None:
+    """The data or the index of a tiered copy lost its end, or the data has grown."""
+    _, ledgers = store.topic("cut", ledgers=4)  # the last one is open
+    for ledger_id, name, kind, change in (
+        (ledgers[0], data_key, _K.MISSING_DATA, -3),
+        (ledgers[1], index_key, _K.MISSING_DATA, -1),
+        (ledgers[2], data_key, _K.MISMATCH, 1),
+    ):
+        uuid = str(uuid4())
+        store.offload(ledger_id, uuid)
+        key = name(uuid, ledger_id)
+        size = store.s3.head_object(Bucket=store.settings.tiered_bucket, Key=key)["ContentLength"]
+        store.put(key, store.statement(ledger_id), b"x" * (size + change), tiered=True)
+        store.truth.add((kind, ledger_id, key))
+        store.healthy.remove(ledger_id)
+
+
 def mismatches(store: Damaged) -> None:
     """Another's statement beside a live one, a segment that grew, a refused deletion, an id from the future."""
     _, ledgers = store.topic("mismatch")
@@ -334,6 +352,7 @@ EVERY: Final[tuple[Damage, ...]] = (
     stalled_deletions,
     missing_data,
     moved_bytes,
+    cut_tiered_copies,
     mismatches,
     lost_rows,
     objects_of_another_store,

@@ -257,7 +257,7 @@ def _tiered(uuid: str, part: str, at: int = _OLD) -> dict[str, Any]:
 
 def _copy(**more: Any) -> dict[str, Any]:
     row = {"ledger_id": 3, "bucket": "t", "endpoint": "", "uuid": "u1", "state": "LIVE"}
-    return row | {"created_us": _OLD, "size_bytes": 4} | more
+    return row | {"created_us": _OLD, "size_bytes": 4, "data_bytes": 4, "index_bytes": 4} | more
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,34 @@ def _copy(**more: Any) -> dict[str, Any]:
 def test_tiered_copy_that_is_named_and_absent(tiered: list[Any], copy: dict[str, Any], keys: set[str]) -> None:
     world = World(tiered=tiered, copies=[_copy(**copy)])
     assert world.found() == {("missing_data", 3, key) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("copy", "found", "unmeasured"),
+    [
+        ({}, set(), 0),
+        ({"data_bytes": 5}, {("missing_data", "u1-ledger-3", 1, 4)}, 0),
+        ({"index_bytes": 5}, {("missing_data", "u1-ledger-3-index", 1, 4)}, 0),
+        (
+            {"data_bytes": 3, "index_bytes": 9},
+            {("mismatch", "u1-ledger-3", 1, 4), ("missing_data", "u1-ledger-3-index", 1, 4)},
+            0,
+        ),
+        ({"data_bytes": None, "index_bytes": None}, set(), 1),
+        ({"data_bytes": 5, "state": "WRITING"}, set(), 0),
+        ({"data_bytes": 5, "created_us": _NEW}, set(), 0),
+        ({"data_bytes": 5, "bucket": "elsewhere"}, set(), 0),
+    ],
+)
+def test_tiered_object_of_another_length_than_its_context_states(
+    copy: dict[str, Any], found: set[tuple[str, str, int, int]], unmeasured: int
+) -> None:
+    """The finding has the length that was found, which a HEAD has to confirm; a copy without lengths is counted."""
+    compared = World(tiered=[_tiered("u1", "data"), _tiered("u1", "index")], copies=[_copy(**copy)]).compared()
+    rows = compared.candidates.to_pylist()
+    assert {(row["kind"], row["key"], row["objects"], row["size_bytes"]) for row in rows} == found
+    assert all("its offload context says: expected " in row["detail"] for row in rows)
+    assert compared.unmeasured == unmeasured
 
 
 def test_upload_that_nobody_finished_is_an_orphan_without_objects() -> None:

@@ -13,6 +13,7 @@ from temporalio.exceptions import ChildWorkflowError
 from activities.offload import PublishInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
+from logstore.offload.tiered import CopyLengths, data_key, index_key, lengths_in
 from logstore.ports.catalog import Copies, OffloadAnswer
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -79,6 +80,20 @@ async def test_offload_ledger_answers_with_evidence(house: House) -> None:
     assert copies(house, ledger) == (True, True)
     assert (progress.step, progress.turn, progress.size_bytes) == ("ended", 1, result.size_bytes)
     assert intents(house) == []
+
+
+async def test_offload_ledger_states_the_lengths_of_what_it_stored(house: House) -> None:
+    """In the offload context: a plan finds by them an object that was cut."""
+    (ledger,) = house.world.fill_readable(1)
+    async with house.worker():
+        result = await (await offload(house, ledger)).result()
+    found = house.world.catalog.offloads.copies(ledger)
+    data, index = (house.world.tiered.get(name(result.uuid, ledger)) for name in (data_key, index_key))
+    assert found
+    assert found.tiered
+    assert data
+    assert index
+    assert lengths_in(found.tiered) == CopyLengths(data=len(data.body), index=len(index.body))
 
 
 async def test_offload_ledger_whose_store_fails_at_first_takes_a_new_uuid(house: House) -> None:
