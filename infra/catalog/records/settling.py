@@ -5,16 +5,14 @@ No other process writes to the catalog meanwhile, so locks are those of any stat
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import Connection, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.deletion.whole_topics import dissolve
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import GROWS, make_list, register, remove_ledgers, take_in, take_in_newborns
+from infra.catalog.log.ledger_rows import GROWS, make_list, register, take_in, take_in_newborns
 from infra.catalog.log.producer_rows import put_sequences, sequences_of
 from infra.catalog.log.topic_rows import make_again
 from infra.catalog.records.adopted_transactions import adopt_transactions, decided_at_flush
@@ -66,7 +64,7 @@ def settle(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us
     for found in staged(connection, topic_id):
         _settle_page(connection, topic, found, now_us)
     if topic is not None:
-        settled(connection, _absent(connection, topic), topic.segments)
+        settled(connection, _lost(connection, topic), topic.segments)
 
 
 def _whole(connection: Connection, topic_id: TopicId) -> _Whole | None:
@@ -208,22 +206,15 @@ def _register(connection: Connection, topic: _Topic, taken: Sequence[AdoptedSegm
     put_sequences(connection, moved)
 
 
-def _absent(connection: Connection, topic: _Topic) -> dict[LedgerId, Adoptee]:
-    """Remove the absent ledgers at the head of the list; return what becomes of all that are absent or short.
+def _lost(connection: Connection, topic: _Topic) -> dict[LedgerId, Adoptee]:
+    """Return what becomes of the ledgers that are absent or short; each keeps its row until the end.
 
-    Those at the head, or in no list, had been detached since the flush. The others lost data. No intent is filed:
-    nothing of them is stored, and what should turn up all the same is reported by reconciliation.
+    No deletion explains the absence of one that its list names, wherever it stands there: before the first object goes
+    the record log knows of the intent, and of a list without the ledger. So that is a loss of data, or a store that
+    does not show what it holds. Those in no list are expected to be gone: the last step removes their rows.
     """
     if not topic.lost:
         return {}
-    listed = select(_L.ledger_id).where(_L.list_id == topic.list_id, _L.place.is_not(None)).order_by(_L.place)
-    ids = [LedgerId(one) for one in connection.execute(listed).scalars()]
-    last = ids[-1:]  # the last one of a list is never detached
-    head = list(takewhile(lambda one: one not in last and topic.lost.get(one) is Standing.ABSENT, ids))
-    if head:
-        remove_ledgers(connection, among(connection, _L.ledger_id, head))
-        close_holes(connection, topic.topic_id, head)
     unlisted = select(_L.ledger_id).where(among(connection, _L.ledger_id, topic.lost), _L.place.is_(None))
-    strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}  # they are detached again at the end
-    gone = strays.union(head)
-    return {one: Adoptee.REVIVED if one in gone else Adoptee.MISSING for one in topic.lost}
+    strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}
+    return {one: Adoptee.REVIVED if one in strays else Adoptee.MISSING for one in topic.lost}

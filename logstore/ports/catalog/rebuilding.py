@@ -125,7 +125,7 @@ class Standing(StrEnum):
     TAIL = "TAIL"  # uploads behind those that are registered
     STRANGER = "STRANGER"  # objects, and no row
     SHORT = "SHORT"  # some registered segments are absent
-    ABSENT = "ABSENT"  # nothing at all in any bucket, and its list names it
+    ABSENT = "ABSENT"  # nothing at all in any bucket, though its list names it: no deletion explains it
     ENDED = "ENDED"  # nothing at all in any bucket, and no list names it: an earlier version of its record came back
 
 
@@ -149,8 +149,10 @@ class Adoptee(StrEnum):
     EXTENDED = "EXTENDED"  # segments were added
     UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
     DETACHED = "DETACHED"  # nothing names it: it has no row, and its objects stay where they are
-    REVIVED = "REVIVED"  # it came back from an older version of its record; its row is removed, its objects stay
-    MISSING = "MISSING"  # objects of it are absent: reported, and kept
+    REVIVED = (
+        "REVIVED"  # its list does not name it, or an intent is later than it: its row is removed, its objects stay
+    )
+    MISSING = "MISSING"  # objects of it are absent, some or all: reported, and its row is kept
     LEFT_OUT = "LEFT_OUT"  # a schema's, deleted with its topic: the version came back without it, and was left out
 
 
