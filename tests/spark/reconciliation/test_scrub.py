@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
+import pyarrow as pa
 import pytest
 
 from logstore.log.ledgers import segment_key
@@ -17,6 +19,7 @@ from spark.reconciliation import scrub
 from spark.reconciliation.pace import Pace
 from spark.runner import SparkJobs
 from spark.session import WarmSession
+from spark.sources.objects import NativeAddresses
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.adapters import native_addresses
 
@@ -140,3 +143,53 @@ def test_lanes_share_the_rate_of_the_job() -> None:
     assert sum(one.bytes_per_s for one in lanes) == 1_000
     assert [(one.number, one.lanes) for one in lanes] == [(at, 4) for at in range(4)]
     assert len(list(scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=500))) == 16
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 16])
+def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
+    lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lane asks the catalog by itself: the first rows of a page are trimmed from one answer to the next."""
+    trimmed = 0
+    read: list[tuple[str, int, int]] = []
+
+    class Catalog:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def table(self, query: str) -> pa.Table:
+            numbers = range(8) if query == "segments" else (0,)
+            rows = [{"ledger_id": ledger, "number": number} for ledger in range(trimmed, 99) for number in numbers]
+            return pa.Table.from_pylist(rows)
+
+    class Reader:
+        pace = Pace(1)
+
+        def __init__(self, *_: object) -> None: ...
+
+        def segment(self, row: dict[str, int]) -> None:
+            read.append(("segment", row["ledger_id"], row["number"]))
+
+        def target(self, _: dict[str, int]) -> tuple[str]:
+            return ("bucket",)
+
+        def copy(self, row: dict[str, int], _: str) -> None:
+            read.append(("copy", row["ledger_id"], 0))
+
+    monkeypatch.setattr(scrub, "adbc_connect", lambda _: Catalog())
+    monkeypatch.setattr(scrub, "_Reader", Reader)
+    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
+    addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
+    page = scrub._Range(0, 99, ())
+    per_lane = list[int]()
+    for lane in scrub._lanes(page, bytes_per_s=1_000, at_once=lanes):
+        per_lane.append(scrub._read(addresses, tmp_path, lane)["objects"])
+        trimmed += 1
+    standing = {("segment", ledger, number) for ledger in range(trimmed, 99) for number in range(8)}
+    standing |= {("copy", ledger, 0) for ledger in range(trimmed, 99)}
+    assert standing <= set(read)
+    assert len(read) == len(set(read)) == sum(per_lane)
+    assert max(per_lane) < 2 * min(per_lane)
