@@ -8,6 +8,7 @@ needs that GET as well.
 A store can confirm a deletion and keep the object. A sample of what it confirmed is asked for by name.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key
 from logstore.ports.objects import DeleteReport, ObjectStore
 from logstore.units import between_units
 
+_LOG: Final = logging.getLogger(__name__)
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
@@ -50,10 +52,11 @@ def judge_deletion(
     """Return by row which keys do not count as deleted; None: all of them do.
 
     Keys that the report does not confirm do not count. If the store still has a key of the sample that is looked at
-    again, nothing that it confirmed with that key counts either: each row is then tried again alone.
+    again, nothing that it confirmed with that key counts either: each row is then tried again alone. A key of the
+    sample about which the store does not answer says nothing, and what was confirmed counts.
 
     Raises:
-        SextonError: The store did not answer the second look.
+        SextonError: The work is ended from outside, or the store refuses the question.
     """
     left = {row: kept(keys, report) for row, keys in keys_by_row.items()}
     standing = find_kept(objects, sorted(report.deleted))
@@ -66,11 +69,21 @@ def judge_deletion(
 def find_kept(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
     """Look again at a sample of keys whose deletion the store confirmed. Return one that stands, or None.
 
+    Keys about which the store does not answer are left out.
+
     Raises:
-        SextonError: The store did not answer.
+        SextonError: The work is ended from outside, or the store refuses the question.
     """
+
+    def stands(key: str) -> bool:
+        try:
+            return objects.get_range(key, 0, 1) is not None
+        except StoreUnavailable as error:
+            _LOG.warning("%s: its deletion was confirmed and is not looked at again: %s", key, error)
+            return False
+
     sample = random.sample(deleted, SAMPLE_KEYS) if len(deleted) > SAMPLE_KEYS else deleted
-    for key, answer in _ask_all(sample, lambda key: objects.get_range(key, 0, 1) is not None):
+    for key, answer in _ask_all(sample, stands):
         if isinstance(answer, SextonError):
             raise answer
         if answer:

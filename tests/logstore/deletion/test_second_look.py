@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, Finding
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
-from logstore.errors import StoreUnavailable
+from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import CopyKind, meta_key, segment_key
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.objects import Removal
@@ -86,14 +86,42 @@ def test_ledger_that_is_removed_alone_is_listed_again() -> None:
     assert objects.keys == []
 
 
-def test_rows_are_not_done_where_the_second_look_gets_no_answer() -> None:
-    """A retry finds them gone."""
+@pytest.mark.parametrize("part", [".parquet", "meta.json"])
+def test_sample_that_gets_no_answer_takes_nothing_back_that_the_store_confirmed(part: str) -> None:
+    """A retry would find the ledgers gone, and end their rows as if nothing had been deleted."""
     objects = FakeObjectStore()
     intents = _stored(objects, 3)
-    objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE))
-    with pytest.raises(StoreUnavailable):
+    unanswered = Fault(
+        operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key.endswith(part)
+    )
+    objects.plan(unanswered)
+    assert set(_remove(objects, intents).values()) == {Removal(objects=3, size_bytes=12)}
+    assert objects.keys == []
+
+
+def test_key_that_stands_counts_though_the_rest_of_the_sample_gets_no_answer() -> None:
+    """Each key of the sample is asked for, also behind one without an answer."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 2)
+    standing = segment_key(LedgerId(1), 1)
+    objects.plan(_keeping(of=standing))
+    others = Fault(
+        operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key != standing
+    )
+    objects.plan(others)
+    removed = _remove(objects, intents)
+    assert all(standing in (removal.error or "") for removal in removed.values())
+    assert {meta_key(LedgerId(number), OWNER) for number in range(2)} <= set(objects.keys)
+
+
+def test_store_that_refuses_the_second_look_ends_no_row() -> None:
+    """It has to be mended first, and every retry says so."""
+    objects = FakeObjectStore()
+    intents = _stored(objects, 3)
+    refused = Fault(operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, error=lambda: PreconditionFailed("denied"))
+    objects.plan(refused)
+    with pytest.raises(PreconditionFailed, match="denied"):
         _remove(objects, intents)
-    assert _remove(objects, intents)[0] == Removal(objects=1, size_bytes=4)
 
 
 def test_sample_is_drawn_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
