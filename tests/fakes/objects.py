@@ -39,6 +39,7 @@ class FaultKind(StrEnum):
     AFTER = "after"  # done, but reported as failed
     KEY_ERROR = "key_error"  # delete: the key is kept and reported under `failed`
     LOST = "lost"  # delete: reported as deleted, and kept; put: reported as stored, and lost
+    ABSENT = "absent"  # get, head: the answer says that the object is not there
     CUT = "cut"  # get, get_range: the answer lacks its last byte, and looks whole
     MIDWAY = "midway"  # list: raises after `after_objects` objects
     CALL = "call"  # runs `action` before the effect, for a race at an exact place
@@ -167,7 +168,7 @@ class FakeObjectStore:
         check_key(key)
         fault = self._meet(Operation.GET, key)
         held = self._held.get(key)
-        if held is None:
+        if held is None or _is(fault, FaultKind.ABSENT):
             return None
         return StoredObject(key=key, body=_cut(fault, held.body), metadata=dict(held.metadata))
 
@@ -183,9 +184,9 @@ class FakeObjectStore:
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         check_key(key)
-        self._meet(Operation.HEAD, key)
+        fault = self._meet(Operation.HEAD, key)
         held = self._held.get(key)
-        if held is None:
+        if held is None or _is(fault, FaultKind.ABSENT):
             return None
         return replace(_info(key, held), etag=hashlib.md5(held.body).hexdigest()), dict(held.metadata)  # noqa: S324 - as S3
 

@@ -49,7 +49,7 @@ from logstore.records.services.absence import (
     require_none,
     unlisted_uploads,
 )
-from logstore.records.services.tail_objects import read_upload
+from logstore.records.services.tail_objects import denied, read_upload
 from logstore.units import between_units
 
 _PAGE: Final = 200  # ledgers that are compared at once
@@ -128,7 +128,8 @@ class Adopter:
             PreconditionFailed: The catalog is not being adopted, or listings do not show what HEAD finds.
             CatalogMismatch: The bucket is not the catalog's.
             CorruptData: An upload that may have been registered cannot be read.
-            StoreUnavailable, CatalogBusy: The store or the catalog did not answer.
+            StoreUnavailable: The store did not answer, or denied twice what it had listed.
+            CatalogBusy: The catalog did not answer.
         """
         if not 0 <= shard < SHARDS:
             raise InvalidInput("shard", expected="0 to 255", found=shard)
@@ -321,9 +322,15 @@ class Adopter:
     def _statement(self, stored: _Stored) -> LedgerStatement | None:
         """What one of its objects says, `meta.json` first: all say the same; None of what is not ours to judge."""
         one = next(iter([*stored.statements, *stored.segments.values()]), None)
-        seen = self._objects.head(one.key) if one else None
+        if one is None:
+            return None
+        seen = self._objects.head(one.key) or self._objects.head(
+            one.key
+        )  # one answer is not believed against a listing
+        if seen is None:
+            raise denied(one.key, "HEAD")
         try:
-            statement = LedgerStatement.from_metadata(seen[1] if seen else {})
+            statement = LedgerStatement.from_metadata(seen[1])
         except CorruptData:
             return None
         ours = statement.ledger_id == stored.ledger_id and statement.owner.application == self._application

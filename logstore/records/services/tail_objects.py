@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from logstore.cursors.state import pack_acknowledged
-from logstore.errors import CorruptData
+from logstore.errors import CorruptData, StoreUnavailable
 from logstore.log.entries import FOOTER, decode_segment
 from logstore.log.ledgers import APPEND, BEHIND, DIGEST, Behind, LedgerStatement, UploadMark, digest_of
 from logstore.log.services.read_back import read_twice
@@ -32,7 +32,7 @@ _OF_MARKERS: Final = ("payload", "properties")
 
 
 def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
-    """What the object tells; None where it went meanwhile, or does not say whose it is.
+    """What the object tells; None where it does not say whose it is.
 
     Args:
         objects: The primary bucket.
@@ -42,15 +42,25 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: O
 
     Raises:
         CorruptData: It is not what its own metadata says, or no segment.
-        StoreUnavailable: The store did not answer.
+        StoreUnavailable: The store did not answer, or denied twice what it had listed.
     """
-    return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+    try:
+        return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+    except SegmentGone:
+        pass  # one answer is not believed against a listing: an append that was answered would be lost
+    try:
+        return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+    except SegmentGone:
+        raise denied(found.key, "GET") from None
+
+
+def denied(key: str, method: str) -> StoreUnavailable:
+    """The error of a listed object that the store says it has not; a retry lists anew, and goes on if it is gone."""
+    return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
 def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
-    metadata, body = _seen(objects, found)
-    if metadata is None:
-        return None
+    metadata, body = _seen(objects, ledger_id, found)
     try:
         epoch = LedgerStatement.from_metadata(metadata).epoch
     except CorruptData:
@@ -81,13 +91,17 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
     )
 
 
-def _seen(objects: ObjectStore, found: ObjectInfo) -> tuple[Mapping[str, str] | None, bytes | None]:
-    """Its metadata, None where it went; and its content, where one request for both is cheaper than one for each."""
+def _seen(objects: ObjectStore, ledger_id: LedgerId, found: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
+    """Its metadata; and its content, where one request for both is cheaper than one for each."""
     if found.size_bytes <= WHOLE_BELOW:
         stored = objects.get(found.key)
-        return (stored.metadata, stored.body) if stored else (None, None)
+        if stored is None:
+            raise SegmentGone(ledger_id, found.key)
+        return stored.metadata, stored.body
     seen = objects.head(found.key)
-    return (seen[1] if seen else None), None
+    if seen is None:
+        raise SegmentGone(ledger_id, found.key)
+    return seen[1], None
 
 
 class _Columns:

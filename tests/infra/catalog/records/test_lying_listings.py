@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed
+from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.identity.markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -210,5 +210,42 @@ def test_segments_that_an_upload_names_are_asked_for_by_name(losing: Losing) -> 
     losing.lose()
     _hide(losing, [segment_key(LedgerId(0), numbers[1])], 1)
     assert losing.adopt().adopted_segments == 2
+    with losing.process() as log:
+        assert _read(log) == before
+
+
+_ANSWERED = {
+    "an upload": (Operation.GET, segment_key(LedgerId(3), 1)),
+    "an upload of a ledger that no record knows": (Operation.GET, segment_key(LedgerId(5), 0)),
+    "the statement of a ledger that no record knows": (Operation.HEAD, ledger_prefix(LedgerId(5))),
+}
+
+
+def _deny(losing: Losing, denied: str, times: int) -> None:
+    operation, prefix = _ANSWERED[denied]
+    fault = Fault(operation=operation, kind=FaultKind.ABSENT, times=times, matches=lambda key: key.startswith(prefix))
+    losing.world.store.plan(fault)
+
+
+@pytest.mark.parametrize("denied", list(_ANSWERED))
+def test_one_answer_that_denies_a_listed_object_loses_nothing(losing: Losing, denied: str) -> None:
+    """It is asked for again. Dropped without a word, an append that was answered would be gone."""
+    before = _write(losing)
+    losing.lose()
+    _deny(losing, denied, 1)
+    assert losing.adopt().adopted_ledgers == 1
+    with losing.process() as log:
+        assert _read(log) == before
+
+
+@pytest.mark.parametrize("denied", list(_ANSWERED))
+def test_answers_that_go_on_denying_a_listed_object_are_waited_out(losing: Losing, denied: str) -> None:
+    """The look at the shard fails as one that may be repeated, which lists anew; nothing of it was settled."""
+    before = _write(losing)
+    losing.lose()
+    _deny(losing, denied, 2)
+    with pytest.raises(StoreUnavailable, match=r"LIST shows it, (GET|HEAD) does not find it"):
+        losing.adopt()
+    assert losing.adopt().adopted_ledgers == 1
     with losing.process() as log:
         assert _read(log) == before
