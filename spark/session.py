@@ -6,8 +6,10 @@ import os
 import socket
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ from spark.failure_text import summarize_error
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.spark")
 _LOCAL: Final = "local"
 _ELASTIC: Final = {
@@ -36,6 +39,10 @@ _ELASTIC: Final = {
 _CONNECT_S: Final = 5.0
 _STOPPED: Final = "stopped SparkContext"
 """In Spark's words where it gave a master up while the session was being made."""
+_START_S: Final = 300.0
+"""For so long a session that another thread starts is waited for: ten times what a small and busy machine needs."""
+_LOOK_S: Final = 1.0
+_CLOSE_S: Final = 10.0
 _TRIES: Final = 4  # of a task, where Spark's local mode would try once
 
 
@@ -52,38 +59,70 @@ class SparkSettings:
 class WarmSession:
     """Starts Spark when it is first asked for, once; threads share it."""
 
-    def __init__(self, settings: SparkSettings) -> None:
-        """Start nothing yet."""
-        self._settings = settings
-        self._lock = threading.Lock()
+    def __init__(self, settings: SparkSettings, *, start_s: float = _START_S, close_s: float = _CLOSE_S) -> None:
+        """Start nothing yet.
+
+        Args:
+            settings: Of Spark.
+            start_s: How long `get` waits for another thread that starts a session.
+            close_s: How long `close` waits for it.
+        """
+        self._settings, self._start_s, self._close_s = settings, start_s, close_s
+        self._lock = threading.Lock()  # held while a session is started or ended, which may hang in Java
         self._session: SparkSession | None = None
-        self._master = ""
+        self._master = self._started_master = ""
 
     def get(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
         """The session, started anew if its Java process has died since, or if it is another master's.
 
         Args:
             master: Of the cluster; empty: that of the settings.
-            proceed: Called before a session is ended or started; what it raises is raised, and nothing changes.
+            proceed: Called before a session is ended or started, and each second of the wait for another thread;
+                what it raises is raised, and nothing changes.
 
         Raises:
             InvalidInput: The master is of no form that is known.
-            ServiceFailed: Java is missing or too old, or the master cannot be reached.
+            ServiceFailed: Java is missing or too old, the master cannot be reached, or the start of a session in
+                another thread hangs.
         """
         master = master or self._settings.master
         check_master(master)
-        with self._lock:
+        with self._locked(proceed):
             proceed()
             if self._session is None or master != self._master or not _lives(self._session):
+                self._started_master = master
                 self._end()
                 with _tracer.start_as_current_span("start Spark", attributes={"spark.master": master}):
                     self._session, self._master = _start(replace(self._settings, master=master)), master
             return self._session
 
     def close(self) -> None:
-        """End the session and its Java process; a later `get` starts another one."""
-        with self._lock:
+        """End the session and its Java process; a later `get` starts another one.
+
+        A start that hangs is left alone: its Java ends with this process.
+        """
+        if not self._lock.acquire(timeout=self._close_s):
+            _log.warning("Spark is not ended: the start of a session with %s hangs", self._started_master)
+            return
+        try:
             self._end()
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _locked(self, proceed: Callable[[], None]) -> Iterator[None]:
+        give_up_at_s = time.monotonic() + self._start_s
+        while not self._lock.acquire(timeout=min(_LOOK_S, self._start_s)):
+            proceed()
+            if time.monotonic() >= give_up_at_s:
+                problem = (
+                    f"the start of a session with {self._started_master} hangs for {self._start_s:.0f} s or longer"
+                )
+                raise ServiceFailed("spark", problem, advice="restart this worker: nothing else ends that start")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _end(self) -> None:
         """Java is the whole process's: a log that started none leaves that of another one alone."""

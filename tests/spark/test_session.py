@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,64 @@ other.close()
     assert first.count("; ") == 1
     assert len(first) < 1_500
     assert second == "local[1,4]"
+
+
+class _HungStart:
+    """Starts of sessions that hang until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+
+    def start(self, _: SparkSettings) -> object:
+        self.hangs.set()
+        assert self.go_on.wait(60)
+        return "a session"
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
+    hung = _HungStart()
+    monkeypatch.setattr("spark.session._start", hung.start)
+    monkeypatch.setattr("spark.session._lives", lambda _: True)
+    yield hung
+    hung.go_on.set()
+
+
+def _start_in_thread(session: WarmSession, hung: _HungStart) -> threading.Thread:
+    """An attempt whose start hangs, and which its caller has left behind."""
+    left = threading.Thread(target=session.get, args=("local[3]",), daemon=True)
+    left.start()
+    assert hung.hangs.wait(60)
+    return left
+
+
+def test_start_that_hangs_fails_the_next_job_by_name(hung: _HungStart, tmp_path: Path) -> None:
+    """The next job must not wait for ever with healthy heartbeats; once the start has ended, sessions are given."""
+    session = WarmSession(SparkSettings(scratch=tmp_path), start_s=0.01)
+    left = _start_in_thread(session, hung)
+    with pytest.raises(ServiceFailed, match=r"spark: the start of a session with local\[3\] hangs .*; restart this"):
+        session.get("local[3]")
+    hung.go_on.set()
+    left.join(60)
+    assert str(session.get("local[3]")) == "a session"
+
+
+def test_job_that_waits_for_a_start_that_hangs_can_be_stopped(hung: _HungStart, tmp_path: Path) -> None:
+    """Its attempt is told so while it waits."""
+    session = WarmSession(SparkSettings(scratch=tmp_path))
+    _start_in_thread(session, hung)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        session.get("local[3]", proceed=stop)
+
+
+def test_start_that_hangs_does_not_keep_a_log_from_closing(
+    hung: _HungStart, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = WarmSession(SparkSettings(scratch=tmp_path), close_s=0.01)
+    _start_in_thread(session, hung)
+    session.close()
+    assert "the start of a session with local[3] hangs" in caplog.text
