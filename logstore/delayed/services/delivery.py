@@ -102,25 +102,28 @@ class Consumer:
                 raise PreconditionFailed(
                     f"topic {self._topic.name}: expected a consumer of a subscription, found {found}"
                 )
+            releases = self._require_received(self._subscription, up_to=position)
+            # The subscription's other consumers receive during the commit, which checks the releases again.
+            answer = self._delivery.subscriptions.acknowledge(
+                self._topic.topic_id, self._subscription, up_to=position, releases=releases, txn=txn
+            )
             with self._dispatcher.receiving:
-                gap = self._dispatcher.first_gap(self._holding)
-                if gap <= position:
-                    raise AcknowledgementStale(
-                        self._subscription,
-                        up_to=str(position),
-                        expected="everything up to there to have been received since messages were last given back",
-                        found=f"that {gap} was not",
-                        advice="Acknowledge single messages, or give back what was received and receive it again.",
-                    )
-                answer = self._delivery.subscriptions.acknowledge(
-                    self._topic.topic_id,
-                    self._subscription,
-                    up_to=position,
-                    releases=self._dispatcher.releases,
-                    txn=txn,
-                )
                 self._dispatcher.acknowledged_to(self._holding, position)
-                return answer
+            return answer
+
+    def _require_received(self, subscription: str, *, up_to: Position) -> int:
+        """Return the releases with which this consumer has received everything up to the position."""
+        with self._dispatcher.receiving:
+            gap, releases = self._dispatcher.first_gap(self._holding), self._dispatcher.releases
+        if gap <= up_to:
+            raise AcknowledgementStale(
+                subscription,
+                up_to=str(up_to),
+                expected="everything up to there to have been received since messages were last given back",
+                found=f"that {gap} was not",
+                advice="Acknowledge single messages, or give back what was received and receive it again.",
+            )
+        return releases
 
     def cumulative(self) -> tuple[int, Position] | None:
         """Return the releases that `up_to` needs, and the first position that it must stay before.

@@ -4,6 +4,8 @@ Source: apache/pulsar#10431 and apache/pulsar#14371, in which messages of an abo
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from logstore.errors import AcknowledgementStale, PreconditionFailed, StoreUnava
 from logstore.failpoints import arm
 from logstore.log.entries import Entry
 from logstore.ports.catalog import Acknowledged
-from logstore.positions import LedgerId, Position
+from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 from tests.logstore.delayed.delivering import World
 
@@ -199,3 +201,57 @@ def test_reader_without_a_cursor_of_its_own_acknowledges_nothing(world: World) -
     with _consumer(world) as consumer:
         consumer.receive(4)
         assert consumer.cumulative() == (0, _at(4))
+
+
+@pytest.mark.parametrize("ending", ["committed", "aborted", "open", "sought"])
+def test_other_consumers_receive_while_one_acknowledges(
+    world: World, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """What becomes of the acknowledgement before the consumer enters it, they see it, and no message is lost."""
+    delivery = world.process().delivery
+    first, second = (delivery.consumer(world.topic, _SUB) for _ in range(2))
+    assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
+    acknowledge, received = delivery.subscriptions.acknowledge, list[int]()
+
+    def acknowledge_slowly(topic_id: TopicId, name: str, **wanted: Any) -> Acknowledged:
+        if ending in {"aborted", "open"}:
+            world.hold(_SUB, [_at(number) for number in range(5)])
+            answer = Acknowledged(mark_delete=_at(-1))
+        else:
+            answer = acknowledge(topic_id, name, **wanted)
+        received.extend(_ids(thread.submit(second.receive, 1).result(timeout=30)))
+        if ending == "aborted":
+            world.abort(_SUB)
+        elif ending == "sought":
+            world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
+        if ending != "open":
+            received.extend(_ids(thread.submit(second.receive, 1).result(timeout=30)))
+        return answer
+
+    with ThreadPoolExecutor(1) as thread, monkeypatch.context() as patch:
+        patch.setattr(delivery.subscriptions, "acknowledge", acknowledge_slowly)
+        first.acknowledge_to(_at(4))
+    if ending == "open":
+        world.abort(_SUB)
+    again = {"committed": [], "aborted": [0, 1, 2, 3, 4], "open": [0, 1, 2, 3, 4], "sought": [0, 1, 2, 3, 4, 5]}[ending]
+    assert received == {"committed": [5, 6], "aborted": [5, 0], "open": [5], "sought": [5, 0]}[ending]
+    assert sorted(received + _ids(first.receive(99))) == sorted([*again, *range(5, 10)])
+
+
+def test_messages_given_back_during_an_acknowledgement_refuse_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit carries the releases from before it, whatever other consumers have met since."""
+    delivery = world.process().delivery
+    first, second = (delivery.consumer(world.topic, _SUB) for _ in range(2))
+    assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
+    acknowledge = delivery.subscriptions.acknowledge
+
+    def acknowledge_late(topic_id: TopicId, name: str, **wanted: Any) -> Acknowledged:
+        world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
+        assert _ids(thread.submit(second.receive, 1).result(timeout=30)) == [0]
+        return acknowledge(topic_id, name, **wanted)
+
+    monkeypatch.setattr(delivery.subscriptions, "acknowledge", acknowledge_late)
+    refused = pytest.raises(AcknowledgementStale, match="expected releases 1, found 0")
+    with ThreadPoolExecutor(1) as thread, refused:
+        first.acknowledge_to(_at(4))
+    assert _ids(first.receive(99)) == list(range(1, 10))
