@@ -130,6 +130,15 @@ def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
     connection.execute(changed.values({name: bindparam(f"new_{name}") for name in _WRITTEN}), rows)
 
 
+def count_releases(connection: Connection, releases_by_cursor: Mapping[int, int]) -> None:
+    """Add releases to cursors whose rows are locked, in one statement. Their acknowledged entries are not written."""
+    if not releases_by_cursor:
+        return
+    rows = [{"row": cursor_id, "added": added} for cursor_id, added in releases_by_cursor.items()]
+    counted = update(t.cursor).where(t.cursor.c.cursor_id == bindparam("row"))
+    connection.execute(counted.values(releases=t.cursor.c.releases + bindparam("added")), rows)
+
+
 _COUNTED = ("snapshot_ledger", "seeks", "releases")
 _WRITTEN = ("mark_ledger", "mark_entry", "acknowledged", *_COUNTED)
 

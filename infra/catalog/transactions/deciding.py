@@ -7,12 +7,13 @@ Source: Pulsar's transaction coordinator; there the end is announced to each par
 the last one has heard.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, store
+from infra.catalog.cursors.cursor_rows import LockedCursor, count_releases, lock_cursors, store
 from infra.catalog.transactions.participant_rows import holding_in
 from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
 from logstore.cursors.state import joined
@@ -118,17 +119,15 @@ def settle_held(
     Mark-delete moves with the next acknowledgement. A cursor that was sought, or whose ledgers were detached since,
     keeps only what still counts. Cumulative acknowledgements that were read before an abort are refused from here on.
     """
-    wanted = {(one.participant.topic_id, one.participant.subscription) for one in (*committed, *aborted)}
-    if not wanted:
+    joining = {(held.participant.topic_id, held.participant.subscription) for held in committed}
+    releases = Counter((held.participant.topic_id, held.participant.subscription) for held in aborted)
+    if not joining and not releases:
         return
-    rows = lock_cursors(connection, wanted.union(also))
-    cursors = {key: LockedCursor.of(row) for key, row in rows.items() if key in wanted}
-    for participant in committed:
-        cursor = cursors.get((participant.participant.topic_id, participant.participant.subscription))
+    rows = lock_cursors(connection, joining.union(releases, also))
+    cursors = {key: LockedCursor.of(row) for key, row in rows.items() if key in joining}
+    for held in committed:
+        cursor = cursors.get((held.participant.topic_id, held.participant.subscription))
         if cursor:
-            cursor.state = joined(cursor.state, participant.positions)
-    for participant in aborted:
-        cursor = cursors.get((participant.participant.topic_id, participant.participant.subscription))
-        if cursor:
-            cursor.releases += 1
+            cursor.state = joined(cursor.state, held.positions)
     store(connection, list(cursors.values()))
+    count_releases(connection, {rows[key].cursor_id: added for key, added in releases.items() if key in rows})

@@ -4,8 +4,10 @@ Source: apache/pulsar#10431 and apache/pulsar#14371, in which messages of an abo
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
@@ -184,3 +186,32 @@ def test_acknowledgement_waits_for_an_abort_that_came_first(sql_world: SqlWorld,
         lambda: one(sql_world, late),
     )
     assert isinstance(answers, AcknowledgementStale)
+
+
+def test_abort_writes_the_counter_and_not_what_the_cursor_has_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:
+    """Those entries may be many. A commit of the same group writes its own cursor, and each abort counts once."""
+    for name in ("other", "both"):
+        sql_world.catalog.cursors.subscribe(topic.topic_id, name, latest=False)
+    first, second, committed = (begin(sql_world) for _ in range(3))
+    for number, txn in enumerate((first, second)):
+        hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, number))
+        hold(sql_world, topic, "both", txn, _entry(sql_world, topic, number))
+    for name in ("other", "both"):
+        hold(sql_world, topic, name, committed, _entry(sql_world, topic, 2))
+    are_whole: list[bool] = []
+
+    def listen(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        if statement.startswith("UPDATE cursor"):
+            are_whole.extend("acknowledged" in statement for _ in (parameters if many else [parameters]))
+
+    event.listen(sql_world.database.engine, "before_cursor_execute", listen)
+    ends = [EndTransaction(txn=txn, commit=txn == committed) for txn in (first, committed, second)]
+    sql_world.catalog.commits.commit(ends)
+    event.remove(sql_world.database.engine, "before_cursor_execute", listen)
+    assert sorted(are_whole) == [False, False, True, True], "rows where the commit acknowledged, and counters"
+    cursors = {row.name: row for row in sql_world.catalog.cursors.all(topic.topic_id)}
+    assert {name: cursor.releases for name, cursor in cursors.items()} == {_SUB: 2, "other": 0, "both": 2}
+    assert [name for name, cursor in cursors.items() if cursor.state.covers(_entry(sql_world, topic, 2))] == [
+        "both",
+        "other",
+    ]
