@@ -69,6 +69,7 @@ class FakeLog:
         self.failures_asked: list[dict[str, object]] = []
         self.failures_fault: Exception | None = None
         self.reads: list[Mapping[str, object]] = []
+        self.cumulative: tuple[int, Position] | None = (3, Position(LedgerId(4), 1))
         self.managed = SimpleNamespace(append=self._append, roll=self._roll)
         self.delivery = SimpleNamespace(consumer=self._consumer)
         self.index = FakeIndex()
@@ -206,10 +207,7 @@ class FakeLog:
                 for at, one in enumerate(self.entries[:max_entries])
             ]
 
-        def cumulative() -> tuple[int, Position]:
-            return 3, Position(LedgerId(4), 1)
-
-        yield SimpleNamespace(receive=receive, cumulative=cumulative)
+        yield SimpleNamespace(receive=receive, cumulative=lambda: self.cumulative)
 
     def _acknowledge(
         self,

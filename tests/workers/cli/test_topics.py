@@ -144,6 +144,27 @@ def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_t
         assert option in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("cumulative", "shown"),
+    [
+        ((3, Position(LedgerId(4), 2)), "topic ack takes --to 4:1 --releases 3"),
+        ((3, Position(LedgerId(4), 0)), "topic ack takes --position of each entry: 4:0 was not read"),
+        (None, None),
+    ],
+)
+def test_topic_read_shows_what_a_cumulative_acknowledgement_needs(
+    run: Run, services: FakeServices, orders: str, cumulative: tuple[int, Position] | None, shown: str | None
+) -> None:
+    """Under the table, once; people need no JSON to acknowledge after an abort."""
+    services.log.cumulative = cumulative
+    command = ("topic", "read", orders, "--subscription", "s")
+    assert "topic ack" not in run(*command).stdout, "nothing was read"
+    run("topic", "append", orders, "--file", "-", text=_lines(3))
+    for options in ((), ("--wide",)):
+        output = run(*command, *options).stdout
+        assert shown in output.splitlines()[-1] if shown else "topic ack" not in output
+
+
 def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, services: FakeServices, orders: str) -> None:
     """One of no subscription, who has acknowledged nothing."""
     run("topic", "append", orders, "--file", "-", text=_lines(1))

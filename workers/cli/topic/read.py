@@ -34,7 +34,7 @@ Positions = Annotated[
 UpTo = Annotated[str | None, typer.Option("--to", metavar="P", help="Everything up to and including this entry.")]
 Releases = Annotated[
     int | None,
-    typer.Option("--releases", metavar="N", min=0, help="With --to: what `topic read --json` says beside the entry."),
+    typer.Option("--releases", metavar="N", min=0, help="With --to: what `topic read` shows beneath the entries."),
 ]
 SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to read next, as ledger:entry.")]
 
@@ -68,7 +68,20 @@ def read(
         shown=_rows(entries, most=80),
         wide=_rows(entries, most=None) if context.wide else None,
         empty="no entries",
+        more=[] if releases is None or limit is None else _acknowledging(entries, releases, limit),
     )
+
+
+def _acknowledging(entries: "Sequence[Entry]", releases: int, limit: Position) -> list[Answer]:
+    """Return what stands under the table: the options by which `topic ack` acknowledges all entries before `limit`."""
+    if not entries:
+        return []
+    last = max((entry.position for entry in entries if entry.position < limit), default=None)
+    if last is None:
+        hint = f"--position of each entry: {limit} was not read, so --to would skip it"
+    else:
+        hint = f"--to {last} --releases {releases}"
+    return [Answer(document={}, text=f"topic ack takes {hint}\n")]
 
 
 def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
@@ -124,7 +137,7 @@ def ack(
     """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
 
     `--to` vouches for all entries before it. After an aborted transaction or a seek it is refused without the releases
-    that `topic read --subscription S --json` prints beside each entry; where that is null, acknowledge by --position.
+    that `topic read --subscription S` prints. Where it prints none, or null in JSON, acknowledge by --position.
     """
     if releases is not None and to is None:
         raise InvalidInput("releases", expected="--to beside --releases", found=releases)
