@@ -124,12 +124,13 @@ def require_current(
         )
 
 
-def releases_after_rebuild(epoch: int) -> int:
-    """How often subscriptions of a rebuilt catalog have given entries back: more often than under any earlier epoch.
+def first_releases(epoch: int) -> int:
+    """Return the count at which subscriptions begin: above every count of an earlier epoch, 0 in the first.
 
-    The rebuilt rows may be older than what consumers have read, and transactions that were open are aborted.
+    After a rebuild, rows may be older than what consumers have read, transactions that were open are aborted, and a
+    subscription may have to be made again under the name that consumers know.
     """
-    return epoch * RELEASES_PER_EPOCH
+    return (epoch - 1) * RELEASES_PER_EPOCH
 
 
 def beginning(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:

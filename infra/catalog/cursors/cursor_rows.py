@@ -13,8 +13,8 @@ from logstore.cursors.state import (
     CursorState,
     LedgerSpan,
     advance,
+    first_releases,
     pack_acknowledged,
-    releases_after_rebuild,
     unpack_acknowledged,
 )
 from logstore.log.ledgers import Component
@@ -112,9 +112,12 @@ def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) 
     return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query.with_for_update())}
 
 
-def insert_cursor(connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, now_us: int) -> None:
+def insert_cursor(
+    connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, releases: int, now_us: int
+) -> None:
     """Insert a subscription that does not exist, under the lock of the topic's list of data ledgers."""
-    connection.execute(insert(t.cursor).values(topic_id=topic_id, name=name, created_us=now_us, **_columns(state)))
+    values = {"topic_id": topic_id, "name": name, "releases": releases, "created_us": now_us}
+    connection.execute(insert(t.cursor).values(**values, **_columns(state)))
 
 
 def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
@@ -153,7 +156,7 @@ def _columns(state: CursorState) -> dict[str, Any]:
 
 def releases_statement(epoch: int) -> str:
     """Return the SQL by which all cursors of a catalog that was rebuilt begin their releases anew."""
-    begun = update(t.cursor).values(releases=releases_after_rebuild(epoch))
+    begun = update(t.cursor).values(releases=first_releases(epoch))
     return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
 

@@ -16,11 +16,13 @@ from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
+from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.cursors.state import (
     Snapshot,
     advance,
     beginning,
+    first_releases,
     pack_acknowledged,
     seek,
     since,
@@ -45,9 +47,10 @@ class SqlCursors(OnDatabase):
             return stored(existing)
         state = beginning(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
-        insert_cursor(connection, topic_id, name, state, now_us=now)
+        releases = first_releases(epoch(connection))  # the lost catalog may have had a subscription of this name
+        insert_cursor(connection, topic_id, name, state, releases=releases, now_us=now)
         raise_version(connection, list_id)
-        return StoredCursor(name=name, state=state, created_us=now)
+        return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
         """See `Cursors.get`."""

@@ -168,14 +168,23 @@ def _topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _locked(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
-    """Ledgers that have rows, with whether they have their primary copy."""
+    """Ledgers that have rows, with whether they have their primary copy, and what rows of segments they have."""
     mine = among(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(mine).distinct()
     hold_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
-    query = select(_L.ledger_id, _L.state, _L.last_segment, _C.kind.label("primary"))
+    standing = [
+        select(counted).where(_S.ledger_id == _L.ledger_id).scalar_subquery().label(name)
+        for name, counted in (
+            ("segment_rows", func.count()),
+            ("segment_entries", func.coalesce(func.sum(_S.entries), 0)),
+        )
+    ]
+    query = select(
+        _L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _C.kind.label("primary"), *standing
+    )
     rows = connection.execute(query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(mine))
     return {row.ledger_id: row for row in rows}
 
@@ -193,5 +202,10 @@ def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]
         return "the ledger has left the catalog"
     if at in named:
         return "a row names it"
+    if (ledger.segments, ledger.entries) != (ledger.segment_rows, ledger.segment_entries):
+        return (
+            f"rows of segments are lost: expected {ledger.segments} segments with {ledger.entries} entries, found"
+            f" {ledger.segment_rows} with {ledger.segment_entries}; the object may be one of them"
+        )
     state, primary = LedgerState(ledger.state), ledger.primary is not None
     return reason_to_keep_segment(state, last_segment=ledger.last_segment, primary=primary, number=at[1])

@@ -147,6 +147,7 @@ class Reconciliation(Protocol):
         """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
 
         An open ledger takes only numbers above its highest: that is raised to the segment's, under the ledger's lock.
+        Kept is every segment of a ledger that lacks rows of segments: the object may be one of those that lost theirs.
         So a writer that wakes late is refused, uploads again under a later number, and nothing points at what is gone.
         A closed ledger takes none, and keeps its numbers. Kept is a segment that a row names, one of a ledger that is
         being created, has no primary copy or is gone, and a number of an open ledger that is more than 64 above its

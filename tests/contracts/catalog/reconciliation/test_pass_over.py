@@ -10,6 +10,7 @@ from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Registered
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import pass_over
+from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.steps import append, filled, listed, new_topic, newborn, race, roll, segment
 from tests.contracts.catalog.worlds import World
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -51,6 +52,16 @@ def test_segment_that_must_stay_is_kept_and_named(world: World) -> None:
     assert [part in kept[number] for number, part in enumerate(told)] == [True] * 5, kept
     assert "has left the catalog" in kept[6]
     assert world.catalog.ledgers.listed(topic.topic_id)[-1].last_segment == 64
+
+
+def test_segment_of_a_ledger_that_lost_rows_of_segments_is_kept(sql_world: SqlWorld) -> None:
+    """The object may be the one whose row is lost: its bytes are the only ones of answered entries."""
+    topic = new_topic(sql_world)
+    (ledger,) = filled(sql_world, topic.topic_id, 1)
+    sql_world.catalog.commits.commit([segment(topic.topic_id, ledger, 1)])
+    sql_world.sql(f"DELETE FROM segment WHERE ledger_id = {ledger} AND number = 1")
+    kept = pass_over(sql_world, (ledger, 1))
+    assert "rows of segments are lost: expected 2 segments" in kept[0]
 
 
 def test_closed_ledger_keeps_its_numbers(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from infra.catalog.records import adoption_rows
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
+from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import APPEND, BEHIND, UploadMark, ledger_prefix, segment_key
@@ -685,3 +685,20 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
         assert list(_read(log, topic).values()) == ["flushed"], "what is known can be read"
         losing.adopt()
         log.managed.append(topic, _plain("now"))
+
+
+def test_subscription_that_is_made_again_after_a_rebuild_refuses_what_was_read_before(losing: Losing) -> None:
+    """The lost catalog had one of that name, whose transaction held what a consumer read past."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.managed.append(topic, _plain(*"abcde"))
+        losing.flush()
+        before = log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        after = log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+        assert after.releases > before.releases
+        last = Position(LedgerId(0), 4)
+        with pytest.raises(AcknowledgementStale):
+            log.subscriptions.acknowledge(topic.topic_id, "s", up_to=last, releases=before.releases)
