@@ -15,6 +15,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import checked_worker_id
+from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master import FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
@@ -176,7 +177,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "run_id": _RUN,
     "function": _FUNCTION,
     "now_us": _within(0, _MOST_INT),
-    "bytes_per_s": _within(1, 1 << 40),
+    "bytes_per_s": _within(MIN_SCRUB_RATE, 1 << 40),
     "older_than_s": _within(0, _MOST_AGE_S),
     "max_orphan_share": _within(0, 1),
     "max_absent_share": _within(0, 1),

@@ -103,7 +103,12 @@ class Scrubbing:
             begun = self._runs.run(request.run_id).summary
             self._hold(request.run_id)
             topics, next_ledger_id = tuple(begun["topic_ids"]), int(begun["next_ledger_id"])
-            return CutScrub(run_id=request.run_id, topics=topics, next_ledger_id=next_ledger_id)
+            return CutScrub(
+                run_id=request.run_id,
+                topics=topics,
+                next_ledger_id=next_ledger_id,
+                bytes_per_s=request.bytes_per_s,
+            )
 
         return _counted(
             run_to_end(self._bulk, CutScrub.name, job, master=request.master, renew=lambda: self._hold(request.run_id))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
+from logstore.reconciliation.jobs import SCRUB_RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ class ScrubRunInput:
 
     run_id: str
     master: str = ""  # the cluster; empty: that of the settings
+    bytes_per_s: int = SCRUB_RATE  # of a page, which is cut to some minutes of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

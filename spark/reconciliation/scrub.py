@@ -34,8 +34,13 @@ from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
 _PAGE_BYTES: Final = 8 << 30
+_PAGE_S: Final = 300
 _PAGE_OBJECTS: Final = 20_000
-"""Of a page: what is lost of a scrub that dies is less than one. A ledger is on one page, however large it is."""
+"""Of a page: what is lost of a scrub that dies is less than one. A ledger is on one page, however large it is.
+
+Some minutes at the rate of the scrub: a page holds the only lane of its worker for so long, and acts on a pause at its
+end. The other two bound the memory and the repeated work of fast scrubs.
+"""
 _MAX_LANES: Final = 16
 _PAGES_FILE: Final = "pages.json"
 
@@ -83,10 +88,11 @@ def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) ->
     """In an executor: the pages into one file."""
     pages: list[tuple[int, int]] = []
     counts, page = Counter[str](), Counter[str]()
+    max_bytes = min(_PAGE_BYTES, _PAGE_S * job.bytes_per_s)
     first = last = -1
     with adbc_connect(database_url) as catalog:
         for ledger_id, size_bytes, objects in _copies(catalog, job):
-            is_full = page["size_bytes"] + size_bytes > _PAGE_BYTES or page["objects"] + objects > max_objects
+            is_full = page["size_bytes"] + size_bytes > max_bytes or page["objects"] + objects > max_objects
             if ledger_id != last:
                 counts["ledgers"] += 1
                 if page and is_full:

@@ -9,6 +9,7 @@ from temporalio.common import SearchAttributePair
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation import rules
+from logstore.reconciliation.jobs import SCRUB_RATE
 from logstore.records.tombstones import DeletePolicy
 from workers.client.jobs import Handle, OwnJobs, of_run, of_topic
 from workflows import limits, search_attributes
@@ -36,7 +37,6 @@ from workflows.reconciliation.values import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
     SCRUB_LEDGERS,
-    SCRUB_RATE,
     ApplyOrphansInput,
     ApplyOrphansResult,
     ReconcileOrphansInput,
@@ -172,7 +172,7 @@ class StoreJobs(OwnJobs):
         1,000; None: every topic. `bytes_per_s` bounds all tasks together.
 
         Raises:
-            InvalidInput: Too many topics, a rate below 1, or what can be no cluster.
+            InvalidInput: Too many topics, a rate out of bounds, or what can be no cluster.
         """
         ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
         request = ScrubLedgersInput(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
+from logstore.reconciliation.jobs import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transactions import MOST_COORDINATORS
 from workers.settings.kinds import (
     Address,
@@ -145,9 +146,9 @@ class Settings(BaseModel):
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = 60  # so far a writer's clock may be from the store's
     plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
     scrub_interval: Interval = 0  # of scrubs, which read all that is stored; 0: only when asked for
-    scrub_rate: Annotated[int, BeforeValidator(no_truth_value), Field(ge=1, le=1 << 40)] = (
-        32 << 20
-    )  # bytes that a scrub reads a second
+    scrub_rate: Annotated[int, BeforeValidator(no_truth_value), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
+        SCRUB_RATE  # bytes that a scrub reads a second
+    )
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600

@@ -131,7 +131,7 @@ class ScrubLedgers:
         begun: ScrubBegun = await workflow.execute_activity_method(Scrubbing.begin_scrub, begin, **options.CATALOG)
         self._progress = replace(self._progress, run_id=begun.run_id)
         self._at("cutting ledgers into pages")
-        cut = ScrubRunInput(run_id=begun.run_id, master=request.master)
+        cut = ScrubRunInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
         config = options.bulk(request.queue)
         found: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
         self._progress = replace(

@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from logstore.deletion.intents import Refusal
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
+from logstore.reconciliation.jobs import SCRUB_RATE
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 
@@ -95,10 +95,6 @@ class ApplyOrphansResult:
     refused: Refusal | None = None
 
 
-SCRUB_RATE: Final = 32 << 20
-"""Bytes a second that a scrub reads unless told otherwise."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubLedgersProgress:
     """How far a scrub is."""
@@ -121,7 +117,7 @@ class ScrubLedgersInput:
     actor: str = "schedule"
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # none: every topic
-    bytes_per_s: int = SCRUB_RATE  # of the whole job, 1 or more
+    bytes_per_s: int = SCRUB_RATE  # of the whole job
     master: str = ""  # the Spark cluster; empty: that of the workers' settings
     queue: str = ""  # of the bulk jobs; empty: the job's own
     carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)

@@ -29,7 +29,7 @@ def _begin(plans: Plans, run_id: str = "scrub-1", *, topics: tuple[int, ...] = (
 
 
 def _cut(plans: Plans, run_id: str = "scrub-1") -> ScrubRead:
-    return run(plans.scrubbing.cut_scrub, ScrubRunInput(run_id=run_id), workflow_id=_WORKFLOW)
+    return run(plans.scrubbing.cut_scrub, ScrubRunInput(run_id=run_id, bytes_per_s=9), workflow_id=_WORKFLOW)
 
 
 def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubRead:
@@ -65,7 +65,7 @@ def test_page_that_was_read_is_not_read_again(plans: Plans) -> None:
     _cut(plans)
     assert _read(plans, 0) == _read(plans, 0)
     assert plans.bulk.ran == [
-        CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100),
+        CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=9),
         ScrubPage(run_id="scrub-1", page=0, bytes_per_s=7),
     ]
 

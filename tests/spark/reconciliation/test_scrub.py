@@ -1,6 +1,8 @@
 """Scrubs over real servers: what was flipped is found, whatever is sound is not, and the rate is of the whole job."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -193,3 +195,19 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
     assert standing <= set(read)
     assert len(read) == len(set(read)) == sum(per_lane)
     assert max(per_lane) < 2 * min(per_lane)
+
+
+@pytest.mark.parametrize(("rate", "pages"), [(1 << 20, 25), (4 << 20, 6), (1 << 40, 1)])
+def test_page_is_some_minutes_of_the_rate(
+    rate: int, pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of 8 GiB at 1 MiB/s would hold the only lane of its worker for two hours."""
+    ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
+    monkeypatch.setattr(scrub, "adbc_connect", lambda _: nullcontext())
+    monkeypatch.setattr(scrub, "_copies", lambda *_: iter(ledgers))
+    job = CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
+    counts = scrub._cut("", tmp_path, job, max_objects=20_000)
+    cut = json.loads((tmp_path / "pages.json").read_text())["pages"]
+    assert counts == {"ledgers": 100, "objects": 800, "size_bytes": 100 * (64 << 20), "pages": pages}
+    assert [ledger_id for first, end in cut for ledger_id in range(first, end)] == list(range(100))
+    assert all((end - first) * (64 << 20) <= max(rate * 300, 64 << 20) for first, end in cut)

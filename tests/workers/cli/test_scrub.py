@@ -13,10 +13,11 @@ from logstore.ports.catalog import Claim, RunKind, Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import as_table
 from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
+from logstore.reconciliation.jobs import MIN_SCRUB_RATE, SCRUB_RATE
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.reconciliation.values import SCRUB_RATE, ScrubLedgersProgress, ScrubLedgersResult
+from workflows.reconciliation.values import ScrubLedgersProgress, ScrubLedgersResult
 
 _RUN = "scrub-8c1d5f0e9a3b"
 _BEGUN = {"actor": "ann", "reason": "a test"}
@@ -70,14 +71,22 @@ def test_scrub_of_every_topic_says_what_it_found(run: Run, asked: _Asked) -> Non
 
 
 def test_scrub_of_a_topic_keeps_the_rate_that_was_asked_for(run: Run, asked: _Asked) -> None:
-    assert run("scrub", ORDERS, "--rate", "1000", "--master", "local[2]", "--reason", "why").exit_code == 0
+    assert run("scrub", ORDERS, "--rate", "200000", "--master", "local[2]", "--reason", "why").exit_code == 0
     ((topics, rest),) = asked.started
     assert topics == [TopicName.known(ORDERS).encoded]
-    assert (rest["bytes_per_s"], rest["master"], rest["reason"]) == (1_000, "local[2]", "why")
+    assert (rest["bytes_per_s"], rest["master"], rest["reason"]) == (200_000, "local[2]", "why")
 
 
 @pytest.mark.parametrize(
-    "words", [["--rate", "0"], ["--rate", "fast"], ["not-a-topic"], [ORDERS, ORDERS], ["--master", "h:7077"]]
+    "words",
+    [
+        ["--rate", "0"],
+        ["--rate", str(MIN_SCRUB_RATE - 1)],
+        ["--rate", "fast"],
+        ["not-a-topic"],
+        [ORDERS, ORDERS],
+        ["--master", "h:7077"],
+    ],
 )
 def test_bad_input_starts_nothing(run: Run, asked: _Asked, words: list[str]) -> None:
     assert run("scrub", *words).exit_code == 2

@@ -8,7 +8,7 @@ from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.jobs import BulkJob, ScrubPage
+from logstore.reconciliation.jobs import MIN_SCRUB_RATE, BulkJob, CutScrub, ScrubPage
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
 from workflows.reconciliation.scrub_ledgers import ScrubLedgers
@@ -34,7 +34,7 @@ async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None
     """Findings of all pages, in one folder."""
     house.world.bulk.damaged = {0: [corrupt(1)], 1: [corrupt(2), corrupt(3)]}
     async with house.worker():
-        handle = await scrub(house, bytes_per_s=5)
+        handle = await scrub(house, bytes_per_s=MIN_SCRUB_RATE)
         result = await handle.result()
         details = await details_of(handle)
     assert [one.type for one in house.attempts()] == _STEPS
@@ -42,7 +42,8 @@ async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None
     assert (result.found.findings["corrupt_data"], result.found.size_bytes["corrupt_data"]) == (3, 300)
     progress = result.progress
     assert (progress.pages_done, progress.objects, progress.all_objects, progress.findings) == (2, 20, 20, 3)
-    assert [job.bytes_per_s for job in house.world.bulk.ran if isinstance(job, ScrubPage)] == [5, 5]
+    rates = [job.bytes_per_s for job in house.world.bulk.ran if isinstance(job, CutScrub | ScrubPage)]
+    assert rates == [MIN_SCRUB_RATE] * 3
     assert "- **corrupt_data** — 3, 300 bytes\n" in details
     (run,) = house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9)
     assert (run.run_id, run.finished_us is not None) == (result.run_id, True)

@@ -6,6 +6,7 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.reconciliation.findings import FindingKind
+from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.jobs import Asked, Job, job
@@ -27,7 +28,7 @@ Rate = Annotated[
     typer.Option(
         "--rate",
         metavar="BYTES",
-        min=1,
+        min=MIN_SCRUB_RATE,
         max=1 << 40,
         help="The most bytes to read a second, of all tasks together; by default the setting scrub_rate.",
         show_default=False,
