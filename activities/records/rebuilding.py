@@ -61,6 +61,7 @@ class Rebuilding:
         start: ColdStart,
         markers: Callable[[], Sequence[tuple[Role, str]]],
         opened: Callable[[], Loaded],
+        require_no_workers: Callable[[], None] | None,
         clock: Clock | None = None,
     ) -> None:
         """Take the ports.
@@ -71,11 +72,13 @@ class Rebuilding:
             start: The record log.
             markers: Buckets of the settings that carry the catalog's marker; refuses those of another catalog.
             opened: Opens the catalog in that database, once it is loaded.
+            require_no_workers: Refuses while a worker of the old catalog lives; None: this command takes over.
             clock: For waiting.
         """
         self._clock = clock or Clock()
         self._bulk, self._database, self._start = bulk, database, start
         self._markers, self._opened = markers, opened
+        self._require_no_workers = require_no_workers
 
     @defined(name="rebuild.begin")
     @beating()
@@ -147,17 +150,22 @@ class Rebuilding:
     def publish(self, request: RebuildStep) -> PublishedManifest:
         """Put the manifest of the new epoch, by which this database becomes the catalog.
 
-        A rebuild that takes over waits behind it until each process of the old catalog has asked for the newest
+        Right before it no worker of the old catalog may live: hours may have gone by since the command asked. A rebuild
+        that takes over waits behind it until each process of the old catalog has asked for the newest
         manifest. What they answered until then is in storage, and is adopted.
 
         Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whichever attempt has put
             it.
-        Raises: PreconditionFailed (terminal): another rebuild won; StoreUnavailable, CatalogBusy (retry).
+        Raises: PreconditionFailed (terminal): another rebuild won, or a worker lives; StoreUnavailable, CatalogBusy,
+            ServiceFailed (retry).
         """
         base = self._start.manifest(self._id(request).manifest)
         skipped = _left_out(self._published(request))
-        number = self._start.publish(self._opened().records, base, unreadable=skipped)
-        if request.take_over:
+        loaded = self._opened()
+        if self._require_no_workers and not self._start.is_followed(base.number):
+            self._require_no_workers()
+        number = self._start.publish(loaded.records, base, unreadable=skipped)
+        if request.take_over or self._require_no_workers is None:
             self._await_old_processes()
         return PublishedManifest(manifest=number)
 

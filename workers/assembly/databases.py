@@ -42,8 +42,15 @@ class RebuildParts:
 
 
 @contextmanager
-def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Iterator[RebuildParts]:
+def open_rebuild(
+    settings: Settings, buckets: Sequence[tuple[Role, str]], *, require_no_workers: Callable[[], None] | None
+) -> Iterator[RebuildParts]:
     """Open the rebuild into `database_url` of the settings, from these buckets, which they name.
+
+    Args:
+        settings: Of the rebuild.
+        buckets: With their roles.
+        require_no_workers: Refuses while a worker of the old catalog lives; None: the rebuild takes over.
 
     Raises:
         CatalogMismatch: The records bucket says of no catalog that it is its own.
@@ -73,6 +80,7 @@ def open_rebuild(settings: Settings, buckets: Sequence[tuple[Role, str]]) -> Ite
             start=start,
             markers=markers,
             opened=_once(partial(_loaded, settings, log, opened)),
+            require_no_workers=require_no_workers,
         )
         yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
 

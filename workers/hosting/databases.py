@@ -131,7 +131,8 @@ def rebuild_catalog(
         ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
-    with open_rebuild(settings, buckets_of(settings)) as parts:
+    alone = None if take_over else partial(_require_no_workers_now, settings)
+    with open_rebuild(settings, buckets_of(settings), require_no_workers=alone) as parts:
         asked = RebuildCatalogInput(
             rebuild="",
             skip_unreadable=skip_unreadable,
@@ -140,6 +141,15 @@ def rebuild_catalog(
             take_over=take_over,
         )
         return asyncio.run(_rebuilt(settings, parts, asked, say=say, tell=on_progress))
+
+
+def _require_no_workers_now(settings: Settings) -> None:
+    """In a thread of an activity, by a connection of its own."""
+
+    async def ask() -> None:
+        await require_no_workers(await connect_client(settings), settings)
+
+    asyncio.run(ask())
 
 
 async def _rebuilt(
@@ -153,7 +163,8 @@ async def _rebuilt(
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
     rebuild, is_new = await _which(client, settings, parts, skip_unreadable=asked.skip_unreadable)
-    if is_new and not asked.take_over:  # one that is loaded goes on: the old catalog has ended, or wins
+    followed = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
+    if not followed and not asked.take_over:  # behind the manifest of its epoch the old catalog has ended, or wins
         await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
     if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it

@@ -71,6 +71,13 @@ class ColdStart:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
         return found
 
+    def is_followed(self, number: int) -> bool:
+        """Whether the manifest behind a number stands: that of the new epoch, or one by which a rebuild is refused.
+
+        Until it does the old catalog is the catalog, and its workers may go on.
+        """
+        return self._log.manifest(number + 1) is not None
+
     def rows_epoch(self, base: Manifest) -> int:
         """Epoch of the catalog whose rows a manifest holds: uploads of that epoch may be in no block.
 

@@ -211,6 +211,29 @@ def test_rebuild_is_refused_while_a_worker_of_the_catalog_lives(settings: Settin
     assert read(settings.model_copy(update=told), topic) == expected
 
 
+@pytest.mark.sigkill
+def test_rebuild_that_was_loaded_is_refused_too_while_a_worker_lives(settings: Settings) -> None:
+    """Killed before its manifest, it has ended no epoch: the old catalog may have gone on since."""
+    topic = write(settings)
+    expected, count = read(settings, topic), len(manifests(settings))
+    lose(settings)
+    assert command(settings, dies_at="records.put_manifest.before").returncode == -9
+
+    async def rebuild_beside_a_worker() -> None:
+        client = await connect_client(settings, identity="an-old-worker")
+        async with Worker(client, task_queue=records_queue(settings.task_queue), activities=[_idle]):
+            await assert_eventually(lambda: _refused(client, settings))
+            with pytest.raises(PreconditionFailed, match=r"expected none of the catalog .* found an-old-worker"):
+                await asyncio.to_thread(rebuilt, settings)
+            assert len(await asyncio.to_thread(manifests, settings)) == count
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr("activities.records.rebuilding.ASKED_EVERY_S", -5.0)  # nobody appends: it need not wait
+                assert (await asyncio.to_thread(rebuilt, settings, take_over=True)).refused is None
+
+    asyncio.run(rebuild_beside_a_worker())
+    assert read(settings, topic) == expected
+
+
 def _held(settings: Settings) -> list[Pin]:
     with open_log(settings) as log:
         return RecordLog(log.record_objects).pins()

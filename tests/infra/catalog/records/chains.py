@@ -78,6 +78,7 @@ class Chain:
         """
         self.world, self.new_database, self.page = world, new_database, page
         self.clock = Clock()
+        self.require_no_workers: Callable[[], None] = lambda: None
         with self.process() as log:
             self.catalog_id = log.catalog.identities.catalog_id()
         self.answered: dict[Position, str] = {}
@@ -156,6 +157,7 @@ class Chain:
             start=start,
             markers=lambda: ((Role.RECORDS, "records"),),
             opened=lambda: self._loaded(url, log, opened),
+            require_no_workers=None if take_over else self.require_no_workers,
             clock=self.clock,
         )
         target = database.target()

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
-from logstore.errors import CatalogAdopting, CatalogOutdated
+from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.own_stores import ASKED_EVERY_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
@@ -240,6 +240,26 @@ def test_rebuild_that_takes_over_adopts_what_the_old_catalog_answers_meanwhile(c
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
     assert len(chain.answered) > ASKED_EVERY_S
+
+
+def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
+    """Hours may lie between its begin and its load. Refused it has ended no epoch; behind its manifest nobody asks."""
+    topic, url = _begun(chain), chain.new_database()
+    numbers = chain.log().numbers()
+
+    def refuse() -> None:
+        raise PreconditionFailed("workers: expected none")
+
+    chain.require_no_workers = refuse
+    with pytest.raises(PreconditionFailed, match="workers: expected none"):
+        chain.rebuild(url)
+    assert chain.log().numbers() == numbers
+    chain.require_no_workers = lambda: None
+    assert chain.rebuild(url, step="publish", dies_at="records.settle.before") is None
+    chain.require_no_workers = refuse
+    assert chain.rebuild(url) is not None
+    chain.adopt_newest(url)
+    assert chain.read(topic) == chain.answered
 
 
 @pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
