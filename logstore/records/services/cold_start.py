@@ -40,13 +40,16 @@ class ColdStart:
             Unsupported: It is of a newer format.
             CorruptData: It cannot be read.
             StoreUnavailable: The listing lacks a newer one, which HEAD finds.
+
+        A sweep never removes the newest `KEPT` manifests. So a series that the listing lacks stands at its first number
+        or, where sweeps have removed its beginning, at some number of every `KEPT`.
         """
         found = self._log.newest()
         if found is None:
             raise PreconditionFailed(
                 "record log: expected a manifest in the records bucket, found none to rebuild from"
             )
-        for following in (1, *range(KEPT, _PROBED + 1, KEPT)):  # of a series that goes on the newest ones stand
+        for following in (1, *range(KEPT, _PROBED + 1, KEPT)):
             between_units()
             self._log.require_none(found.number + following)
         return found
