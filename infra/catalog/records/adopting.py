@@ -22,6 +22,7 @@ from infra.catalog.records.adoption_rows import (
     counted,
     is_left,
     put_staged,
+    removed_ledgers,
     sample,
     tell,
     topics_of,
@@ -155,10 +156,9 @@ def _require_adopting(connection: Connection) -> None:
 def _absence(connection: Connection) -> Absence:
     if not is_adopting(connection):
         return Absence()
-    absent = absent_ledgers(connection)
     listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
-    ledgers = connection.execute(listed).scalar_one()
-    return Absence(absent=sum(absent.values()), ledgers=ledgers + absent.get(Adoptee.REVIVED, 0))
+    ledgers = connection.execute(listed).scalar_one() + removed_ledgers(connection)
+    return Absence(absent=absent_ledgers(connection), ledgers=ledgers)
 
 
 def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[KnownLedger]:

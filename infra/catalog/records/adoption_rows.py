@@ -125,10 +125,22 @@ def counted(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
     return {Adoptee(name): (rows, int(sum_)) for name, rows, sum_ in connection.execute(query.group_by(_A.adoptee))}
 
 
-def absent_ledgers(connection: Connection) -> dict[Adoptee | None, int]:
-    """Count the ledgers that were staged as absent by what became of them; `None`: they are not settled."""
-    query = select(_A.adoptee, func.count()).where(_A.standing == Standing.ABSENT.value).group_by(_A.adoptee)
-    return {Adoptee(name) if name else None: ledgers for name, ledgers in connection.execute(query)}
+def absent_ledgers(connection: Connection) -> int:
+    """Count the ledgers that were staged as absent, settled or not."""
+    query = select(func.count()).select_from(t.adoption).where(_A.standing == Standing.ABSENT.value)
+    return connection.execute(query).scalar_one()
+
+
+def removed_ledgers(connection: Connection) -> int:
+    """Count the ledgers whose rows adoption has removed, without those that ended before the flush.
+
+    What was weighed with them is not refused without them, where a process died in between. Some were in no list; so
+    the share is never taken for higher than before.
+    """
+    had_row = _A.standing.not_in([Standing.STRANGER.value, Standing.ENDED.value])
+    told = (_A.adoptee.is_not(None), _A.adoptee != Adoptee.LEFT_OUT.value)
+    gone = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
+    return connection.execute(select(func.count()).select_from(t.adoption).where(had_row, *told, gone)).scalar_one()
 
 
 def sample(connection: Connection, became: Adoptee) -> tuple[LedgerId, ...]:

@@ -148,7 +148,7 @@ class Adoptee(StrEnum):
     ADOPTED = "ADOPTED"  # it has a row now, with its segments
     EXTENDED = "EXTENDED"  # segments were added
     UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
-    DETACHED = "DETACHED"  # nothing names it: it has no row, and its objects stay where they are
+    DETACHED = "DETACHED"  # left out: nothing names it, so it has no row; nothing is detached, and its objects stay
     REVIVED = (
         "REVIVED"  # its list does not name it, or an intent is later than it: its row is removed, its objects stay
     )
@@ -162,7 +162,7 @@ class AdoptionReport:
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
-    detached: int = 0  # ledgers that nothing names; their objects stay
+    detached: int = 0  # ledgers that were left out because nothing names them; their objects stay
     revived: int = 0
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
@@ -176,7 +176,7 @@ class Absence:
     """Counts of ledgers that their lists name. Those that ended before the flush are expected to be gone."""
 
     absent: int = 0  # nothing of them was found in any bucket
-    ledgers: int = 0  # all of them
+    ledgers: int = 0  # all of them, also those that adoption has removed
 
 
 class Adoption(Protocol):

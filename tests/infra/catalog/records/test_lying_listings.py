@@ -152,6 +152,21 @@ def test_rebuild_that_died_behind_a_topic_weighs_all_absent_ledgers_again(losing
         assert losing.finish(adopter, max_absent_share=0.25).missing_data == 2
 
 
+def test_rebuild_that_died_behind_its_last_step_is_weighed_by_the_same_ledgers(losing: Losing) -> None:
+    """The last step removes rows of listed ledgers that nothing names: the share would rise, and refuse it for good."""
+    _write(losing)
+    losing.flush()
+    losing.lose("DELETE FROM schema_version")
+    _lose_objects(losing, 0)
+    arm("adoption.finish.before", "crash")
+    with pytest.raises(SimulatedCrash):
+        losing.adopt(max_absent_share=0.17)
+    disarm()
+    with losing.adopter() as adopter:
+        report = losing.finish(adopter, max_absent_share=0.17)
+    assert (report.missing_ledgers, report.detached) == ((LedgerId(0),), 1)
+
+
 @pytest.mark.parametrize("share", [-0.01, 1.01, float("nan")])
 def test_share_that_is_none_is_refused(losing: Losing, share: float) -> None:
     """0 to 1."""
