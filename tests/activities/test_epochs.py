@@ -74,6 +74,10 @@ _STANDING: Final[dict[str, str]] = {
     "trimming.count_batch": _HARMLESS,
     "reconciliation.begin_plan": _HARMLESS,
     "reconciliation.record_page": _HARMLESS,
+    "reconciliation.begin_scrub": _HARMLESS,
+    "reconciliation.cut_scrub": _RUN,
+    "reconciliation.scrub_page": _RUN,
+    "reconciliation.conclude_scrub": _RUN,
 }
 
 

@@ -14,6 +14,7 @@ import pyspark
 
 from infra.stack.java import find_java
 from spark.sources.objects import NativeAddresses, StoreAddress
+from tests.logstore.eventually import assert_eventually
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 _ROOT = Path(__file__).parents[2]
@@ -38,6 +39,7 @@ def standalone(folder: Path) -> Iterator[str]:
     with ExitStack() as stack:
         own = ["--port", str(port), "--webui-port", "0"]
         stack.enter_context(_running(folder, "master", ["org.apache.spark.deploy.master.Master", *own]))
+        assert_eventually(lambda: _accepts(port))
         for number in range(2):
             more = ["--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / f"w{number}")]
             stack.enter_context(
@@ -69,6 +71,12 @@ def _running(folder: Path, name: str, command: list[str]) -> Iterator[None]:
                 child.kill()
             process.kill()
             process.wait()
+
+
+def _accepts(port: int) -> bool:
+    """Whether the master takes connections: a session is refused before."""
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

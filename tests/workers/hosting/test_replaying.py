@@ -41,7 +41,9 @@ def test_replay_of_a_recorded_run_says_what_it_was() -> None:
 
 def test_replay_that_goes_another_way_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """At which event of the history."""
-    monkeypatch.setattr(replaying, "CheckedRunner", CheckedPlainRunner)  # this module is none for the sandbox
+    monkeypatch.setattr(
+        replaying, "CheckedRunner", lambda **_: CheckedPlainRunner()
+    )  # this module is none for the sandbox
     monkeypatch.setattr(replaying, "WORKFLOWS", [TrimThatDetachesFirst])
     done = replay(_history(), debug=False)
     assert done.nondeterministic
@@ -65,7 +67,9 @@ class TrimThatBreaks:
 
 def test_replay_of_code_that_breaks_says_that_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no other way, it is none."""
-    monkeypatch.setattr(replaying, "CheckedRunner", CheckedPlainRunner)  # this module is none for the sandbox
+    monkeypatch.setattr(
+        replaying, "CheckedRunner", lambda **_: CheckedPlainRunner()
+    )  # this module is none for the sandbox
     monkeypatch.setattr(replaying, "WORKFLOWS", [TrimThatBreaks])
     done = replay(_history())
     assert not done.nondeterministic

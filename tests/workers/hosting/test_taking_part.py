@@ -137,7 +137,7 @@ def test_worker_id_that_can_name_nothing_is_refused(start: Start) -> None:
     """It names a queue of Temporal and a node of ZooKeeper."""
     code, said = _ended(start("a/b"))
     assert code == 2
-    assert "worker id" in said
+    assert "worker-id" in said
 
 
 def test_worker_that_is_told_to_end_before_it_could_join_ends(start: Start, looker: KazooClient) -> None:  # noqa: F811
