@@ -171,7 +171,8 @@ def _reconcile(store: Damaged, folder: Path, *, unnamed: int) -> None:
     ledgers = [one for one in found if one.kind is FindingKind.ORPHAN_LEDGER]
     assert len(ledgers) <= unnamed, ledgers
     others = [one for one in found if one not in ledgers]
-    assert {one.kind for one in others} <= {FindingKind.ORPHAN_SEGMENT, FindingKind.ORPHAN_OFFLOAD}, found
+    expected = {FindingKind.ORPHAN_SEGMENT, FindingKind.ORPHAN_OFFLOAD, FindingKind.CONFIRMATION}
+    assert {finding.kind for finding in others} <= expected, found
     for one in ledgers:
         for key in [found.key for found in store.log.objects.list(one.key)]:
             store.remove(key)
