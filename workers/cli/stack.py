@@ -51,30 +51,21 @@ def env(context: CommandContext) -> Answer:
 
 @command(stack, "status", "--json")
 def status(context: CommandContext) -> Answer:
-    """Tell whether each service answers; exits with 4 if one does not.
-
-    A service that is another catalog's is refused, with 3, and so is a database that is older than its record log.
-    """
+    """Tell whether each service answers; exits with 4 if one does not."""
     with watching("asking the services"):
         return _health(context.services.status(context.settings))
 
 
 @command(stack, "doctor", "")
 def doctor(context: CommandContext) -> Answer:
-    """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok.
-
-    A service that is another catalog's is refused, with 3, and so is a database that is older than its record log.
-    """
+    """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
     with watching("examining"):
         return _health(context.services.doctor(context.settings))
 
 
 def _health(found: Sequence[Mapping[str, object]]) -> Answer:
     rows = [{"name": row["name"], "ok": bool(row["ok"]), "detail": row["detail"]} for row in found]
-    if all(row["ok"] for row in rows):
-        code = ExitCode.DONE
-    else:
-        code = ExitCode.REFUSED if any(row.get("refused") for row in found) else ExitCode.UNREACHABLE
+    code = ExitCode.DONE if all(row["ok"] for row in rows) else ExitCode.UNREACHABLE
     return Answer(document={"services": rows}, shown=rows, code=code)
 
 

@@ -26,7 +26,7 @@ _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 def records_row(settings: Settings) -> Mapping[str, object]:
     """How old the oldest change is that no manifest names, why flushes fail if they do, and how many deletions wait.
 
-    The row of a database that is older than its record log has `refused`: no service is away.
+    A database that is older than its record log is not ok, whatever else holds.
     """
     try:
         with open_catalog(settings.database_url) as catalog:
@@ -34,7 +34,7 @@ def records_row(settings: Settings) -> Mapping[str, object]:
             if settings.store_is_known:
                 detail += _compared(settings, catalog)
     except CatalogOutdated as error:
-        return {"name": RECORD_LOG, "ok": False, "refused": True, "detail": str(error)}
+        return {"name": RECORD_LOG, "ok": False, "detail": str(error)}
     except (SextonError, OSError) as error:
         return {"name": RECORD_LOG, "ok": False, "detail": f"cannot be told: {error}"}
     if failing := _failing(settings):

@@ -78,16 +78,11 @@ def _at(where: str, check: Callable[..., Row], *given: object) -> Row:
 
 
 def checked(name: str, check: Check, settings: Settings) -> Row:
-    """Return the row of one check, whose errors are its detail.
-
-    The row of another catalog's service has `refused`: the service answers.
-    """
+    """Return the row of one check, whose errors are its detail."""
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
     except RPCError as error:
         return {"name": name, "ok": False, "detail": _refused(error)}
-    except CatalogMismatch as error:
-        return {"name": name, "ok": False, "refused": True, "detail": str(error)}
     except (SextonError, OSError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
 
@@ -190,10 +185,7 @@ def _workers(settings: Settings) -> Row:
 
 
 def _identity(settings: Settings) -> Row:
-    """Return the row of the catalog's id and of each service that is not its own, with what was expected and found.
-
-    The row has `refused` where a service is another catalog's. Nothing is changed.
-    """
+    """Return the row of the catalog's id and of each service that is not its own; changes nothing."""
     ours: list[str] = []
     foreign: list[str] = []
     untold: list[str] = []  # why is said in the row of that service
@@ -212,8 +204,7 @@ def _identity(settings: Settings) -> Row:
     unanswered = [f"cannot be told of {', '.join(untold)}: no answer, or a refusal"] if untold else []
     problems = [*foreign, *unanswered]
     detail = "; ".join(problems) or ", ".join(ours) or "no service is known"
-    row = {"name": _IDENTITY, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
-    return {**row, "refused": True} if foreign else row
+    return {"name": _IDENTITY, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
 
 
 def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:

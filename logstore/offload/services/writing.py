@@ -38,7 +38,21 @@ if TYPE_CHECKING:
 _READ_BACK: Final = 8 << 20  # bytes at a time
 
 
-def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What storage was seen to hold."""
+
+    uuid: str
+    entries: int
+    size_bytes: int  # of the data object
+    sha256: str  # of the data object, hexadecimal
+    index_bytes: int  # of the index object
+
+
+def prove_published(buckets: Buckets, copy: Published) -> Evidence:
     """Read the copy's index and ask for its data: both there, of this very ledger, attempt, length and content.
 
     The content is that which was read back when it was published if the store's mark of it is the same one; of a copy
@@ -52,7 +66,7 @@ def prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
     return read_twice(lambda: _prove_published(buckets, copy))
 
 
-def _prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
+def _prove_published(buckets: Buckets, copy: Published) -> Evidence:
     ledger_id = copy.statement.ledger_id
     uuid, location = location_of(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
@@ -72,7 +86,7 @@ def _prove_published(buckets: Buckets, copy: Published) -> TieredIndex:
         digest = stored_digest(objects, key, index.size_bytes)
         if digest != index.sha256:
             raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest} in an object of the same length")
-    return index
+    return _evidence(index, index_bytes=len(stored.body))
 
 
 def stored_digest(
@@ -89,20 +103,6 @@ def stored_digest(
         at += len(part)
         on_part(len(part))
     return digest.hexdigest()
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What storage was seen to hold."""
-
-    uuid: str
-    entries: int
-    size_bytes: int  # of the data object
-    sha256: str  # of the data object, hexadecimal
-    index_bytes: int = 0  # of the index object; 0: it was not written now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class Offloader:
 
     def prove(self, copy: Published) -> Evidence:
         """Ask storage for a published copy, now; raises as `prove_published`."""
-        return _evidence(prove_published(self._buckets, copy))
+        return prove_published(self._buckets, copy)
 
     def _until(self, uuid: str, deadline: float) -> Callable[[], None]:
         def proceed() -> None:
@@ -218,7 +218,7 @@ class Offloader:
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
         _prove(objects, key, metadata, size_bytes=len(body), sha256=digest_of(body))
-        return replace(_evidence(index), index_bytes=len(body))
+        return _evidence(index, index_bytes=len(body))
 
     def _build(
         self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
@@ -267,8 +267,14 @@ def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:
     return tuple(digest_chunks(read, column_chunks(footer, group)) for group in range(footer.num_row_groups))
 
 
-def _evidence(index: TieredIndex) -> Evidence:
-    return Evidence(uuid=index.uuid, entries=index.entries, size_bytes=index.size_bytes, sha256=index.sha256)
+def _evidence(index: TieredIndex, *, index_bytes: int) -> Evidence:
+    return Evidence(
+        uuid=index.uuid,
+        entries=index.entries,
+        size_bytes=index.size_bytes,
+        sha256=index.sha256,
+        index_bytes=index_bytes,
+    )
 
 
 def _prove(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:

@@ -78,14 +78,6 @@ def test_health_one_service_not_ok_exits_4(run: Run, services: FakeServices, com
     assert "no answer" in run(command).stdout
 
 
-@pytest.mark.parametrize("command", ["status", "doctor"])
-def test_health_of_a_database_that_is_not_the_catalog_exits_3(run: Run, services: FakeServices, command: str) -> None:
-    """A guard refuses it, also where workers have ended for the same reason."""
-    row = {"name": "record log", "ok": False, "detail": "it is older than its record log"}
-    services.health = [{**row, "refused": True}, {"name": "worker", "ok": False, "detail": "none polls"}]
-    assert document(run(command, "--json"), 3)["services"][0] == row
-
-
 def test_up_flags_are_passed_on(run: Run, services: FakeServices) -> None:
     """`--no-worker` and `--free-ports` reach the stack."""
     assert run("up", "--no-worker", "--free-ports").exit_code == 0

@@ -29,8 +29,6 @@ from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, record_ports
 from infra.stack.workers import WorkerRecord, recorded
 from logstore.deletion.intents import Refusal
-from logstore.errors import CatalogMismatch, StoreUnavailable
-from logstore.identity.markers import MarkerState, Role
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
@@ -215,29 +213,6 @@ def test_status_says_of_a_stack_that_is_down_in_one_short_sentence_whose_it_cann
     assert "nobody answers at http://127.0.0.1:1; run `sexton up`" in rows["object store"]
     assert not re.search(r"[A-Z][a-z]+Error|Could not connect", " ".join(rows.values())), rows
     assert rows["database"].startswith("this build's version")
-
-
-@pytest.mark.parametrize("foreign", [True, False])
-def test_status_refuses_a_bucket_of_another_catalog_and_not_one_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
-) -> None:
-    """The store answers, so nothing is unreachable: the row is told apart, and the command ends with 3."""
-    settings = _upgraded(tmp_path, ownership="single", s3_access_key="k", s3_secret_key="s")
-    mismatch = CatalogMismatch(
-        "primary bucket b", expected="the marker of catalog a", found="catalog c", advice="name your own"
-    )
-    away = StoreUnavailable("the store did not answer")
-
-    def look(_role: Role, _bucket: str) -> MarkerState:
-        raise mismatch if foreign else away
-
-    store = SimpleNamespace(look=lambda: look(Role.PRIMARY, ""))
-    monkeypatch.setattr("workers.operations.status.own_buckets_by_name", lambda *_, **__: lambda *_: store)
-    row = _named(settings, "identity")
-    assert (row["ok"], row.get("refused", False)) == (False, foreign)
-    assert (str(mismatch) in str(row["detail"])) is foreign
-    told = checked("ownership", lambda _: str(look(Role.PRIMARY, "")), settings)
-    assert (told["ok"], told.get("refused", False)) == (False, foreign)
 
 
 @pytest.mark.parametrize("held", [True, False])
