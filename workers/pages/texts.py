@@ -42,6 +42,8 @@ def fields(thing: object, names: str) -> dict[str, object]:
 
 def harmless(text: str) -> str:
     """Escape what would steer a terminal: names and payloads may hold any character."""
+    if text.isprintable():  # as nearly every value of a long table is
+        return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 

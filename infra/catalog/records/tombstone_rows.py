@@ -95,11 +95,14 @@ class SqlTombstones(OnDatabase):
             oldest_us=min((oldest for *_, oldest in rows), default=None),
         )
 
-    def of_topic(self, topic_id: int, *, component: str | None = None) -> Sequence[Tombstone]:
+    def of_topic(
+        self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
+    ) -> Sequence[Tombstone]:
         """See `Tombstones.of_topic`."""
         wanted = () if component is None else (_T.component == component,)
-        mine = select(t.tombstone).where(_T.topic_id == topic_id, _T.kind == _LEDGER, *wanted)
-        rows = self._db.read(lambda connection: connection.execute(mine.order_by(_T.id)).all())
+        mine = select(t.tombstone).where(_T.topic_id == topic_id, _T.kind == _LEDGER, _T.id > after, *wanted)
+        page = mine.order_by(_T.id).limit(limit)
+        rows = self._db.read(lambda connection: connection.execute(page).all())
         return [value_of(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
     def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:

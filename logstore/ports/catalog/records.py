@@ -199,8 +199,17 @@ class Tombstone:
 class Tombstones(Protocol):
     """What durable deletes left in the catalog."""
 
-    def of_topic(self, topic_id: int, *, component: str | None = None) -> Sequence[Tombstone]:
-        """Those of a topic's ledgers, ascending by id, of one component if it is given."""
+    def of_topic(
+        self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
+    ) -> Sequence[Tombstone]:
+        """Return a page of the tombstones of a topic's ledgers, ascending by id, of one component if it is given.
+
+        Args:
+            topic_id: Of the topic.
+            component: `None`: of every component.
+            after: Id of a ledger, exclusive.
+            limit: Rows of the page; `None`: all of them.
+        """
 
     def counts(self) -> TombstoneCounts:
         """How many there are."""

@@ -109,10 +109,11 @@ class FakeLog:
             ),
         )
 
-    def _tombstones(self, topic_id: int, *, component: str | None) -> list[Tombstone]:
+    def _tombstones(self, topic_id: int, *, component: str | None, after: int, limit: int) -> list[Tombstone]:
         found = {"kind": RecordKind.LEDGER, "generation": 1, "epoch": 1, "at_us": 1_500_000, "raid": None}
         stones = [Tombstone(id=2, component="MANAGED_LEDGER", **found)]  # type: ignore[arg-type]
-        return [one for one in stones if topic_id == 7 and component in {None, one.component}]
+        mine = [one for one in stones if topic_id == 7 and component in {None, one.component} and one.id > after]
+        return mine[:limit]
 
     def _due(self, *, older_than_s: float) -> Due:
         assert older_than_s == 30 * 86_400

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from logstore.deletion.intents import Certificate
     from logstore.ports.catalog import Ledger, Tombstone, Topic
 
+_TOMBSTONES_PER_PAGE = 1_000
+
 ledger = group("ledger", "Ledgers of a topic.")
 
 OfComponent = Annotated[
@@ -59,12 +61,20 @@ def list_(
         for page in context.catalog.components.pages(topic.topic_id, component=component):
             yield from map(_row, page)
         if tombstones:
-            yield from map(_tombstone, context.catalog.tombstones.of_topic(topic.topic_id, component=component))
+            yield from map(_tombstone, _tombstones_of(context, topic, component))
 
     rows = SpooledRows.of(ledgers())
     if not rows and component is not None:
         note(f"no ledger of topic {name} is of component {component.value}")
     return Answer(document=rows, shown=ConvertedRows(rows, _shown), beneath=("keys",), empty="no ledgers")
+
+
+def _tombstones_of(context: CommandContext, topic: "Topic", component: Component | None) -> "Iterator[Tombstone]":
+    """Read the topic's tombstones a page at a time."""
+    stones, after = context.catalog.tombstones, -1
+    while page := stones.of_topic(topic.topic_id, component=component, after=after, limit=_TOMBSTONES_PER_PAGE):
+        yield from page
+        after = page[-1].id
 
 
 def _shown(row: Mapping[str, object]) -> dict[str, object]:

@@ -163,6 +163,9 @@ def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
         (second, "MANAGED_LEDGER", 1),
     ]
     assert stones.of_topic(topic_id, component="SCHEMA_STORAGE") == []
+    assert [one.id for one in stones.of_topic(topic_id, limit=1)] == [first]
+    assert [one.id for one in stones.of_topic(topic_id, after=first, limit=1)] == [second]
+    assert stones.of_topic(topic_id, after=second, limit=1) == []
     counts = stones.counts()
     assert (counts.by_kind, counts.candidates) == ({"ledger": 2}, 0)
     assert counts.oldest_us == stones.of_topic(topic_id)[0].at_us
