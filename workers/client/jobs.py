@@ -46,9 +46,9 @@ async def start_job(
     Raises:
         PreconditionFailed: A workflow of another type runs under the job's id.
     """
-    workflow_id = job.id(*key)
+    workflow_id, checked_run = job.id(*key), ""
     if more.get("start_signal"):  # before it is sent to a workflow that may understand it otherwise
-        await _require_type(client, workflow_id, job.name)
+        checked_run = await _require_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
         request,
@@ -60,12 +60,21 @@ async def start_job(
         static_details=request.details(),
         **more,
     )
-    await _require_type(client, workflow_id, job.name)
+    if not _is_new_run(handle) and handle.result_run_id != checked_run:
+        await _require_type(client, workflow_id, job.name)
     return handle
 
 
-async def _require_type(client: Client, workflow_id: str, name: str) -> None:
-    """Refuse to join a workflow that is not ours: its result would be waited for, and taken for the job's.
+def _is_new_run(handle: Handle[R]) -> bool:
+    """Whether the server said that it started a run. A server that does not say so may have joined one."""
+    response = getattr(handle, "_start_workflow_response", None)  # the SDK shows it nowhere else
+    return bool(response and response.started)
+
+
+async def _require_type(client: Client, workflow_id: str, name: str) -> str:
+    """Return the id of the newest run, or "" if there is none.
+
+    A workflow of another type that runs is refused: its result would be waited for, and taken for the job's.
 
     Raises:
         PreconditionFailed: A workflow of another type runs under the id.
@@ -74,7 +83,7 @@ async def _require_type(client: Client, workflow_id: str, name: str) -> None:
         found = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
-            return
+            return ""
         raise
     if found.workflow_type != name and found.status is WorkflowExecutionStatus.RUNNING:
         end = f"temporal workflow terminate --workflow-id {shlex.quote(workflow_id)}"
@@ -82,6 +91,7 @@ async def _require_type(client: Client, workflow_id: str, name: str) -> None:
             f"workflow {workflow_id}: expected the type {name}, found {found.workflow_type!r}, which runs under this"
             f" id. Find out who started it; `{end}` ends it"
         )
+    return found.run_id or ""
 
 
 def of_topic(topic: Topic) -> SearchAttributePair[Any]:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
 from logstore.errors import PreconditionFailed
 from workers.cli.errors import ExitCode, failure_of
@@ -78,3 +78,60 @@ def test_job_of_its_own_type_is_joined_and_one_that_ended_is_started_again(
 
     first, second = asyncio.run(run())
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"), [({}, [0, 1]), ({"start_signal": "again"}, [1, 1])], ids=["started", "started by a signal"]
+)
+def test_type_is_asked_for_at_most_once_a_start(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], asked: list[int]
+) -> None:
+    """A run that was just started is the job's; the one that was asked about before its signal is known."""
+    key, described = uuid.uuid4().hex, list[str]()
+    describe = WorkflowHandle.describe
+
+    async def count(handle: WorkflowHandle[Any, Any], **options: Any) -> WorkflowExecutionDescription:
+        described.append(handle.id)
+        return await describe(handle, **options)
+
+    async def run() -> list[int]:
+        client = (await Sexton.connect(settings)).client
+        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+        monkeypatch.setattr(WorkflowHandle, "describe", count)
+        counts = []
+        for _ in range(2):
+            described.clear()
+            handle = await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", **more)
+            counts.append(len(described))
+        await handle.terminate()
+        return counts
+
+    assert asyncio.run(run()) == asked
+
+
+def test_workflow_that_takes_the_id_after_the_question_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal may have reached it; its result is not waited for."""
+    key = uuid.uuid4().hex
+    workflow_id, describe = TRIM_TOPIC.id(key), WorkflowHandle.describe
+
+    async def run() -> BaseException:
+        client = (await Sexton.connect(settings)).client
+        started: list[WorkflowHandle[Any, Any]] = []
+
+        async def describe_early(handle: WorkflowHandle[Any, Any], **options: Any) -> WorkflowExecutionDescription:
+            try:
+                return await describe(handle, **options)
+            finally:
+                if not started:
+                    started.append(await client.start_workflow("theirs", id=workflow_id, task_queue="nobody"))
+
+        monkeypatch.setattr(WorkflowHandle, "describe", describe_early)
+        request = TrimTopicInput(topic_id=1, topic="persistent://a/b/c", actor="tests", reason="a test")
+        with pytest.raises(PreconditionFailed) as refused:
+            await start_job(client, TRIM_TOPIC, request, key, queue="nobody", summary="a trim", start_signal="again")
+        await started[0].terminate()
+        return refused.value
+
+    assert "found 'theirs'" in str(asyncio.run(run()))
