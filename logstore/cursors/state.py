@@ -124,6 +124,57 @@ def require_current(
         )
 
 
+def require_delivered(
+    subscription: str,
+    state: CursorState,
+    spans: Sequence[LedgerSpan],
+    *,
+    up_to: Position,
+    delayed: Iterable[tuple[LedgerId, range]],
+) -> None:
+    """Refuse a cumulative acknowledgement without releases of entries that may have a delivery time.
+
+    Only a reader knows which of them it was handed out, and its releases go with that.
+
+    Args:
+        subscription: Its name.
+        state: The cursor.
+        spans: The topic's ledgers, as far as readers may see.
+        up_to: The entry.
+        delayed: Entries of segments with a delivery time, or that may have one, with the ledger of each segment.
+
+    Raises:
+        AcknowledgementStale: An entry of `delayed` up to there is visible and not acknowledged.
+    """
+    unacknowledged = unacknowledged_to(state, spans, up_to)
+    for ledger_id, entries in delayed:
+        if waiting := unacknowledged.get(ledger_id, BitMap()) & BitMap(entries):
+            first, last = waiting.min(), waiting.max()
+            raise AcknowledgementStale(
+                subscription,
+                up_to=str(up_to),
+                expected="the releases of a read, because messages before it have a delivery time",
+                found=f"none, and a segment with delayed messages at {ledger_id}:{first} to {ledger_id}:{last}",
+                advice="Read and pass the releases of that read (--releases), or acknowledge single entries"
+                " (--position).",
+            )
+
+
+def unacknowledged_to(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
+    """Return the entries up to the position that consumers see and that are not acknowledged, by ledger."""
+    mark, unacknowledged = state.mark_delete, dict[LedgerId, BitMap]()
+    for span in spans:
+        if not mark.ledger_id <= span.ledger_id <= up_to.ledger_id:
+            continue
+        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
+        end = min(span.entries, up_to.entry_id + 1) if span.ledger_id == up_to.ledger_id else span.entries
+        bits = BitMap(range(first, max(first, end))) - state.acknowledged.get(span.ledger_id, BitMap())
+        bits -= span.hidden or BitMap()
+        if bits:
+            unacknowledged[span.ledger_id] = bits
+    return unacknowledged
+
+
 def first_releases(epoch: int) -> int:
     """Return the count at which subscriptions begin: above every count of an earlier epoch, 0 in the first.
 

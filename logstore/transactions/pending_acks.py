@@ -10,7 +10,7 @@ from operator import ge
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, unite
+from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, unacknowledged_to, unite
 from logstore.errors import AcknowledgementHeld
 from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId
@@ -49,7 +49,7 @@ def taken(
     wanted = _single(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
-        unite(wanted, _range(state, spans, up_to))
+        unite(wanted, unacknowledged_to(state, spans, up_to))
     for other, theirs in held.items():
         for ledger_id in theirs.keys() & wanted.keys() if other != txn else ():
             both = theirs[ledger_id] & wanted[ledger_id]
@@ -76,21 +76,6 @@ def _single(
             raise AcknowledgementHeld(subscription, position=str(position), found="it acknowledged already")
         wanted.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
     return wanted
-
-
-def _range(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
-    """Entries up to the position that consumers see and have not acknowledged."""
-    mark, found = state.mark_delete, dict[LedgerId, BitMap]()
-    for span in spans:
-        if not mark.ledger_id <= span.ledger_id <= up_to.ledger_id:
-            continue
-        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
-        end = min(span.entries, up_to.entry_id + 1) if span.ledger_id == up_to.ledger_id else span.entries
-        bits = BitMap(range(first, max(first, end))) - state.acknowledged.get(span.ledger_id, BitMap())
-        bits -= span.hidden or BitMap()
-        if bits:
-            found[span.ledger_id] = bits
-    return found
 
 
 def require_free(

@@ -6,11 +6,11 @@ A cursor with a snapshot is changed as a whole, with the bitmaps that the write 
 the snapshot does not hold. So the mark-delete position advances over both, and no object store is read here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select, tuple_
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
@@ -22,12 +22,14 @@ from logstore.cursors.state import (
     acknowledged_by,
     carried,
     require_current,
+    require_delivered,
     since,
     whole,
 )
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
+from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import require_free, taken
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
@@ -104,7 +106,7 @@ def acknowledge_all(
     holding = Holding(connection, writes, transactions)
     cursors = {key: LockedCursor.of(row) for key, row in rows.items()}
     before = {key: cursor.state for key, cursor in cursors.items()}
-    results = [_apply(write, cursors, listed, holding) for write in writes]
+    results = [_apply(connection, write, cursors, listed, holding) for write in writes]
     holding.put()
     store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
     answers: list[WriteResult] = []
@@ -118,7 +120,11 @@ def acknowledge_all(
 
 
 def _apply(
-    write: Acknowledge, cursors: dict[_Key, LockedCursor], listed: dict[TopicId, list[LedgerSpan]], holding: Holding
+    connection: Connection,
+    write: Acknowledge,
+    cursors: dict[_Key, LockedCursor],
+    listed: dict[TopicId, list[LedgerSpan]],
+    holding: Holding,
 ) -> WriteResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
@@ -127,6 +133,9 @@ def _apply(
         snapshot = carried(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
         before = whole(cursor.state, snapshot)
         require_current(write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases)
+        if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
+            spans, delayed = listed[write.topic_id], _delayed_ranges(connection, write, before.mark_delete)
+            require_delivered(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
             holding.hold(write, write.txn, before, listed[write.topic_id])
             return Acknowledged(mark_delete=cursor.state.mark_delete)
@@ -136,3 +145,35 @@ def _apply(
         return error
     cursor.state = since(state, snapshot)
     return Acknowledged(mark_delete=state.mark_delete)
+
+
+def _delayed_ranges(
+    connection: Connection, write: Acknowledge, mark_delete: Position
+) -> Iterator[tuple[LedgerId, range]]:
+    """Yield the entries of the segments between mark-delete and `up_to` that may hold delayed messages, in order."""
+    assert write.up_to is not None
+    ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
+    after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (
+        mark_delete.ledger_id,
+        mark_delete.entry_id + 1,
+    )
+    before = tuple_(segment.ledger_id, segment.first_entry) <= (write.up_to.ledger_id, write.up_to.entry_id)
+    query = (
+        select(segment.ledger_id, segment.first_entry, segment.entries)
+        .select_from(
+            t.segment.join(t.ledger, segment.ledger_id == ledger.ledger_id).join(
+                t.ledger_list, ledger.list_id == lists.list_id
+            )
+        )
+        .where(
+            lists.topic_id == write.topic_id,
+            lists.component == Component.MANAGED_LEDGER.value,
+            ledger.place.between(mark_delete.ledger_id, write.up_to.ledger_id),
+            func.coalesce(segment.delayed, 1) > 0,  # null: not known, from before segments counted them
+            after,
+            before,
+        )
+        .order_by(segment.ledger_id, segment.first_entry)
+    )
+    for ledger_id, first, entries in connection.execute(query):
+        yield LedgerId(ledger_id), range(first, first + entries)

@@ -124,7 +124,8 @@ class Subscriptions:
 
         In a transaction they are held for it, and delivered to no other consumer, until it is decided.
 
-        `up_to` vouches for every entry before it, and needs `Subscription.releases` of its read (None: 0).
+        `up_to` vouches for every entry before it, and needs `Subscription.releases` of its read. `None` is as 0, and
+        refused past messages with a delivery time.
 
         Idempotency: an entry is acknowledged once, however often it is asked for.
 
@@ -135,7 +136,7 @@ class Subscriptions:
             AcknowledgementHeld: Another transaction holds one of the entries; in a transaction also where one is
                 acknowledged already.
             AcknowledgementStale: An abort, an expired transaction, a seek or a rebuild of the catalog has given entries
-                back since `up_to` was read.
+                back since `up_to` was read. Or `releases` is None, and a segment up to there has delayed messages.
             MissingData, CorruptData: As `get`.
             StoreUnavailable, CatalogBusy: Not acknowledged.
             OutcomeUnknown: Perhaps acknowledged.

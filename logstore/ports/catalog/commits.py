@@ -121,7 +121,7 @@ class Acknowledge:
     snapshot: Snapshot | None = None  # what the sender has loaded; a transaction reads no object store
     txn: TransactionId | None = None  # held by this open transaction until it is decided
     releases: int | None = (
-        None  # `StoredCursor.releases` when `up_to` was read; None: as if nothing was ever given back
+        None  # `StoredCursor.releases` when `up_to` was read; None: as 0, and nothing delayed may be covered
     )
 
 

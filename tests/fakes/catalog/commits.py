@@ -128,6 +128,14 @@ class FakeCommits:
         cursors.require_current(
             write.subscription, before, up_to=write.up_to, expected=row.releases, found=write.releases
         )
+        if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
+            delayed = (
+                (span.ledger_id, range(segment.first_entry, segment.first_entry + segment.entries))
+                for span in spans
+                for segment in self._catalog.segment_rows.get(span.ledger_id, [])
+                if segment.delayed != 0
+            )
+            cursors.require_delivered(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         state = cursors.acknowledged_by(before, write.positions, write.up_to, spans)
         kept = since(state, snapshot)
         self._catalog.cursors._store(write.topic_id, write.subscription, kept)

@@ -255,3 +255,25 @@ def test_messages_given_back_during_an_acknowledgement_refuse_it(world: World, m
     with ThreadPoolExecutor(1) as thread, refused:
         first.acknowledge_to(_at(4))
     assert _ids(first.receive(99)) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("releases", [None, 0])
+def test_message_whose_time_has_not_come_is_not_covered_without_releases(world: World, releases: int | None) -> None:
+    """A consumer that was handed what stands around it may not know of it."""
+    waiting, last = world.append(60_000, None)
+    process = world.process()
+    with process.delivery.consumer(world.topic, _SUB) as consumer:
+        assert waiting not in {entry.position for entry in consumer.receive(99)}
+        assert consumer.cumulative() == (0, waiting)
+    acknowledge = process.subscriptions.acknowledge
+    assert acknowledge(world.topic.topic_id, _SUB, up_to=_at(9)).mark_delete == _at(9)
+    if releases is None:
+        with pytest.raises(AcknowledgementStale, match=str(waiting)):
+            acknowledge(world.topic.topic_id, _SUB, up_to=last)
+        return
+    world.catalog.advance(seconds=60)
+    with process.delivery.consumer(world.topic, _SUB) as consumer:
+        assert len(consumer.receive(99)) == 2
+        releases, limit = consumer.cumulative() or (-1, waiting)
+    assert limit > last
+    assert acknowledge(world.topic.topic_id, _SUB, up_to=last, releases=releases).mark_delete == last

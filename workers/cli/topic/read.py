@@ -136,8 +136,9 @@ def ack(
 ) -> Answer:
     """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
 
-    `--to` vouches for all entries before it. After an aborted transaction or a seek it is refused without the releases
-    that `topic read --subscription S` prints. Where it prints none, or null in JSON, acknowledge by --position.
+    `--to` vouches for all entries before it. After an aborted transaction or a seek, and past delayed messages, it is
+    refused without the releases that `topic read --subscription S` prints. If it prints none, or null in JSON,
+    acknowledge by --position.
     """
     if releases is not None and to is None:
         raise InvalidInput("releases", expected="--to beside --releases", found=releases)

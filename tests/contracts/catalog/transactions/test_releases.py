@@ -18,7 +18,8 @@ from logstore.ports.catalog import Acknowledge, Acknowledged, EndTransaction, To
 from logstore.positions import Position, TopicId
 from logstore.transactions.transactions import TransactionId
 from tests.contracts.catalog.blocking import behind
-from tests.contracts.catalog.steps import at, new_topic
+from tests.contracts.catalog.delayed.steps import delay
+from tests.contracts.catalog.steps import at, new_topic, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce
 from tests.contracts.catalog.worlds import SqlWorld
 from tests.fakes.objects import FakeObjectStore
@@ -215,3 +216,67 @@ def test_abort_writes_the_counter_and_not_what_the_cursor_has_acknowledged(sql_w
         "both",
         "other",
     ]
+
+
+@pytest.mark.parametrize("releases", [None, 0])
+@pytest.mark.parametrize("is_held", [False, True], ids=["plain", "in a transaction"])
+def test_delayed_messages_are_covered_only_with_the_releases_of_a_read(
+    sql_world: SqlWorld, topic: Topic, subscriptions: Subscriptions, releases: int | None, is_held: bool
+) -> None:
+    """A script that knows no releases may never have been handed them: they come when their time has come."""
+    topic_id, ledger_id = topic.topic_id, _entry(sql_world, topic, 0).ledger_id
+    assert delay(sql_world, topic_id, ledger_id, 1, entries=3) == at(ledger_id, 12)
+    txn = begin(sql_world) if is_held else None
+
+    def acknowledge(last: int) -> object:
+        return subscriptions.acknowledge(topic_id, _SUB, up_to=at(ledger_id, last), releases=releases, txn=txn)
+
+    acknowledge(9)  # up to there no message has a delivery time
+    if releases is None:
+        before = sql_world.catalog.cursors.get(topic_id, _SUB)
+        with pytest.raises(AcknowledgementStale, match=f"a segment with delayed messages at {ledger_id}:10"):
+            acknowledge(10)
+        assert sql_world.catalog.cursors.get(topic_id, _SUB) == before
+    else:
+        acknowledge(12)
+
+
+def test_delayed_messages_that_are_acknowledged_singly_need_no_releases(sql_world: SqlWorld, topic: Topic) -> None:
+    """Nor do those of another topic, or behind the position; a segment that no row counts may hold some."""
+    other = new_topic(sql_world, "persistent://a/b/other")
+    produce(sql_world, other, (None, 1))
+    delay(sql_world, other.topic_id, _entry(sql_world, other, 0).ledger_id, 3)
+    ledger_id = _entry(sql_world, topic, 0).ledger_id
+    delay(sql_world, topic.topic_id, ledger_id, 2, entries=2)
+    produce(sql_world, topic, (None, 3))
+
+    def acknowledge(*positions: int, up_to: int | None = None) -> object:
+        return one(
+            sql_world,
+            Acknowledge(
+                topic_id=topic.topic_id,
+                subscription=_SUB,
+                positions=tuple(at(ledger_id, number) for number in positions),
+                up_to=None if up_to is None else at(ledger_id, up_to),
+            ),
+        )
+
+    acknowledge(10)
+    assert isinstance(acknowledge(up_to=14), AcknowledgementStale)
+    acknowledge(11)
+    assert acknowledge(up_to=13) == Acknowledged(mark_delete=at(ledger_id, 13))
+    sql_world.sql("UPDATE segment SET delayed = NULL")
+    assert acknowledge(up_to=13) == Acknowledged(mark_delete=at(ledger_id, 13)), "it is acknowledged already"
+    assert isinstance(acknowledge(up_to=14), AcknowledgementStale)
+
+
+def test_trimmed_segments_hold_nothing_that_was_not_delivered(sql_world: SqlWorld, topic: Topic) -> None:
+    """Their ledger is in no list any more."""
+    first = _entry(sql_world, topic, 0).ledger_id
+    delay(sql_world, topic.topic_id, first, 2)
+    second = roll(sql_world, topic.topic_id)
+    produce(sql_world, topic, (None, 3))
+    up_to = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=at(second, 2))
+    assert isinstance(one(sql_world, up_to), AcknowledgementStale)
+    sql_world.detach(topic.topic_id, [first])
+    assert one(sql_world, up_to) == Acknowledged(mark_delete=at(second, 2))
