@@ -1,4 +1,4 @@
-"""One server process that outlives the command that started it, known by its pid file."""
+"""Server process that outlives the command that started it. A pid file identifies it."""
 
 import json
 import os
@@ -16,53 +16,53 @@ import psutil
 from infra.stack.home import StackHome
 from logstore.errors import ServiceFailed
 
-_MARK = "SEXTON_PROCESS"  # in the server's environment: tells it from a later process with the same pid
-_LOG_LIMIT_BYTES = 20 * 1024 * 1024
-_TELLING = re.compile(r"fatal|panic|error|exception|in use|denied|no space|cannot|failed", re.IGNORECASE)
-_KILL_WAIT_S = 10.0  # SIGKILL is obeyed once the kernel has given back the memory
+# Environment variable of the server. Its value distinguishes the server from a later process with the same pid.
+_MARK_VARIABLE = "SEXTON_PROCESS"
+_MAX_LOG_BYTES = 20 * 1024 * 1024
+_FAILURE_WORDS = re.compile(r"fatal|panic|error|exception|in use|denied|no space|cannot|failed", re.IGNORECASE)
+_KILL_WAIT_S = 10.0  # a killed process ends only after the kernel has freed its memory
 
 
 class ServiceProcess:
-    """A detached process of one home. Instances hold no state: any process may look after any other's."""
+    """Detached process of a stack home. All state is in the pid file, so that any command can manage it."""
 
     def __init__(self, name: str, home: StackHome) -> None:
-        """Name the process; its pid file and its log carry that name."""
         self.name = name
         self.home = home
         self.pid_file = home.pids / f"{name}.json"
         self.log_file = home.logs / f"{name}.log"
 
-    def running(self) -> psutil.Process | None:
-        """The live process that the pid file means, or None.
+    def find_process(self) -> psutil.Process | None:
+        """Return the live process that the pid file records.
 
-        A pid file outlives a crash and its pid may belong to a stranger by now: only a process with the start
-        time or the mark that was written down counts.
+        The pid file outlives a crash, and the system may give its pid to another program. So the start time or the mark
+        of the process must match, too.
         """
-        record = self._record()
+        record = self._read_record()
         if record is None:
             return None
         pid = int(str(record["pid"]))
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE and _is_same(process, record):
+            if process.status() != psutil.STATUS_ZOMBIE and _is_recorded_process(process, record):
                 return process
         return None
 
     def start(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-        """Start the process in a session of its own, its output appended to the log, and write the pid file.
+        """Start the process in a new session, append its output to the log, and write the pid file.
 
         Returns:
-            The size of the log before the start: what this run says comes after it.
+            Size of the log in bytes before the start. Output of this run follows that offset.
 
         Raises:
             ServiceFailed: The program cannot be run, or the home cannot be written.
         """
         mark = uuid.uuid4().hex
         with self.home.disk_faults():
-            log_start = self._make_room_in_log()
+            log_start = self._rotate_large_log()
             with self.log_file.open("ab") as log:
-                child = self._spawn(argv, cwd=cwd, env={**env, _MARK: mark}, log_fd=log.fileno())
-        # Reaps a server that dies while its starter lives. As a daemon it lets the starter leave first.
+                child = self._spawn(argv, cwd=cwd, env={**env, _MARK_VARIABLE: mark}, log_fd=log.fileno())
+        # Reaps a server that dies before its starter. A daemon thread does not keep the starter alive.
         Thread(target=child.wait, name=f"reap-{self.name}", daemon=True).start()
         try:
             self._write_record(child.pid, mark)
@@ -72,38 +72,48 @@ class ServiceProcess:
         return log_start
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the process to end, and end it by force when it has not obeyed in time.
+        """Send SIGTERM, and SIGKILL if the process still runs after `timeout_s`.
 
         Returns:
-            Whether there was a process to stop.
+            Whether a process was running.
+
+        Raises:
+            ServiceFailed: The process belongs to another user, or survives SIGKILL.
         """
-        process = self.running()
+        process = self.find_process()
         if process is not None:
             try:
                 with suppress(psutil.NoSuchProcess):
                     process.terminate()
                     process.wait(timeout_s)
             except psutil.TimeoutExpired:
-                self._end_by_force(process)
+                self._kill_tree(process)
             except psutil.AccessDenied:
-                raise self._not_ours(process) from None
+                raise self._cannot_kill(process) from None
         self.pid_file.unlink(missing_ok=True)
         return process is not None
 
     def kill(self) -> bool:
-        """End the process at once; its data stays as a power cut would leave it.
+        """Send SIGKILL. The data remain as after a power cut.
 
         Returns:
-            Whether there was a process to kill.
+            Whether a process was running.
+
+        Raises:
+            ServiceFailed: The process belongs to another user, or survives SIGKILL.
         """
-        process = self.running()
+        process = self.find_process()
         if process is not None:
-            self._end_by_force(process)
+            self._kill_tree(process)
         self.pid_file.unlink(missing_ok=True)
         return process is not None
 
-    def last_words(self, since: int = 0) -> str:
-        """The log's words about the end, in one line: the telling ones of its last lines."""
+    def summarize_last_lines(self, since: int = 0) -> str:
+        """Return the last two lines of the log that name a failure, joined, in at most 400 characters.
+
+        Args:
+            since: Offset in the log in bytes. Earlier output is ignored.
+        """
         try:
             with self.log_file.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -111,10 +121,10 @@ class ServiceProcess:
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return "it left no log"
-        said = [" ".join(line.split()) for line in lines if line.strip()]
-        telling = [line for line in said if _TELLING.search(line) and not line.startswith("at ")]
-        words = " | ".join((telling or said)[-2:])
-        return words[:400] if words else "it said nothing"
+        lines = [" ".join(line.split()) for line in lines if line.strip()]
+        failure_lines = [line for line in lines if _FAILURE_WORDS.search(line) and not line.startswith("at ")]
+        summary = " | ".join((failure_lines or lines)[-2:])
+        return summary[:400] if summary else "it wrote no log line"
 
     def _spawn(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], log_fd: int) -> subprocess.Popen[bytes]:
         try:
@@ -131,63 +141,59 @@ class ServiceProcess:
             problem = f"{argv[0]} cannot be run ({fault.strerror})"
             raise ServiceFailed(self.name, problem, advice="install the project's dependencies again") from fault
 
-    def _record(self) -> dict[str, object] | None:
-        """The pid file's content; what is not whole counts as absent, because it proves no process."""
+    def _read_record(self) -> dict[str, object] | None:
+        """Return the content of the pid file. An incomplete file identifies no process and counts as absent."""
         try:
             record = json.loads(self.pid_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        whole = isinstance(record, dict) and isinstance(record.get("pid"), int) and "started" in record
-        return record if whole else None
+        is_complete = isinstance(record, dict) and isinstance(record.get("pid"), int) and "started" in record
+        return record if is_complete else None
 
     def _write_record(self, pid: int, mark: str) -> None:
         try:
             started = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
-            started = 0.0  # it died at once; the caller's health check will say so
+            started = 0.0  # it died at once: the caller's health check reports it
         self.home.write(self.pid_file, json.dumps({"pid": pid, "started": started, "mark": mark}))
 
-    def _make_room_in_log(self) -> int:
+    def _rotate_large_log(self) -> int:
         size = self.log_file.stat().st_size if self.log_file.exists() else 0
-        if size <= _LOG_LIMIT_BYTES:
+        if size <= _MAX_LOG_BYTES:
             return size
         self.log_file.replace(self.log_file.with_suffix(".log.1"))
         return 0
 
-    def _end_by_force(self, process: psutil.Process) -> None:
-        """End it with all that it started: the Java of a worker's Spark has processes in groups of their own."""
-        started: list[psutil.Process] = []
+    def _kill_tree(self, process: psutil.Process) -> None:
+        """Kill the process and its descendants. A worker's Spark starts Java processes in other process groups."""
+        descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
-            started = process.children(recursive=True)
+            descendants = process.children(recursive=True)
         try:
             _signal_group(process.pid, signal.SIGKILL)
-            for one in started:
+            for descendant in descendants:
                 with suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    descendant.kill()
             with suppress(psutil.NoSuchProcess):
                 process.wait(_KILL_WAIT_S)
-            psutil.wait_procs(started, timeout=_KILL_WAIT_S)
+            psutil.wait_procs(descendants, timeout=_KILL_WAIT_S)
         except (PermissionError, psutil.TimeoutExpired):
-            raise self._not_ours(process) from None
+            raise self._cannot_kill(process) from None
 
-    def _not_ours(self, process: psutil.Process) -> ServiceFailed:
+    def _cannot_kill(self, process: psutil.Process) -> ServiceFailed:
         return ServiceFailed(
-            self.name, f"process {process.pid} does not let itself be stopped", advice="stop it as its owner or as root"
+            self.name, f"process {process.pid} cannot be stopped", advice="stop it as its owner or as root"
         )
 
 
-def _is_same(process: psutil.Process, record: Mapping[str, object]) -> bool:
-    """Whether the process is the one written down.
-
-    The start time settles it unless the system clock was set since, which moves every start time that the
-    system reports; the mark survives that.
-    """
+def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) -> bool:
+    """Compare start time, then mark. Setting the system clock moves reported start times but not the mark."""
     if abs(process.create_time() - float(str(record["started"]))) < 0.5:
         return True
-    return bool(record.get("mark")) and process.environ().get(_MARK) == record["mark"]
+    return bool(record.get("mark")) and process.environ().get(_MARK_VARIABLE) == record["mark"]
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    """Signal the process and what it started: it leads a group of its own."""
+    """Signal the process group that the process leads."""
     with suppress(ProcessLookupError):
         os.killpg(pid, number)

@@ -118,7 +118,7 @@ def bring_all_up(services: Collection[Service], on_progress: Callable[[str], Non
     """
     cancelled = Event()
     started: list[Service] = []
-    absent = [service.name for service in services if service.process.running() is None]
+    absent = [service.name for service in services if service.process.find_process() is None]
     if absent:
         on_progress(f"starting {', '.join(absent)}")
     try:
@@ -196,7 +196,7 @@ def _bring_up(service: Service, started: list[Service], cancelled: Event) -> str
 
 
 def _runs_well(service: Service, cancelled: Event) -> bool:
-    process = service.process.running()
+    process = service.process.find_process()
     if process is None:
         return False
     with suppress(psutil.NoSuchProcess):
@@ -210,15 +210,15 @@ def _await_health(service: Service, cancelled: Event, patience_s: float) -> Serv
     deadline = time.monotonic() + patience_s
     while True:
         health = service.probe()
-        if service.process.running() is None:
+        if service.process.find_process() is None:
             return replace(health, ok=False)  # what answered was not ours
         if health.ok or time.monotonic() > deadline or cancelled.wait(_POLL_S):
             return health
 
 
 def _failure(service: Service, health: ServiceHealth, log_start: int) -> ServiceFailed:
-    if service.process.running() is None:
-        problem = f"it ended while starting ({service.process.last_words(log_start)})"
+    if service.process.find_process() is None:
+        problem = f"it ended while starting ({service.process.summarize_last_lines(log_start)})"
     else:
         problem = f"it was not healthy in {service.start_timeout_s:.0f} s ({health.detail})"
     return ServiceFailed(service.name, problem, advice=f"see {service.process.log_file}, then run `sexton up` again")

@@ -80,7 +80,7 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
     home.prepare()
     with home.locked():
         credentials = home.ensure_credentials()
-        running = [name for name in options.services if ServiceProcess(name, home).running()]
+        running = [name for name in options.services if ServiceProcess(name, home).find_process()]
         earlier = recorded_ports(home)
         in_use = bool(running or live_workers(home))
         ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
@@ -190,7 +190,7 @@ def _addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddresses:
 
 
 def _health(service: Service) -> ServiceHealth:
-    if service.process.running() is None:
+    if service.process.find_process() is None:
         return ServiceHealth(name=service.name, ok=False, detail="not running: run `sexton up`")
     return service.probe()
 

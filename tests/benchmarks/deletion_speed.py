@@ -205,7 +205,7 @@ async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: Ledger
 
 def memory(on: Stage) -> dict[str, Any]:
     """Highest resident memory of the worker, after a small batch and after a large one."""
-    process = ServiceProcess("worker-1", StackHome.at(on.settings.home)).running()
+    process = ServiceProcess("worker-1", StackHome.at(on.settings.home)).find_process()
     if process is None:
         raise RuntimeError("the worker does not run")
     found = {}

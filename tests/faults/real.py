@@ -166,7 +166,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process.running() is not None
+        return self._process.find_process() is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""

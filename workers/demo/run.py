@@ -184,13 +184,13 @@ def _transacted_and_delayed(settings: Settings, auditor: Auditor, say: Say) -> l
 
     say("delaying messages, sealing three buckets of them and merging two")
     with Delaying(settings) as delaying:
-        asyncio.run(delaying.seal(lambda: second.running() is None))
+        asyncio.run(delaying.seal(lambda: second.find_process() is None))
         say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
         dies = {failpoints.VARIABLE: BROADCASTING, **_WORKERS}  # in the first broadcast of a transaction
         start_worker(settings, name=_THIRD, extra=dies, alone=True, on_progress=say)
         delaying.another_consumer()
         say("committing one transaction and aborting another over three topics and a subscription")
-        done = asyncio.run(transact(settings, lambda: third.running() is None, replace_worker))
+        done = asyncio.run(transact(settings, lambda: third.find_process() is None, replace_worker))
         say("waiting for the merge, and for messages that are still to come")
         asyncio.run(delaying.end())
     return [check_transactions(settings, auditor, done), check_delayed(auditor, delaying.delivered)]
@@ -228,7 +228,7 @@ async def _trim_through_a_crash(
     say("trimming every topic")
     handles = [await sexton.trim_topic(one.topic, reason="demo", actor="sexton demo") for one in written]
     process = ServiceProcess(_FIRST, StackHome.at(settings.home))
-    if not await happens(lambda: process.running() is None):
+    if not await happens(lambda: process.find_process() is None):
         raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
     states = [state for state, _ in auditor.intents().values()]
     death = _Death(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)

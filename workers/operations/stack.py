@@ -55,7 +55,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = at(settings, where)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
-    earlier = worker.running()
+    earlier = worker.find_process()
     try:
         on_progress("bringing the catalog to this build's version")
         prepare(settings)
@@ -195,7 +195,7 @@ def start_worker(
         ServiceFailed: It did not come to poll; says what its log ends with.
     """
     process = ServiceProcess(name, StackHome.at(settings.home))
-    found = process.running()
+    found = process.find_process()
     if found:
         return int(found.pid)
     on_progress(f"starting {name}")
@@ -209,12 +209,12 @@ def start_worker(
     try:
         asyncio.run(_polling(settings, identity, process))
     except BaseException as fault:
-        said = process.last_words(since)
+        said = process.summarize_last_lines(since)
         process.kill()
         if not isinstance(fault, ServiceFailed):
             raise
         raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
-    running = process.running()
+    running = process.find_process()
     return int(running.pid) if running else 0
 
 
@@ -228,7 +228,7 @@ async def _polling(settings: Settings, identity: str, process: ServiceProcess) -
     client = await connect_client(settings)
     give_up = time.monotonic() + _POLL_WITHIN_S
     while identity not in await polling(client, settings):
-        if process.running() is None:
+        if process.find_process() is None:
             raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
         if time.monotonic() > give_up:
             raise ServiceFailed(process.name, f"it did not poll within {_POLL_WITHIN_S:.0f} s", advice="see its log")

@@ -51,7 +51,7 @@ class ZooKeeper:
 
         SIGSTOP reaches the threads of a process one after the other: until the last one stands, some of them answer.
         """
-        running = ServiceProcess(ZOOKEEPER, StackHome.at(self._home)).running()
+        running = ServiceProcess(ZOOKEEPER, StackHome.at(self._home)).find_process()
         assert running
         os.kill(running.pid, signal.SIGSTOP)
         try:

@@ -39,7 +39,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 
 def _start(process: ServiceProcess, *argv: str) -> psutil.Process:
     process.start(argv or _SLEEP, cwd=process.home.scratch, env=os.environ)
-    running = process.running()
+    running = process.find_process()
     assert running is not None
     return running
 
@@ -47,7 +47,7 @@ def _start(process: ServiceProcess, *argv: str) -> psutil.Process:
 def test_process_started_is_found_by_another_instance(process: ServiceProcess) -> None:
     """The pid file is all that a later command needs; the process leads a session of its own."""
     running = _start(process)
-    assert ServiceProcess("example", process.home).running() == running
+    assert ServiceProcess("example", process.home).find_process() == running
     assert os.getsid(running.pid) == running.pid
 
 
@@ -85,7 +85,7 @@ def test_process_killed_from_outside_counts_as_not_running(process: ServiceProce
     """A dead server is seen as dead at once, a zombie too."""
     running = _start(process)
     running.send_signal(signal.SIGKILL)
-    assert_eventually(lambda: process.running() is None)
+    assert_eventually(lambda: process.find_process() is None)
     assert process.stop(5) is False
     assert process.pid_file.exists() is False
 
@@ -96,7 +96,7 @@ def test_process_dead_but_not_reaped_counts_as_not_running(process: ServiceProce
         shown = psutil.Process(dead.pid)
         assert_eventually(lambda: shown.status() == psutil.STATUS_ZOMBIE)
         process.pid_file.write_text(json.dumps({"pid": dead.pid, "started": shown.create_time(), "mark": "m"}))
-        assert process.running() is None
+        assert process.find_process() is None
 
 
 def test_pid_file_of_a_reused_pid_leaves_the_stranger_alone(
@@ -107,7 +107,7 @@ def test_pid_file_of_a_reused_pid_leaves_the_stranger_alone(
     ends: list[Callable[[], bool]] = [lambda: process.stop(1), process.kill]
     for end in ends:
         process.pid_file.write_text(json.dumps(record))
-        assert process.running() is None
+        assert process.find_process() is None
         assert end() is False
         assert stranger.poll() is None
 
@@ -117,9 +117,9 @@ def test_pid_file_after_the_clock_was_set_still_finds_the_process(process: Servi
     running = _start(process)
     record = json.loads(process.pid_file.read_text())
     process.pid_file.write_text(json.dumps({**record, "started": record["started"] - 3600}))
-    assert process.running() == running
+    assert process.find_process() == running
     process.pid_file.write_text(json.dumps({**record, "started": 0.0, "mark": "another"}))
-    assert process.running() is None
+    assert process.find_process() is None
     process.pid_file.write_text(json.dumps(record))
 
 
@@ -127,7 +127,7 @@ def test_pid_file_after_the_clock_was_set_still_finds_the_process(process: Servi
 def test_pid_file_that_means_no_process_is_no_obstacle(process: ServiceProcess, content: str) -> None:
     """An empty, broken or outdated pid file neither stops a start nor survives a stop."""
     process.pid_file.write_text(content)
-    assert process.running() is None
+    assert process.find_process() is None
     assert process.stop(1) is False
     assert not process.pid_file.exists()
     assert _start(process).is_running()
@@ -167,15 +167,15 @@ def test_last_words_of_a_dead_process_are_those_of_this_run(process: ServiceProc
     process.log_file.write_text("FATAL: an old story\n")
     script = "echo starting; echo 'listen tcp: address already in use'; echo bye"
     since = process.start(["sh", "-c", script], cwd=process.home.scratch, env=os.environ)
-    assert_eventually(lambda: process.running() is None)
-    assert process.last_words(since) == "listen tcp: address already in use"
+    assert_eventually(lambda: process.find_process() is None)
+    assert process.summarize_last_lines(since) == "listen tcp: address already in use"
 
 
 def test_log_grown_large_is_put_aside_at_the_next_start(
     process: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logs of a stack that is restarted for months stay bounded."""
-    monkeypatch.setattr("infra.stack.process._LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr("infra.stack.process._MAX_LOG_BYTES", 10)
     process.log_file.write_text("x" * 11)
     _start(process)
     assert process.log_file.stat().st_size == 0

@@ -52,7 +52,7 @@ def _s3(stack: StackAddresses, secret: str | None = None) -> "S3Client":
 
 
 def _pid(home: Path, service: str) -> int | None:
-    process = ServiceProcess(service, StackHome.at(home)).running()
+    process = ServiceProcess(service, StackHome.at(home)).find_process()
     return process.pid if process else None
 
 
@@ -242,7 +242,7 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     monkeypatch.setattr("infra.stack.service.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
     stack = up(options)
-    hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).running()
+    hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).find_process()
     assert hung is not None
     hung.suspend()
     assert_eventually(lambda: [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER])

@@ -71,7 +71,7 @@ class _Story:
 
 
 def _server(home: Path) -> psutil.Process:
-    found = ServiceProcess("worker-1", StackHome.at(home)).running()
+    found = ServiceProcess("worker-1", StackHome.at(home)).find_process()
     assert found is not None
     return found
 
