@@ -185,11 +185,14 @@ class Rebuilding:
             finds; StoreUnavailable, CatalogBusy (retry).
         """
         adopter = self._opened().adopter
+        unflushed_from = self._start.unflushed_from(
+            self._start.manifest(RebuildId.parse(self._database.target().rebuild).manifest)
+        )
         objects = staged = done = 0
         with beating(lambda: (done,)):
             for shard in range(request.first, request.end):
                 between_units()
-                found = adopter.adopt(shard)
+                found = adopter.adopt(shard, unflushed_from=unflushed_from)
                 objects, staged, done = objects + found.objects, staged + found.staged, done + 1
         return AdoptedShards(objects=objects, staged=staged)
 

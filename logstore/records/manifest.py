@@ -9,6 +9,8 @@ flush is no moment of the catalog; the one that ends the flush names the blocks 
 apart: replicas apply those alone that show a moment of their own. The manifest by which a rebuild begins a new epoch
 shows the moment that was loaded, too: rows of the new epoch come with the flush that ends the rebuild (ADR 24).
 
+`next_ids` belongs to the moment, like the blocks. Lower ids are in the blocks, or were deleted before the moment.
+
 Source: Apache Iceberg's metadata files, of which each is complete; Aerospike has one index in memory.
 """
 
@@ -76,6 +78,7 @@ class Manifest:
     blocks: tuple[Block, ...] = ()
     shows: int | None = None  # an earlier one whose moment it shows, 0: none; null: it shows one of its own
     moment_epoch: int | None = None  # of the catalog at the moment that it shows; null: `epoch`
+    next_ids: Ceilings | None = None  # given out next at the moment that it shows; null: an earlier build wrote it
     format: int = field(default=FORMAT)
 
     @property
@@ -125,6 +128,7 @@ def _read(cls: type[Manifest], found: Mapping[str, Any]) -> Manifest:
     known = {one.name for one in fields(cls)}
     values = {name: value for name, value in found.items() if name in known}
     values["ceilings"] = Ceilings(**found["ceilings"])
+    values["next_ids"] = Ceilings(**found["next_ids"]) if found.get("next_ids") else None
     values["blocks"] = tuple(Block.of(one) for one in found["blocks"])
     return cls(**values)
 

@@ -139,7 +139,9 @@ def _raid_once(url: str) -> None:
             *log.put_blocks(RecordKind.LEDGER, versions(ids[::2], version=0, tombstone=False)),
         ]
         found = standing(catalog.records, log)
-        assert publish(catalog.records, log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=state.now_us)
+        assert publish(
+            catalog.records, log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=state.now_us, next_ids=None
+        )
         raider = Raider(catalog.records, catalog.tombstones, log, FakeObjectStore(), eligible_age_s=_AGE_S)
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -137,7 +137,9 @@ def _stored(world: RecordsWorld, ids: Numbers, *, version: int, tombstone: bool 
 
 def _publish(world: RecordsWorld, blocks: Sequence[Block]) -> None:
     found = standing(world.catalog.records, world.log)
-    assert publish(world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=START_US)
+    assert publish(
+        world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=START_US, next_ids=None
+    )
 
 
 def costs() -> dict[str, Any]:

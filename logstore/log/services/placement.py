@@ -37,7 +37,7 @@ from logstore.ports.catalog import (
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
-_STRIDE: Final = 16
+STRIDE: Final = 16
 """How far ahead a loser looks at most, and twice as far with every further loss: many conditional puts on one
 key are slow, and a large upload among quick small ones would otherwise lose for ever."""
 
@@ -123,7 +123,7 @@ class PlacementAttempts:
         """The number to try: the next one at first, then one at random ahead of what was lost to others."""
         if not self.losses or ledger.ledger_id not in self.tried:
             return self.behind(ledger) + 1
-        reach = min(_STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
+        reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
         return self.behind(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
 
 

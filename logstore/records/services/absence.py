@@ -6,7 +6,8 @@ known:
 1. `meta.json` and all registered segments of a ledger that has a row;
 2. the segment that an upload names as the last one registered before it;
 3. the numbers that follow the last upload of a ledger that may have taken segments since the last flush;
-4. the first segment of the ids that follow the highest id that the catalog knows.
+4. the first segment of the ids that follow those given out before the last flush: rebuilds leave ids out, so these may
+   be far above the highest one that the catalog knows.
 
 What HEAD does not find either is looked for in a second listing, of the ledger alone. Any object that turns up proves
 the listing wrong, and nothing is decided by it.
@@ -26,17 +27,17 @@ from logstore.log.ledgers import (
     segment_key,
     segment_number,
 )
+from logstore.log.services.placement import STRIDE
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import Upload
 from logstore.units import between_units
 
-PROBED_NUMBERS: Final = 4
-"""Segment numbers asked for behind the last upload of a ledger. A writer that is alone takes the next one; the others
-are for those that have lost a race."""
+PROBED_NUMBERS: Final = STRIDE
+"""Segment numbers asked for behind the last upload of a ledger: all that a writer may draw that has lost one race."""
 
 PROBED_IDS: Final = 4
-"""Ledger ids of a shard asked for behind the last one found: 1,024 ids of all shards together, which are given out in
+"""Ledger ids of a shard asked for behind the last one listed: 1,024 ids of all shards together, which are given out in
 their order."""
 
 
@@ -106,20 +107,20 @@ def unlisted_uploads(
         yield segment_key(ledger_id, number)
 
 
-def probe_ids(objects: ObjectStore, shard: int, known: LedgerId, listed: Collection[LedgerId]) -> None:
+def probe_ids(objects: ObjectStore, shard: int, first: LedgerId, listed: Collection[LedgerId]) -> None:
     """Look for ledgers of a shard that neither the catalog knows nor a listing shows.
 
     Args:
         objects: The primary bucket.
         shard: 0 to 255.
-        known: The highest id that the catalog knows; -1: none.
-        listed: Ids that the listing showed.
+        first: The lowest id that is asked for; the catalog knows none from there on.
+        listed: Ids without a row that the listing showed.
 
     Raises:
         UnlistedObjectError: There is one.
         StoreUnavailable: The store did not answer.
     """
-    ledger_id, misses = LedgerId(known + 1 + (shard - known - 1) % SHARDS), 0
+    ledger_id, misses = LedgerId(first + (shard - first) % SHARDS), 0
     while misses < PROBED_IDS:
         if ledger_id in listed:
             misses = 0

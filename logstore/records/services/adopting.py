@@ -118,10 +118,15 @@ class Adopter:
         self._adoption, self._objects, self._buckets = adoption, objects, buckets
         self._application, self._threads = application, threads
 
-    def adopt(self, shard: int) -> Adopted:
+    def adopt(self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),)) -> Adopted:
         """Look at the ledgers with id % 256 = `shard`, and stage what the catalog does not say of them.
 
         Idempotency: what was staged of the shard before is replaced; what a topic was settled with stays.
+
+        Args:
+            shard: 0 to 255.
+            unflushed_from: Lowest ids of ledgers that may be younger than the rows, one for each range of ids in which
+                there may be some. Those that the catalog knows are passed over.
 
         Raises:
             InvalidInput: Not 0 to 255.
@@ -137,7 +142,7 @@ class Adopter:
         unlisted: UnlistedObjectError | None = None
         for _ in range(_LISTINGS):
             try:
-                return self._adopt_by_listing(shard, issued)
+                return self._adopt_by_listing(shard, issued, unflushed_from)
             except UnlistedObjectError as error:
                 unlisted = error
         raise PreconditionFailed(
@@ -146,7 +151,7 @@ class Adopter:
             " command again"
         ) from unlisted
 
-    def _adopt_by_listing(self, shard: int, issued: Issued) -> Adopted:
+    def _adopt_by_listing(self, shard: int, issued: Issued, unflushed_from: Sequence[LedgerId]) -> Adopted:
         self._objects.confirm()
         counted = _Counted(self._objects.list(shard_prefix(shard)))
         above, staged, strangers, absent = LedgerId(-1), 0, set[LedgerId](), False
@@ -158,7 +163,9 @@ class Adopter:
                 with effect("adoption.stage"):
                     self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
                 above, staged = _ledger_id(page[-1]), staged + len(found)
-        probe_ids(self._objects, shard, self._adoption.highest_id(), strangers)
+        above_known = LedgerId(self._adoption.highest_id() + 1)
+        for first in sorted({max(first, above_known) for first in unflushed_from}):
+            probe_ids(self._objects, shard, first, strangers)
         if absent:
             self._objects.confirm()  # an empty answer of another bucket says nothing
         with effect("adoption.stage"):

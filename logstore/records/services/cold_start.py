@@ -14,6 +14,7 @@ from typing import Final
 from logstore.errors import AlreadyExists, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.records import RecordLogState, Records
+from logstore.positions import LedgerId
 from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import RecordLog
@@ -87,12 +88,28 @@ class ColdStart:
         Earlier builds put the manifest of a new epoch as one that shows a moment of its own. It has the blocks and the
         time of the manifest before it, which tells the epoch of its rows as long as no sweep has removed it.
         """
-        while base.moment_epoch is None:
-            before = self._log.manifest(base.number - 1)
-            if before is None or before.flushed_us != base.flushed_us:
+        return self._moment(base).rows_epoch
+
+    def unflushed_from(self, base: Manifest) -> tuple[LedgerId, ...]:
+        """Return ids from which on ledgers may be younger than the moment that a manifest shows, ascending.
+
+        A rebuild passes over all ids up to the ceilings, so these are more than the ids behind the highest one of a
+        record. Manifests of earlier builds lack the next ids. Their ceilings were set `FREE_IDS` above them: by a
+        rebuild, before its first ledger, or by a flush, which knows every ledger before that.
+        """
+        if base.next_ids:
+            return (LedgerId(base.next_ids.ledger),)
+        shown = self._log.manifest(base.moment) if base.moment < base.number else None
+        return LedgerId(0), LedgerId(max(self._moment(shown or base).ceilings.ledger - FREE_IDS, 0))
+
+    def _moment(self, manifest: Manifest) -> Manifest:
+        """Return the manifest whose moment an earlier build's one repeats, as far as manifests before it are there."""
+        while manifest.moment_epoch is None:
+            before = self._log.manifest(manifest.number - 1)
+            if before is None or before.flushed_us != manifest.flushed_us:
                 break
-            base = before
-        return base.rows_epoch
+            manifest = before
+        return manifest
 
     def unpin(self, rebuild: str) -> None:
         """Release them."""

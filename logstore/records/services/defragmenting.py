@@ -99,6 +99,7 @@ class Defragmenter:
                 blocks=blocks,
                 ceilings=manifest.ceilings,
                 flushed_us=manifest.flushed_us,
+                next_ids=manifest.next_ids,
             )
             if put:
                 return replace(

@@ -185,6 +185,7 @@ class Flusher:
             blocks=found.blocks,
             ceilings=raised(found.state.ceilings, found.state.next_ids),
             flushed_us=found.manifest.flushed_us if found.manifest else 0,
+            next_ids=found.next_ids,
             taken=taken,
             staged=blocks,
         )
@@ -212,6 +213,7 @@ class Flusher:
             blocks=together,
             ceilings=ceilings,
             flushed_us=at_us,
+            next_ids=state.next_ids,
             taken=taken,
             ends=True,
         )

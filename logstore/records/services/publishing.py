@@ -6,6 +6,10 @@ begin anew with a manifest, a view of the catalog and blocks that are newer. So 
 their order, and the number of its manifest is the version of whatever a flush writes: it orders versions of a record
 even where two transactions changed parts of it at once, neither of which saw the other.
 
+A process that dies before the put leaves a stamp and blocks that no manifest names: both are harmless, and blocks are
+swept when they are old. One that dies behind the put leaves a stamp that is pending: `standing` settles it. A put that
+lands late wins the number or loses it to another one, as if it had been in time.
+
 A database that was restored from a backup does not know what was answered since: written to, it would give the same
 positions and ids out again. So it is asked whether it knows the newest manifest before a process uses the primary
 bucket, and refused.
@@ -72,6 +76,11 @@ class Standing:
     def rows_epoch(self) -> int:
         """Epoch of the catalog at that moment."""
         return self.manifest.rows_epoch if self.manifest else self.state.epoch
+
+    @property
+    def next_ids(self) -> Ceilings | None:
+        """Ids that were given out next at that moment; None where an earlier build wrote the manifest."""
+        return self.manifest.next_ids if self.manifest else Ceilings(ledger=0, topic=0, transaction=0)
 
 
 def standing(records: Records, log: RecordLog) -> Standing:
@@ -165,15 +174,12 @@ def publish(
     blocks: Sequence[Block],
     ceilings: Ceilings,
     flushed_us: int,
+    next_ids: Ceilings | None,
     taken: Collection[int] = (),
     staged: Sequence[Block] = (),
     ends: bool = False,
 ) -> Manifest | None:
     """Put the manifest that follows the newest one, and settle it; None if another writer took its number.
-
-    A process that dies before it is put leaves a stamp and blocks that no manifest names: both are harmless, and blocks
-    are swept when they are old. One that dies behind it leaves a manifest whose stamp is pending: `standing` settles
-    it. One whose put lands late wins the number or loses it to another one, as if it had been in time.
 
     Args:
         records: The catalog's side.
@@ -182,6 +188,7 @@ def publish(
         blocks: All that count from then on. In the midst of a flush, they show what those before them showed.
         ceilings: Of ids; they hold in the catalog once the manifest is there, never before.
         flushed_us: The moment of the catalog that the blocks show.
+        next_ids: Of that moment, or read before it.
         taken: Outbox rows that they cover, or those that a page covers.
         staged: Blocks of the page.
         ends: Whether nothing is staged any more: it is among the blocks that count, or not needed.
@@ -195,6 +202,7 @@ def publish(
         flushed_us=flushed_us,
         ceilings=ceilings,
         blocks=tuple(blocks),
+        next_ids=next_ids,
     )
     if not ends and (staged or found.state.staged):
         manifest = replace(manifest, shows=found.moment, moment_epoch=found.rows_epoch)

@@ -247,6 +247,26 @@ def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
     assert world.catalog.records.state().ceilings.ledger == 2 * FREE_IDS - 10
 
 
+def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: RecordsWorld) -> None:
+    """Ids that are given out behind that moment are not in the blocks: pages and defragmentations do not raise it."""
+    first = world.create()
+    world.flush()
+    world.touch(first)
+    world.flush()
+    younger = [world.create() for _ in range(6)]
+    world.page = 4
+    _die_between_pages(world)
+    world.defragment()
+    manifests = [manifest for number in world.log.numbers() if (manifest := world.log.manifest(number))]
+    assert len(manifests) > 3
+    assert {manifest.next_ids and manifest.next_ids.ledger for manifest in manifests} == {first + 1}
+    world.flush()
+    newest = world.log.newest()
+    assert newest
+    assert newest.next_ids
+    assert newest.next_ids.ledger == max(younger) + 1
+
+
 def test_ceilings_stay_while_half_of_the_ids_is_left() -> None:
     """Else each flush would write a manifest for them."""
     at = Ceilings(ledger=FREE_IDS, topic=FREE_IDS, transaction=FREE_IDS)
@@ -402,7 +422,13 @@ def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -
     world.advance(seconds=3 * AGE_S)
     found = standing(world.catalog.records, world.log)
     assert publish(
-        world.catalog.records, world.log, found, blocks=found.blocks, ceilings=found.state.ceilings, flushed_us=0
+        world.catalog.records,
+        world.log,
+        found,
+        blocks=found.blocks,
+        ceilings=found.state.ceilings,
+        flushed_us=0,
+        next_ids=None,
     )
     world.sweep()
     assert staged <= set(world.objects.keys)

@@ -48,7 +48,7 @@ def _name(world: RecordsWorld, *blocks: Block) -> None:
     assert found.manifest
     manifest = found.manifest
     parts = (world.catalog.records, world.log, found)
-    assert publish(*parts, blocks=(*manifest.blocks, *blocks), ceilings=manifest.ceilings, flushed_us=0)
+    assert publish(*parts, blocks=(*manifest.blocks, *blocks), ceilings=manifest.ceilings, flushed_us=0, next_ids=None)
 
 
 def test_a_tombstone_that_covers_nothing_goes(world: RecordsWorld) -> None:

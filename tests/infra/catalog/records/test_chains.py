@@ -1,5 +1,6 @@
 """Chains of rebuilds: no answered append is lost, whichever of the databases is thrown away, and whenever."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,8 +13,10 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.own_stores import ASKED_EVERY_S
 from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import Topic
-from tests.faults.world import World
+from logstore.positions import Position
+from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
 from tests.migrated import migrated
 from tests.postgres import Postgres, postgres
@@ -287,3 +290,68 @@ def test_random_chain_of_rebuilds_loses_no_answered_append(chain: Chain, seed: i
                 assert chain.read(topic) == chain.answered, f"step {number}"
     _rebuilt(chain)
     assert chain.read(topic) == chain.answered
+
+
+_YOUNG = "persistent://shop/main/young"
+
+
+def _young_ledger(chain: Chain) -> str:
+    """Return the prefix of a ledger that is born right after a rebuild, and that no flush knows."""
+    with chain.process() as log:
+        young: Topic = log.catalog.topics.create(_YOUNG, RetentionPolicy())
+    before = set(chain.answered)
+    chain.append(young, "answered after the rebuild")
+    (position,) = set(chain.answered) - before
+    return ledger_prefix(position.ledger_id)
+
+
+def _read_young(chain: Chain) -> dict[Position, str]:
+    with chain.process() as log:
+        return dict(chain.read(log.catalog.topics.get(_YOUNG)))
+
+
+def _forget_next_ids(chain: Chain) -> None:
+    """Make all manifests ones of an earlier build."""
+    for manifest in chain.manifests():
+        body = json.loads(manifest.to_json())
+        del body["next_ids"]
+        chain.world.records.delete([manifest.key])
+        chain.world.records.put_if_absent(manifest.key, json.dumps(body).encode(), metadata={})
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("flushed", "build", "listings"),
+    [
+        ("never", "this", 1),
+        ("never", "this", FOREVER),
+        ("never", "an earlier one", 1),
+        ("before it", "this", 1),
+        ("before it", "an earlier one", 1),
+        ("half a rebuild later", "this", 1),
+        ("half a rebuild later", "an earlier one", 1),
+    ],
+)
+def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
+    chain: Chain, build: str, listings: int, flushed: str
+) -> None:
+    """Its id is far above those that were given out before the rebuild; the next rebuild asks for it by name."""
+    topic = _begun(chain)
+    _rebuilt(chain)
+    if flushed == "before it":
+        chain.append(topic, "flushed in the new epoch")
+        chain.flush()
+    hidden = _young_ledger(chain)
+    if flushed == "half a rebuild later":
+        chain.rebuild(chain.new_database(), step="adopt_shards", dies_at="adoption.stage.before")
+    if build != "this":
+        _forget_next_ids(chain)
+    chain.world.store.unlisted = {hidden: listings}
+    url = chain.new_database()
+    if listings == FOREVER:
+        with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not"):
+            chain.rebuild(url)
+        chain.world.store.unlisted.clear()
+    assert chain.rebuild(url) is not None
+    chain.adopt_newest(url)
+    assert dict(chain.read(topic)) | _read_young(chain) == chain.answered

@@ -229,6 +229,35 @@ def test_segments_that_an_upload_names_are_asked_for_by_name(losing: Losing) -> 
         assert _read(log) == before
 
 
+def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
+    losing: Losing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drew a number far ahead. The listing hides it, and with it the confirmation that names it."""
+    monkeypatch.setattr("logstore.log.services.placement.random.randint", lambda _, highest: highest - 1)
+    with losing.process() as log:
+        topic = log.catalog.topics.create(_NAME, RetentionPolicy())
+        _append(log, topic, "flushed")
+        losing.flush()
+        _append(log, topic, "behind the flush")
+        store, winner = losing.world.store, segment_key(LedgerId(0), 2)
+        store.put_if_absent(winner, b"of another writer", metadata={})
+        listed = set(store.keys)
+        _append(log, topic, "far ahead")
+        store.delete([winner])
+        before = _read(log)
+        assert [segment.number for segment in log.catalog.ledgers.segments(LedgerId(0))] == [0, 1, 17]
+    losing.lose()
+    hidden = sorted(set(store.keys) - listed)
+    assert len(hidden) > 1
+    _hide(losing, hidden, FOREVER)
+    with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not"):
+        losing.adopt()
+    store.unlisted.clear()
+    losing.adopt()
+    with losing.process() as log:
+        assert _read(log) == before
+
+
 _ANSWERED = {
     "an upload": (Operation.GET, segment_key(LedgerId(3), 1)),
     "an upload of a ledger that no record knows": (Operation.GET, segment_key(LedgerId(5), 0)),
