@@ -19,20 +19,26 @@ from logstore.identity.markers import (
     MARKER_KEY,
     MarkerState,
     NamedBucket,
+    Role,
     is_marker,
     judge,
     marked_by,
     marker_of,
     refusal,
 )
-from logstore.log.ledgers import CopyState, meta_key
+from logstore.log.ledgers import CopyState, meta_key, segment_key
 from logstore.log.services.read_back import require_stored
 from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
+from logstore.positions import LedgerId
+from logstore.records.manifest import manifest_key
 
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
+_LISTINGS: Final = 2  # of such a bucket
+_FIRST_KEYS: Final = {Role.PRIMARY: segment_key(LedgerId(0), 0), Role.RECORDS: manifest_key(1)}
+"""What every catalog puts first, by the use of a bucket."""
 _MARKER_READS: Final = 3  # of a marker of which GET and HEAD say different things: an answer may have been cut off
 ASKED_EVERY_S: Final = 30.0
 """How often a process that only writes and reads asks whether its catalog is still the one, in seconds."""
@@ -136,8 +142,7 @@ class OwnStores:
         certain = sum(map(_is_certain, expected))
         if certain:
             raise _not_ours(named, f"one of {certain} ledgers that this catalog has there", "none of them")
-        keys = (item.key for item in islice(store.list(named.role.prefix), _LOOKED_AT))
-        strange = next((key for key in keys if named.role.holds(key)), None)
+        strange = _strange_key(named.role, store)
         if strange:
             raise _not_ours(named, "nothing yet, because this catalog has no ledger there", repr(strange))
 
@@ -308,6 +313,19 @@ def _is_stated(named: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
         if seen and not why:
             return True
     return False
+
+
+def _strange_key(role: Role, store: ObjectStore) -> str | None:
+    """A key of the role's that a bucket holds; None: two listings show none, and what a catalog puts first is absent.
+
+    One empty listing does not make a bucket empty.
+    """
+    for _ in range(_LISTINGS):
+        keys = (item.key for item in islice(store.list(role.prefix), _LOOKED_AT))
+        if strange := next((key for key in keys if role.holds(key)), None):
+            return strange
+    first = _FIRST_KEYS.get(role)
+    return first if first and store.head(first) else None
 
 
 def _is_certain(copy: KnownCopy) -> bool:

@@ -260,9 +260,10 @@ class BlockWriter:
 
 
 def require_current(records: Records, objects: OwnedStore) -> None:
-    """Refuse a database that does not know the newest manifest: by one LIST, where it is the one that is known.
+    """Refuse a database that does not know the newest manifest.
 
-    A replica's database may be behind: every write to it is refused anyway.
+    Where the known one is the newest, that takes one LIST, and one GET of the next number: a listing may lack it. A
+    replica's database may be behind: every write to it is refused anyway.
 
     Args:
         records: The catalog.
@@ -278,8 +279,10 @@ def require_current(records: Records, objects: OwnedStore) -> None:
     if known.replica:  # behind its source, and read alone
         return
     start = manifest_key(known.manifest) if known.manifest else ""
-    if next(iter(objects.list(PREFIX, start_after=start)), None) is None:
-        return
-    newest = RecordLog(objects).newest(after=known.manifest)
+    log, newest = RecordLog(objects), None
+    if next(iter(objects.list(PREFIX, start_after=start)), None) is not None:
+        newest = log.newest(after=known.manifest)
+    if newest is None or newest.number <= known.manifest:
+        newest = log.manifest(known.manifest + 1)
     if newest is not None:
         require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it

@@ -15,16 +15,18 @@ from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore, OwnStores
-from logstore.log.ledgers import CopyKind, CopyState, meta_key
+from logstore.log.ledgers import CopyKind, CopyState, meta_key, segment_key
 from logstore.offload.tiered import index_key
 from logstore.ports.objects import StoredObject
 from logstore.positions import LedgerId, TopicId
+from logstore.records.manifest import manifest_key
 from tests.every_topic import every_topic
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 LOGS = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
 COLD = NamedBucket(role=Role.TIERED, bucket="cold", address="http://store")
+RECORDS = NamedBucket(role=Role.RECORDS, bucket="records", address="http://store")
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 THEIRS = "ffffffff-0000-4000-8000-00000000000b"
 
@@ -388,6 +390,32 @@ def test_new_catalog_refuses_a_bucket_with_ledgers_of_others(catalog: FakeCatalo
     bucket.put_if_absent("ledgers/00/0000000000000000/00000000.parquet", b"", metadata={})
     with pytest.raises(CatalogMismatch, match=r"expected nothing yet.*found 'ledgers/00/"):
         own(catalog, bucket).require()
+    assert marker(bucket) is None
+
+
+@pytest.mark.parametrize("strange", [segment_key(LedgerId(0), 0), segment_key(LedgerId(700), 3)])
+def test_new_catalog_refuses_a_bucket_whose_first_listing_hides_ledgers_of_others(
+    catalog: FakeCatalog, bucket: FakeObjectStore, strange: str
+) -> None:
+    """It is listed again."""
+    bucket.put_if_absent(strange, b"", metadata={})
+    bucket.unlisted = {"ledgers/": 1}
+    with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{strange}'"):
+        own(catalog, bucket).require()
+    assert marker(bucket) is None
+
+
+@pytest.mark.parametrize(
+    ("named", "first"), [(LOGS, segment_key(LedgerId(0), 0)), (RECORDS, manifest_key(1))], ids=["primary", "records"]
+)
+def test_new_catalog_refuses_a_bucket_that_holds_what_a_catalog_puts_first_though_no_listing_shows_it(
+    catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket, first: str
+) -> None:
+    """It is asked for by HEAD."""
+    bucket.put_if_absent(first, b"", metadata={})
+    bucket.unlisted = {named.role.prefix: 1_000}
+    with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{first}'"):
+        own(catalog, bucket, named).require()
     assert marker(bucket) is None
 
 
