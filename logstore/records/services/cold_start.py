@@ -18,12 +18,9 @@ from logstore.positions import LedgerId
 from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.sweeping import KEPT
-from logstore.units import between_units
 
 _PINNED_US: Final = 7 * 86_400 * 1_000_000
 _WHAT: Final = "rebuild"
-_PROBED: Final = 10_000  # numbers behind the newest manifest that is listed: half a day of flushes every 5 s
 
 
 class ColdStart:
@@ -41,18 +38,12 @@ class ColdStart:
             Unsupported: It is of a newer format.
             CorruptData: It cannot be read.
             StoreUnavailable: The listing lacks a newer one, which HEAD finds.
-
-        A sweep never removes the newest `KEPT` manifests. So a series that the listing lacks stands at its first number
-        or, where sweeps have removed its beginning, at some number of every `KEPT`.
         """
-        found = self._log.newest()
+        found = self._log.certain_newest()
         if found is None:
             raise PreconditionFailed(
                 "record log: expected a manifest in the records bucket, found none to rebuild from"
             )
-        for following in (1, *range(KEPT, _PROBED + 1, KEPT)):
-            between_units()
-            self._log.require_none(found.number + following)
         return found
 
     def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:

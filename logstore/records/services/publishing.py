@@ -28,7 +28,7 @@ from logstore.ports.catalog import KnownManifest, RecordLogState, Records
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import VERSIONS
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import PREFIX, Block, Ceilings, Manifest, manifest_key
+from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.services.record_log import RecordLog
 
 if TYPE_CHECKING:
@@ -262,8 +262,9 @@ class BlockWriter:
 def require_current(records: Records, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest.
 
-    Where the known one is the newest, that takes one LIST, and one GET of the next number: a listing may lack it. A
-    replica's database may be behind: every write to it is refused anyway.
+    If the known one is the newest, that takes one LIST, and one GET of the next number: a listing may lack it. If the
+    listing lacks the known one, too, a newer one is looked for by name. A replica's database may be behind: every write
+    to it is refused anyway.
 
     Args:
         records: The catalog.
@@ -273,16 +274,14 @@ def require_current(records: Records, objects: OwnedStore) -> None:
         CatalogOutdated: There is a manifest that this catalog has not begun.
         CatalogMismatch: The newest manifest is another catalog's.
         CorruptData, Unsupported: It cannot be read.
-        StoreUnavailable, ServiceRefused: The store did not answer, or refuses us.
+        StoreUnavailable, ServiceRefused: The store did not answer, refuses us, or a listing lacks what HEAD finds.
     """
     known = records.known()
     if known.replica:  # behind its source, and read alone
         return
-    start = manifest_key(known.manifest) if known.manifest else ""
-    log, newest = RecordLog(objects), None
-    if next(iter(objects.list(PREFIX, start_after=start)), None) is not None:
-        newest = log.newest(after=known.manifest)
-    if newest is None or newest.number <= known.manifest:
-        newest = log.manifest(known.manifest + 1)
+    log = RecordLog(objects)
+    newest = log.manifest(known.manifest + 1)
+    if newest is None and (log.newest_number(known.manifest) or 0) > known.manifest:
+        newest = log.newest(known.manifest)
     if newest is not None:
         require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it

@@ -284,11 +284,11 @@ class Raider:
         """
         newest = standing(self._records, self._log)
         age_s, now_us = self._replica_age_s, newest.state.now_us
-        for one in self._log.replicas():
+        for one in self._log.certain_replicas():
             state = replica_state(one, newest=newest.number, now_us=now_us, eligible_age_s=age_s)
             if state is ReplicaState.STALE and not one.revoked:
                 self._log.revoke(one.replica_id)
-        applied = applied_everywhere(self._log.replicas(), newest=newest.number)
+        applied = applied_everywhere(self._log.certain_replicas(), newest=newest.number)
         for candidates in scan.candidates.values():
             candidates.needed |= (candidates.newest_tombstone == _NONE) | (candidates.newest_tombstone > applied)
 

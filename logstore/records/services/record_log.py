@@ -6,6 +6,13 @@ the two leaves both, and the longer pin and the lower acknowledgement count.
 
 A raid that does not wait for a replica revokes it first, by an object that no acknowledgement removes. So a replica
 that lacks a tombstone which is gone finds that out by itself, whatever clocks say, and whenever it comes back.
+
+Pins and acknowledgements are listed, and a listing may hide them. So the keys of rebuilds' pins and the names of
+replicas stand in registers as well, which are read without one: each is entered behind the object that it tells of, and
+ended before that is deleted. A pin that is registered counts whether or not it is listed. A replica that is registered
+and not listed counts as having applied nothing.
+
+Manifests have numbers, so what a listing hides of them is asked for by name.
 """
 
 import re
@@ -24,6 +31,7 @@ from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import PREFIX, Block, Manifest, manifest_key, number_of
+from logstore.records.services.registry import Registry
 from logstore.records.tombstones import Acknowledgement
 from logstore.units import between_units
 
@@ -32,6 +40,11 @@ if TYPE_CHECKING:
 
 PINS: Final = "records/pins/"
 REPLICAS: Final = "records/replicas/"
+REGISTERS: Final = "records/registers/"
+_PIN_NAMES: Final = f"{REGISTERS}pins/"
+_REPLICA_NAMES: Final = f"{REGISTERS}replicas/"
+_REGISTERED: Final = frozenset({"rebuild"})
+"""Pins without which data is lost. A raid, a shipment or a seed whose blocks are removed fails, and begins anew."""
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
@@ -39,8 +52,16 @@ _REVOKED: Final = "revoked"
 _WORD: Final = b"{}"
 """Content of an object whose key says all: a pin, an acknowledgement, a revocation."""
 
-_NEAR: Final = 50
-"""A manifest is pinned only while fewer are newer: the newest 100 are never removed, so the pin came in time."""
+_EVER_US: Final = 2**62
+
+KEPT: Final = 100
+"""So many of the newest manifests are never removed by a sweep."""
+
+_NEAR: Final = KEPT // 2
+"""A manifest is pinned only while fewer are newer, so that the pin came in time."""
+
+_PROBED: Final = 10_000
+"""Numbers behind a manifest at which a hidden newer one is looked for: half a day of flushes every 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +80,8 @@ class RecordLog:
     def __init__(self, objects: OwnedStore) -> None:
         """Work on the records bucket."""
         self._objects = objects
+        self._pin_names, self._replica_names = Registry(objects, _PIN_NAMES), Registry(objects, _REPLICA_NAMES)
+        self._entered = set[str]()  # replicas whose names this process has seen to stand
         self._last: Manifest | None = None  # manifests never change: the one that was read last is kept
 
     def require(self) -> None:
@@ -83,32 +106,66 @@ class RecordLog:
 
         Raises:
             CorruptData, Unsupported: It cannot be read, or a newer build wrote it.
-            StoreUnavailable: The store did not answer, the newest one went while it was read, or a listing lacks the
-                known one, which HEAD finds.
+            StoreUnavailable: The store did not answer, the newest one went while it was read, or HEAD finds a manifest
+                that the listing lacks: the known one or, where nothing is listed, one behind it.
         """
-        numbers = self.numbers(after=max(after - 1, 0))
-        if after and after not in numbers:
-            self.require_none(after)
-        if not numbers:
+        number = self.newest_number(after)
+        if number is None:
             return None
-        found = self.manifest(numbers[-1])
-        if found is None:
-            raise StoreUnavailable(f"{manifest_key(numbers[-1])}: it was listed, and is not there")
-        return found
+        newest = self.manifest(number)
+        if newest is None:
+            raise StoreUnavailable(f"{manifest_key(number)}: it was listed, and is not there")
+        return newest
 
-    def require_none(self, number: int) -> None:
-        """Check by HEAD that there is no manifest of a number that a listing lacks.
+    def newest_number(self, after: int = 0) -> int | None:
+        """Number of the newest manifest; None where there is none. Raises as `newest`."""
+        numbers: list[int] = self.numbers(after=max(after - 1, 0))
+        if after and after not in numbers:
+            hidden = after if self._stands(after) else None if numbers else self._find_later(after)
+            if hidden is not None:
+                raise _hidden(hidden)
+        return numbers[-1] if numbers else None
+
+    def certain_newest(self, after: int = 0) -> Manifest | None:
+        """The newest manifest, behind which HEAD finds none; None where there is none.
+
+        It costs about a hundred requests, or one where the listing ends with the known manifest: a sweep that had
+        removed the next one would have removed that before. A manifest that is put meanwhile is in a second listing.
 
         Raises:
-            StoreUnavailable: There is one, or the store did not answer.
+            StoreUnavailable: Two listings lack a newer manifest. Otherwise as `newest`.
         """
-        key = manifest_key(number)
-        if self._objects.head(key) is not None:
-            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; nothing is decided by such a listing")
+        newest, hidden = self._newest_and_later(after)
+        if hidden is not None:
+            newest, hidden = self._newest_and_later(after)
+        if hidden is not None:
+            raise _hidden(hidden)
+        return newest
 
-    def newest_moment(self) -> Manifest | None:
+    def _newest_and_later(self, after: int) -> tuple[Manifest | None, int | None]:
+        newest = self.newest(after)
+        number = newest.number if newest else after
+        return newest, self._find_later(number, probed=1 if newest and number == after else _PROBED)
+
+    def _find_later(self, number: int, *, probed: int = _PROBED) -> int | None:
+        """Ask by HEAD for manifests that follow a number. Return the number of one, or None.
+
+        A sweep never removes the newest `KEPT` manifests. So a series that the listing lacks stands at its first number
+        or, if sweeps have removed its beginning, at some number of every `KEPT`.
+        """
+        steps: list[int] = [1, *range(KEPT, probed + 1, KEPT)]
+        for following in steps:
+            between_units()
+            if self._stands(number + following):
+                return number + following
+        return None
+
+    def _stands(self, number: int) -> bool:
+        return self._objects.head(manifest_key(number)) is not None
+
+    def newest_moment(self, after: int = 0) -> Manifest | None:
         """The newest manifest that shows a moment of its own; None where there is none. Raises as `newest`."""
-        newest = self.newest()
+        newest = self.newest(after)
         if newest is None or newest.shows is None:
             return newest
         return self.manifest(newest.shows) if newest.shows else None
@@ -185,16 +242,21 @@ class RecordLog:
         key = f"{folder}{manifest:012d}-{until_us:017d}"
         with effect("records.pin"):
             self._put(key, _WORD)
+        if what in _REGISTERED:
+            self._pin_names.enter(key)
+            self._pin_names.end(lambda name: name.startswith(folder) and name != key)
         self._only(folder, key)
 
-    def pin_newest(self, pin_id: str, until_us: int, what: str) -> Manifest | None:
+    def pin_newest(self, pin_id: str, until_us: int, what: str, *, after: int = 0) -> Manifest | None:
         """Pin the newest manifest that shows a moment of its own and give it; None where there is none.
+
+        `after` is a number that is known to stand, as in `newest`.
 
         A sweep that lists pins just before would miss one for a manifest that it is about to remove. So the pin
         counts only if the manifest is still among the newest ones once it stands, or the newest one still shows it:
         sweeps spare both.
         """
-        while (found := self.newest_moment()) is not None:
+        while (found := self.newest_moment(after)) is not None:
             between_units()
             self.pin(pin_id, found.number, until_us, what)
             newer = self.numbers(after=found.number)
@@ -208,21 +270,24 @@ class RecordLog:
 
     def unpin(self, pin_id: str) -> None:
         """Let go of what it pinned; a pin that is not there is no error."""
-        keys = [key for key, one in self._pins() if one.pin_id == pin_id]
+        keys = [key for key, pin in self._pins().items() if pin.pin_id == pin_id]
+        self._pin_names.end(lambda name: name in keys)
         with effect("records.unpin"):
             self._deleted(keys)
 
     def pins(self, *, now_us: int = 0) -> list[Pin]:
         """Pins that have not run out at that time, one for each id and manifest that it holds."""
-        return [one for _, one in self._pins() if one.until_us > now_us]
+        return [pin for pin in self._pins().values() if pin.until_us > now_us]
 
-    def _pins(self) -> Iterator[tuple[str, Pin]]:
-        for one in self._objects.list(PINS):
-            found = _PIN.fullmatch(one.key)
-            if found:
-                what, pin_id, manifest, until_us = found.groups()
-                pin = Pin(pin_id=unquote(pin_id), what=what, manifest=int(manifest), until_us=int(until_us))
-                yield one.key, pin
+    def _pins(self) -> dict[str, Pin]:
+        """Pins by key: those that are listed, and those that are registered."""
+        listed = [item.key for item in self._objects.list(PINS)]
+        matches = (_PIN.fullmatch(key) for key in sorted({*listed, *self._pin_names.standing()}))
+        return {
+            match[0]: Pin(pin_id=unquote(match[2]), what=match[1], manifest=int(match[3]), until_us=int(match[4]))
+            for match in matches
+            if match
+        }
 
     def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
         """Say in the name of a replica that it has applied this manifest and all before.
@@ -239,6 +304,9 @@ class RecordLog:
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
         with effect("records.acknowledge"):
             self._put(key, _WORD)
+        if replica_id not in self._entered:
+            self._replica_names.enter(replica_id)
+            self._entered.add(replica_id)
         self._only(folder, key)
 
     def register(self, replica_id: str, at_us: int) -> None:
@@ -247,6 +315,7 @@ class RecordLog:
         What is read of the record log afterwards tells all that it must know: of a tombstone that is gone then, there
         is nothing left that it covers. Repeating it is harmless.
         """
+        self._entered.discard(replica_id)  # another process may have forgotten it since
         self.acknowledge(replica_id, 0, 0, at_us)
         with effect("records.register"):
             self._deleted([self._revocation(replica_id)])
@@ -276,6 +345,8 @@ class RecordLog:
     def forget_replica(self, replica_id: str) -> None:
         """Take back what it acknowledged: it is a replica no longer. What revokes it goes last: no word outlives it."""
         revocation = self._revocation(replica_id)
+        self._replica_names.end(lambda name: name == replica_id)
+        self._entered.discard(replica_id)
         with effect("records.forget"):
             self._only(f"{REPLICAS}{_quoted(replica_id)}/", revocation)
             self._deleted([revocation])
@@ -299,6 +370,31 @@ class RecordLog:
             told[name] = Acknowledgement(replica_id=name, manifest=manifest, epoch=epoch, at_us=at_us)
         return [replace(told[name], revoked=name in revoked) for name in sorted(told)]
 
+    def certain_replicas(self) -> list[Acknowledgement]:
+        """As `replicas`, before anything goes that a replica may not have applied.
+
+        One that is registered and not listed counts as having applied nothing, and as heard of at the end of time: no
+        raid may revoke it on the word of that listing. If it was revoked before, a HEAD tells that.
+        """
+        names = self._replica_names.standing()
+        listed = self.replicas()
+        unlisted = names.difference(one.replica_id for one in listed)
+        if unlisted:
+            unlisted &= self._replica_names.standing()  # some may have been forgotten meanwhile
+        return listed + [
+            Acknowledgement(replica_id=one, manifest=0, epoch=0, at_us=_EVER_US)
+            for one in sorted(unlisted)
+            if not self.is_revoked(one)
+        ]
+
+    def is_registered(self, replica_id: str) -> bool:
+        """Whether a replica was registered and is not forgotten, whatever listings show of it."""
+        return replica_id in self._replica_names.standing()
+
+    def is_revoked(self, replica_id: str) -> bool:
+        """Whether a raid went on without a replica, whatever listings show."""
+        return self._objects.head(self._revocation(replica_id)) is not None
+
     def _only(self, folder: str, key: str) -> None:
         """Delete what else stands in the folder, and is no revocation."""
         left = (one.key for one in self._objects.list(folder) if one.key not in {key, f"{folder}{_REVOKED}"})
@@ -309,6 +405,12 @@ class RecordLog:
         if report is not None and report.failed:
             key, why = next(iter(report.failed.items()))
             raise StoreUnavailable(f"{key}: it could not be deleted: {why}")
+
+
+def _hidden(number: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{manifest_key(number)}: HEAD finds it, LIST does not; nothing is decided by such a listing"
+    )
 
 
 def _quoted(name: str) -> str:

@@ -20,11 +20,8 @@ from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.objects import ObjectInfo, OwnedStore
 from logstore.records.manifest import BLOCKS, PREFIX, Block, number_of
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import KEPT, RecordLog
 from logstore.units import between_units
-
-KEPT: Final = 100
-"""So many of the newest manifests always stay."""
 
 MANIFEST_AGE_US: Final = 3_600 * 1_000_000
 """Manifests stay for so long after they were put."""
@@ -80,7 +77,8 @@ class Sweeper:
         ]
         with effect("records.sweep_manifests"):
             self._delete(one.key for _, one in gone)
-        left = {number for number, _ in found if number <= newest.number} - {number for number, _ in gone}
+        listed = {number for number, _ in found if number <= newest.number}
+        left = (listed - {number for number, _ in gone}) | pinned | {newest.number, newest.moment}
         kept = {one.key for one in staged}
         unnamed = [one for one in self._unnamed(newest_us, left, progress) if one.key not in kept]
         with effect("records.sweep_blocks"):

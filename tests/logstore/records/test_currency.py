@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.errors import CatalogOutdated
+from logstore.errors import CatalogOutdated, StoreUnavailable
 from logstore.records.manifest import PREFIX, manifest_key
 from logstore.records.services.publishing import require_current
 from logstore.records.services.record_log import RecordLog
@@ -25,7 +25,7 @@ def test_newest_manifest_is_known_by_one_listing_and_one_request_for_the_next(wo
     world.flush()
     asked = len(world.objects.calls)
     require_current(world.catalog.records, world.objects)
-    assert world.objects.calls[asked:] == [(Operation.LIST, PREFIX), (Operation.GET, manifest_key(2))]
+    assert world.objects.calls[asked:] == [(Operation.GET, manifest_key(2)), (Operation.LIST, PREFIX)]
 
 
 @pytest.mark.parametrize("listings", [1, 1_000])
@@ -44,3 +44,26 @@ def test_newer_manifest_that_a_listing_hides_refuses_the_database(
     world.objects.unlisted = {hidden: listings}
     with pytest.raises(CatalogOutdated):
         require_current(world.catalog.records, world.objects)
+
+
+@pytest.mark.parametrize("listings", [1, 1_000])
+def test_newer_manifests_of_which_sweeps_removed_the_first_refuse_the_database(
+    world: RecordsWorld, listings: int
+) -> None:
+    """A backup is older than a hundred manifests, so neither the known one nor the next stands."""
+    world.create()
+    world.flush()
+    for number in range(60, 160):
+        _publish_as_another(world, number)
+    world.objects.delete([manifest_key(1)])
+    world.objects.unlisted = {PREFIX: listings}
+    with pytest.raises(StoreUnavailable, match=r"0101\.json: HEAD finds it, LIST does not"):
+        require_current(world.catalog.records, world.objects)
+
+
+def test_record_log_that_is_lost_refuses_no_append(world: RecordsWorld) -> None:
+    """A flush refuses it, and says what to do."""
+    world.create()
+    world.flush()
+    world.objects.delete([manifest_key(1)])
+    require_current(world.catalog.records, world.objects)

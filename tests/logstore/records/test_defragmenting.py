@@ -10,6 +10,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCKS, PREFIX
 from logstore.records.services.defragmenting import Defragmented
 from logstore.records.services.publishing import standing
+from logstore.records.services.record_log import PINS
 from logstore.units import ended_by
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -196,6 +197,28 @@ def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsW
     assert world.returning() == world.standing()
     world.log.unpin("rebuild")
     assert world.sweep().manifests == 1
+
+
+@pytest.mark.usefixtures("ten_stay")
+@pytest.mark.parametrize("hidden", [PINS, f"{PREFIX}000000000001", f"{PREFIX}00000000000", PREFIX])
+def test_sweep_keeps_what_a_rebuild_reads_though_no_listing_shows_it(world: RecordsWorld, hidden: str) -> None:
+    """The pin is registered, and its manifest is read by its number."""
+    _many(world, 12)
+    world.log.pin("rebuild", 1, 10**17, "rebuild")
+    pinned = world.log.manifest(1)
+    world.defragment()
+    _many(world, 11)
+    world.advance(seconds=AGE_S + HOUR)
+    _many(world, 1)
+    newest = world.log.newest()
+    world.objects.unlisted = {hidden: 1_000}
+    world.sweep()
+    world.objects.unlisted = {}
+    world.sweep()
+    assert pinned
+    assert newest
+    assert {manifest.key for manifest in (pinned, newest)} <= set(world.objects.keys)
+    assert {block.key for manifest in (pinned, newest) for block in manifest.blocks} <= set(world.objects.keys)
 
 
 @pytest.mark.usefixtures("ten_stay")

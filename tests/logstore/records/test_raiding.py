@@ -15,7 +15,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCKS, Block
 from logstore.records.services.publishing import publish, standing
 from logstore.records.services.raiding import marks_of
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import PINS, REPLICAS, RecordLog
 from logstore.units import ended_by
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
@@ -88,6 +88,30 @@ def test_a_tombstone_waits_for_every_replica_that_is_not_stale(world: RecordsWor
     world.acknowledge("mirror", 1)
     world.advance(seconds=AGE_S / 2 + 1)
     assert world.raid().removed == 1, "the second one was silent for too long, and the first one has it"
+
+
+@pytest.mark.parametrize("hidden", [REPLICAS, f"{REPLICAS}mirror/"])
+def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld, hidden: str) -> None:
+    """Its name is registered. It is not revoked on the word of such listings either."""
+    ids = _buried(world)
+    world.acknowledge("mirror", 0)
+    world.objects.unlisted = {hidden: 1_000}
+    assert world.raid().kept == 1
+    assert world.buried() == set(ids)
+    world.objects.unlisted = {}
+    assert [one.revoked for one in world.log.replicas()] == [False]
+    world.acknowledge("mirror", 1)
+    assert world.raid().removed == 1
+
+
+def test_rebuild_whose_pin_no_listing_shows_ends_a_raid(world: RecordsWorld) -> None:
+    """Its name is registered."""
+    ids = _buried(world)
+    world.log.pin("rebuild-catalog/x", 1, world.objects.now_us + 1, "rebuild")
+    world.objects.unlisted = {f"{PINS}rebuild/": 1_000}
+    with pytest.raises(PreconditionFailed, match="rebuild-catalog/x"):
+        world.raid()
+    assert world.buried() == set(ids)
 
 
 def test_a_tombstone_that_is_in_no_block_yet_stays(world: RecordsWorld) -> None:

@@ -17,10 +17,13 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.kinds import FORMAT, RecordKind
 from logstore.records.manifest import Ceilings, Manifest, manifest_key
+from logstore.records.rebuilding import RebuildId
 from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.record_log import PINS, REPLICAS, Pin, RecordLog
+from logstore.records.services.record_log import PINS, REGISTERS, REPLICAS, Pin, RecordLog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
+
+_CATALOG = "01234567-89ab-4cde-8f01-23456789abcd"
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_object_that_the_store_does_not_show_is_not_taken_for_stored(
         put(log)
     assert objects.keys == []
     put(log)
-    assert len(objects.keys) == 1
+    assert len([key for key in objects.keys if not key.startswith(REGISTERS)]) == 1
 
 
 def test_answer_that_was_cut_off_once_makes_no_manifest_and_no_block_corrupt(
@@ -165,6 +168,81 @@ def test_a_pin_whose_renewal_dies_midway_still_holds(log: RecordLog) -> None:
     assert [one.until_us for one in log.pins(now_us=100)] == [200]
 
 
+@pytest.mark.parametrize("hidden", [PINS, f"{PINS}rebuild/"])
+def test_pin_that_a_listing_hides_is_known_by_its_name(log: RecordLog, objects: FakeObjectStore, hidden: str) -> None:
+    """As if it were listed, until it runs out or is let go."""
+    rebuild = RebuildId.of(_CATALOG, 7, database_url="sqlite:///a.db", skip_unreadable=False)
+    log.pin(str(rebuild), 7, 50, "rebuild")
+    log.pin(str(rebuild), 7, 100, "rebuild")
+    log.pin("another", 8, 200, "rebuild")
+    log.unpin("another")
+    objects.unlisted = {hidden: 1_000}
+    expected = [Pin(pin_id=str(rebuild), what="rebuild", manifest=7, until_us=100)]
+    assert RecordLog(objects).pins() == expected
+    assert ColdStart(log).held() == [rebuild]
+    assert RecordLog(objects).pins(now_us=100) == []
+    log.unpin(str(rebuild))
+    assert [key for key in objects.keys if key.startswith(PINS)] == []
+    objects.unlisted = {}
+    assert RecordLog(objects).pins() == []
+
+
+def test_pin_that_is_let_go_while_pins_are_listed_is_not_missed(log: RecordLog, objects: FakeObjectStore) -> None:
+    """Its name has ended by then."""
+    log.pin("a", 8, 200, "rebuild")
+    let_go = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: RecordLog(objects).unpin("a"))
+    objects.plan(let_go)
+    assert log.pins() == []
+
+
+@pytest.mark.parametrize("point", ["records.pin.after", "records.unpin.before", "records.unpin.after"])
+def test_pin_of_a_process_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, point: str) -> None:
+    """A name is entered behind the pin, and ended before the pin is deleted."""
+
+    def pin_and_unpin() -> None:
+        log.pin("a", 8, 200, "rebuild")
+        log.unpin("a")
+
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        pin_and_unpin()
+    disarm()
+    assert len(log.pins()) == (0 if point == "records.unpin.after" else 1)
+
+
+@pytest.mark.parametrize("hidden", [REPLICAS, f"{REPLICAS}a/"])
+def test_replica_that_a_listing_hides_counts_as_having_applied_nothing(
+    log: RecordLog, objects: FakeObjectStore, hidden: str
+) -> None:
+    """Unless it was revoked or forgotten."""
+    log.register("a", 10)
+    log.acknowledge("a", 7, 1, 11)
+    log.acknowledge("forgotten", 7, 1, 11)
+    log.forget_replica("forgotten")
+    objects.unlisted = {hidden: 1}
+    found = RecordLog(objects).certain_replicas()
+    assert [(one.replica_id, one.manifest, one.revoked) for one in found] == [("a", 0, False)]
+    assert RecordLog(objects).certain_replicas() == RecordLog(objects).replicas()
+    log.revoke("a")
+    objects.unlisted = {hidden: 1}
+    assert RecordLog(objects).certain_replicas() == []
+
+
+@pytest.mark.parametrize("point", ["records.acknowledge.after", "records.forget.before", "records.forget.after"])
+def test_replica_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, point: str) -> None:
+    """Its name is entered behind its word, and ended before that is deleted."""
+
+    def acknowledge_and_forget() -> None:
+        log.acknowledge("a", 4, 1, 10)
+        log.forget_replica("a")
+
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        acknowledge_and_forget()
+    disarm()
+    assert RecordLog(log._objects).certain_replicas() == log.replicas()
+
+
 def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, objects: FakeObjectStore) -> None:
     """Where a sweep may have overlooked the pin, for many newer ones had come, the newest of those is taken."""
     assert log.pin_newest("raid", 10, "raid") is None
@@ -239,7 +317,8 @@ def test_rebuild_begins_with_no_manifest_that_is_not_the_newest(
     """Newer ones that the listing lacks are found by name, also where sweeps have removed the first of them."""
     for number in (1, 2, 3, *range(first, last + 1)):
         log.put_manifest(manifest(number))
-    objects.unlisted = {manifest_key(number): 1 for number in range(first, last + 1)}
+    objects.unlisted = {manifest_key(number): 3 for number in range(first, last + 1)}
     with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
         ColdStart(log).newest()
-    assert ColdStart(log).newest() == manifest(last)
+    assert ColdStart(log).newest() == manifest(last), "the second listing shows them"
+    assert objects.unlisted == {}

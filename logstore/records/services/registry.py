@@ -1,0 +1,81 @@
+"""A register of names that is read without a listing, for what a listing may hide.
+
+Entries are numbered objects without a gap: `{folder}{n:06d}` holds a name, and `{folder}{n:06d}-ended` says that it is
+over. Whoever reads asks for one number after the other until there is none, so that no listing can hide an entry.
+Nothing is overwritten or removed: a name that comes again gets a new number. What is entered here must be rare.
+
+Dying anywhere is harmless, and so is repeating: a name that stands is not entered again. Two that enter the same name
+at once may enter it twice, and both entries end together.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from logstore.errors import AlreadyExists
+from logstore.failpoints import effect
+from logstore.log.services.read_back import require_stored
+from logstore.ports.objects import ObjectStore
+from logstore.units import between_units
+
+_ENDED: Final = b"{}"
+
+
+class Registry:
+    """The names of one folder. Threads share one."""
+
+    def __init__(self, objects: ObjectStore, folder: str) -> None:
+        """Keep names in this folder, which ends with a slash."""
+        self._objects, self._folder = objects, folder
+        self._over = 0  # all entries below this number have ended, for good
+
+    def enter(self, name: str) -> None:
+        """Let a name stand, unless it does.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+        """
+        number = self._over
+        for number, entered in self._standing():  # noqa: B007 - the last one is where to go on
+            if entered == name:
+                return
+        while True:
+            between_units()
+            key = self._key(number)
+            if self._objects.get(key) is None:
+                try:
+                    with effect("records.enter"):
+                        self._put(key, name.encode())
+                except AlreadyExists:
+                    pass  # by another one
+                else:
+                    return
+            number += 1
+
+    def end(self, should_end: Callable[[str], bool]) -> None:
+        """End the entries of some names. Raises as `enter`."""
+        for number, name in list(self._standing()):
+            if should_end(name):
+                with effect("records.end_entry"):
+                    self._put(f"{self._key(number)}-ended", _ENDED)
+
+    def standing(self) -> frozenset[str]:
+        """Names that were entered and have not ended. Raises as `enter`."""
+        return frozenset(name for _, name in self._standing())
+
+    def _standing(self) -> Iterator[tuple[int, str]]:
+        number, all_over = self._over, True
+        while (entry := self._objects.get(self._key(number))) is not None:
+            between_units()
+            if self._objects.get(f"{self._key(number)}-ended") is None:
+                all_over = False
+                yield number, entry.body.decode()
+            number += 1
+            if all_over:
+                self._over = max(self._over, number)
+
+    def _key(self, number: int) -> str:
+        return f"{self._folder}{number:06d}"
+
+    def _put(self, key: str, body: bytes) -> None:
+        self._objects.put_if_absent(key, body, metadata={})
+        require_stored(self._objects, key, size_bytes=len(body), metadata={})

@@ -1,0 +1,89 @@
+"""Names that are read without a listing: entered once, ended for good, and found again whoever died midway."""
+
+import pytest
+
+from logstore.errors import UploadUnproven
+from logstore.failpoints import SimulatedCrash, arm, disarm
+from logstore.records.services.registry import Registry
+from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+
+_FOLDER = "records/registers/names/"
+
+
+def _reopened(objects: FakeObjectStore) -> Registry:
+    return Registry(objects, _FOLDER)
+
+
+@pytest.fixture
+def objects() -> FakeObjectStore:
+    """An empty bucket, whose listings show nothing at all."""
+    made = FakeObjectStore()
+    made.unlisted = {"": 1_000}
+    return made
+
+
+def test_names_stand_until_they_are_ended_and_may_come_again(objects: FakeObjectStore) -> None:
+    """No listing is asked for."""
+    names = _reopened(objects)
+    for name in ("a", "b/ü", "a"):
+        names.enter(name)
+    assert names.standing() == _reopened(objects).standing() == {"a", "b/ü"}
+    names.end("a".__eq__)
+    names.end("a".__eq__)
+    names.end("nobody".__eq__)
+    assert names.standing() == _reopened(objects).standing() == {"b/ü"}
+    names.end("b/ü".__eq__)
+    _reopened(objects).enter("a")
+    assert names.standing() == {"a"}
+    assert not [one for one, _ in objects.calls if one is Operation.LIST]
+
+
+def test_what_has_ended_is_not_asked_for_again(objects: FakeObjectStore) -> None:
+    """Entries are never removed."""
+    names = _reopened(objects)
+    for number in range(5):
+        names.enter(f"{number}")
+        names.end(f"{number}".__eq__)
+    assert names.standing() == frozenset()
+    asked = len(objects.calls)
+    assert names.standing() == frozenset()
+    assert len(objects.calls) - asked == 1
+
+
+def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
+    """The one that loses the number takes the next."""
+    objects.plan(
+        Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter("first")),
+    )
+    _reopened(objects).enter("second")
+    assert _reopened(objects).standing() == {"first", "second"}
+
+
+@pytest.mark.parametrize("point", ["records.enter.before", "records.enter.after"])
+def test_entry_that_dies_midway_is_made_once(objects: FakeObjectStore, point: str) -> None:
+    """The next attempt finds it, or makes it."""
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        _reopened(objects).enter("a")
+    disarm()
+    _reopened(objects).enter("a")
+    assert [key for key in objects.keys if key.startswith(_FOLDER)] == [f"{_FOLDER}000000"]
+
+
+@pytest.mark.parametrize("point", ["records.end_entry.before", "records.end_entry.after"])
+def test_end_that_dies_midway_is_made_by_the_next_attempt(objects: FakeObjectStore, point: str) -> None:
+    """Until then the name may stand, which keeps what it is for."""
+    _reopened(objects).enter("a")
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        _reopened(objects).end("a".__eq__)
+    disarm()
+    _reopened(objects).end("a".__eq__)
+    assert _reopened(objects).standing() == frozenset()
+
+
+def test_entry_that_the_store_does_not_show_is_not_taken_for_stored(objects: FakeObjectStore) -> None:
+    """Others rely on it."""
+    objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
+    with pytest.raises(UploadUnproven):
+        _reopened(objects).enter("a")
