@@ -22,7 +22,7 @@ Source: Aerospike's XDR; scylladb#3560 and #8970 (field case 105), and data that
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -91,9 +91,12 @@ class Follower:
         seen = self._database.applied()
         if seed or seen is None:
             return self._seeded(seen, proceed)
-        newest = self._followed.newest_moment()
+        newest = self._followed.newest_moment(seen.manifest)
         if newest is None:
-            raise self._refusal(f"manifest {seen.manifest} or a newer one in {self._follow.bucket}", "none")
+            raise PreconditionFailed(
+                f"replica {self._follow.replica}: expected manifest {seen.manifest} or a newer one in bucket"
+                f" {self._follow.bucket}, found none; check that this is the bucket, and what its store answers"
+            )
         acknowledged = self._own_acknowledgement(seen, newest)
         if seen.manifest == newest.number:
             return self._unchanged(seen, acknowledged)
@@ -106,7 +109,10 @@ class Follower:
             return FollowedRecords(replica=name)
         self._source.register(name, now_us)
         self._forget_seeds(but=name)
-        newest = self._followed.pin_newest(name, now_us + _PIN_US, "follow")
+        copied = self._acknowledgements().get(self._follow.bucket) if self._follow.copied else None
+        known = self._followed.certain_newest()
+        after = max(known.number if known else 0, copied.manifest if copied else 0)
+        newest = self._followed.pin_newest(name, now_us + _PIN_US, "follow", after=after)
         if newest is None:
             raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
@@ -115,7 +121,7 @@ class Follower:
             done = self._applied(newest, seen, name, proceed, after=None)
         finally:
             self._followed.unpin(name)
-        if name not in self._acknowledgements():
+        if not self._source.is_registered(name):
             raise self._refusal("no other seed of it at the same time", f"that one has taken the place of {name}")
         if seen and seen.replica:
             self._source.forget_replica(seen.replica)
@@ -183,7 +189,12 @@ class Follower:
     def _require_fresh_bucket(self, replicas: dict[str, Acknowledgement]) -> None:
         """A bucket that is shipped to must be waited for by raids, up to a manifest that it has."""
         acknowledged = replicas.get(self._follow.bucket)
-        if self._follow.copied and (acknowledged is None or not acknowledged.manifest or self._is_stale(acknowledged)):
+        if self._follow.copied and (
+            acknowledged is None
+            or not acknowledged.manifest
+            or self._is_stale(acknowledged)
+            or self._source.is_revoked(self._follow.bucket)
+        ):
             raise PreconditionFailed(
                 f"bucket {self._follow.bucket}: expected one that was shipped to within {self._follow.eligible_age_s:g}"
                 " s, found one that is NEW or STALE: tombstones that it lacks may be gone; run `sexton records"
@@ -202,7 +213,7 @@ class Follower:
     def _own_acknowledgement(self, seen: Applied, newest: Manifest) -> Acknowledgement:
         """What it has acknowledged; refuses a step after which a record that ended durably might stay."""
         self._require_follows(seen, newest)
-        acknowledged = self._acknowledgements().get(seen.replica)
+        acknowledged = self._find_acknowledgement(seen.replica)
         if acknowledged is None or not self._is_mine(seen.replica):
             raise self._refusal("its acknowledgement in the bucket of the source", f"none of {seen.replica!r}")
         if acknowledged.manifest > seen.manifest:
@@ -216,6 +227,27 @@ class Follower:
                 f"one that is STALE: {why}, and tombstones that it never saw may be gone",
             )
         return acknowledged
+
+    def _find_acknowledgement(self, replica_id: str) -> Acknowledgement | None:
+        """Return what a replica has acknowledged: by a second listing, too, where the first one would refuse it.
+
+        A revocation is asked for by name: a listing that hides it would let this replica go on for ever without
+        tombstones that a raid has removed.
+
+        Raises:
+            StoreUnavailable: Neither listing shows a replica that is registered.
+        """
+        acknowledged = self._acknowledgements().get(replica_id)
+        if acknowledged is None or self._is_stale(acknowledged):
+            acknowledged = self._acknowledgements().get(replica_id)
+        if acknowledged is None:
+            if self._source.is_registered(replica_id):
+                raise StoreUnavailable(
+                    f"replica {replica_id}: it is registered, and no listing shows what it has acknowledged; nothing is"
+                    " decided by such a listing"
+                )
+            return None
+        return replace(acknowledged, revoked=acknowledged.revoked or self._source.is_revoked(replica_id))
 
     def _require_follows(self, seen: Applied, newest: Manifest) -> None:
         """See that the newest manifest comes behind the one that was applied, or is that one."""

@@ -103,17 +103,22 @@ class Replication:
         if replica not in self._replicas:
             known = ", ".join(self._replicas) or "no replica"
             raise InvalidInput("replica", expected=f"one of those in replica_buckets: {known}", found=replica)
-        if (newest := self._source.newest_moment()) is None:
+        words = [word for word in self._source.replicas() if word.replica_id == replica]
+        shipped: int = max((word.manifest for word in words), default=0)
+        there = RecordLog(self._replicas[replica]).certain_newest(shipped)
+        last = there.number if there else shipped
+        newest = self._source.newest_moment(last) or self._source.newest_moment()
+        if newest is None:
             return ShippedBlocks(replica=replica)
-        _refuse_promoted(replica, RecordLog(self._replicas[replica]).newest(), newest)
-        if all(self._is_stale(one) for one in self._source.replicas() if one.replica_id == replica):  # or it is new
+        _refuse_promoted(replica, there, newest)
+        if all(map(self._is_stale, words)) or self._source.is_revoked(replica):  # or it is new, or no listing shows it
             self._source.register(replica, self._now_us())
-        pin_id = f"replicate-{replica}"
-        manifest = self._source.pin_newest(pin_id, self._now_us() + _PIN_S * 1_000_000, "replicate")
+        pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_S * 1_000_000
+        manifest = self._source.pin_newest(pin_id, until_us, "replicate", after=newest.number)
         if manifest is None:
             return ShippedBlocks(replica=replica)
         try:
-            done = self._shipped(replica, manifest)
+            done = self._shipped(replica, manifest, after=last)
         finally:
             self._source.unpin(pin_id)
         self._source.acknowledge(replica, manifest.number, manifest.epoch, self._now_us())
@@ -123,12 +128,12 @@ class Replication:
         state = replica_state(word, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
         return state is ReplicaState.STALE
 
-    def _shipped(self, replica: str, manifest: Manifest) -> ShippedBlocks:
+    def _shipped(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
         store = self._replicas[replica]
         target = RecordLog(store)
         target.require()  # a bucket that is new becomes the catalog's
         target.confirm()
-        there = target.newest()
+        there = target.newest(after)
         _refuse_promoted(replica, there, manifest)
         has = {block.block_id for block in there.blocks} if there else set[str]()
         lacking = [block for block in manifest.blocks if block.block_id not in has]

@@ -1,16 +1,18 @@
 """A database that follows the record log: away for less and for more than the eligible age, refused until seeded."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from logstore.errors import CatalogMismatch, PreconditionFailed
+from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
-from logstore.records.services.record_log import RecordLog
+from logstore.records.manifest import PREFIX
+from logstore.records.services.record_log import REPLICAS, RecordLog
 from logstore.records.tombstones import ReplicaState
 from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -343,3 +345,80 @@ def test_replica_without_news_says_that_it_lives_and_not_at_every_look(world: Re
                 assert mirror.step().steps == 0
     assert len(puts) == 30
     assert mirror.state() is ReplicaState.CURRENT
+
+
+_FOREVER = 1_000_000
+
+
+@pytest.mark.parametrize("listings", [1, _FOREVER])
+@pytest.mark.parametrize("hidden", [PREFIX, REPLICAS])
+def test_listings_that_hide_what_a_replica_knows_ask_for_no_seed(
+    world: RecordsWorld, mirror: Mirror, hidden: str, listings: int
+) -> None:
+    """The step is repeated, or a second listing shows it."""
+    one, other = _two(world)
+    mirror.step()
+    world.touch(one)
+    world.flush()
+    world.objects.unlisted = {hidden: listings}
+    if listings > 1 or hidden == PREFIX:
+        with pytest.raises(StoreUnavailable, match="by such a listing"):
+            mirror.step()
+    world.objects.unlisted = {key: seen for key, seen in world.objects.unlisted.items() if listings == 1}
+    assert mirror.step().manifest == 2
+    assert mirror.ledgers == {one, other}
+
+
+def test_replica_learns_that_it_was_revoked_though_no_listing_shows_it(world: RecordsWorld, mirror: Mirror) -> None:
+    """It would keep what the removed tombstone covered."""
+    one, other = _away_for_too_long(world, mirror)
+    revoked = [key for key in world.objects.keys if key.endswith("/revoked")]
+    world.objects.unlisted = dict.fromkeys(revoked, _FOREVER)
+    with pytest.raises(PreconditionFailed, match="a raid went on without it"):
+        mirror.step(eligible_age_s=100 * AGE_S)
+    assert mirror.ledgers == {one, other}
+
+
+@pytest.mark.parametrize("listings", [1, 2, _FOREVER])
+def test_listings_that_hide_the_newest_manifests_bring_nothing_back_by_a_seed(
+    world: RecordsWorld, mirror: Mirror, listings: int
+) -> None:
+    """An older manifest lacks tombstones that are gone since: what they covered would stay in the database."""
+    one, other = _two(world)
+    _bury(world, one)
+    world.advance(seconds=AGE_S + HOUR)
+    assert _forget(world) == set()
+    newer = [key for key in world.objects.keys if key.startswith(PREFIX)][1:]
+    world.objects.unlisted = dict.fromkeys(newer, listings)
+    with suppress(StoreUnavailable):
+        mirror.step()
+    assert one not in mirror.ledgers
+    world.objects.unlisted = {}
+    mirror.step()
+    assert mirror.ledgers == {other}
+
+
+@pytest.mark.parametrize("hidden", ["revoked", PREFIX])
+def test_seed_takes_no_stale_bucket_though_listings_hide_that_it_is_one(
+    world: RecordsWorld, far: Mirror, hidden: str
+) -> None:
+    """Neither its revocation nor its newest manifest."""
+    one, other = _two(world)
+    far.ship()
+    _bury(world, one)
+    if hidden == PREFIX:
+        far.ship()
+        newest = [key for key in far.far.keys if key.startswith(PREFIX)][-1]
+        far.far.unlisted = {newest: _FOREVER}
+        refused: type[Exception] = StoreUnavailable
+    else:
+        world.log.revoke(FAR)
+        world.objects.unlisted = {f"{REPLICAS}{FAR}/revoked": _FOREVER}
+        refused = PreconditionFailed
+    with pytest.raises(refused):
+        far.step(seed=True)
+    assert far.ledgers == set()
+    far.far.unlisted, world.objects.unlisted = {}, {}
+    far.ship()
+    far.step(seed=True)
+    assert far.ledgers == {other}

@@ -8,8 +8,8 @@ from logstore.errors import CorruptData, InvalidInput, MissingData, Precondition
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.jobs import ShippedBlocks
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.services.record_log import RecordLog
+from logstore.records.manifest import PREFIX, Block, Ceilings, Manifest, manifest_key
+from logstore.records.services.record_log import REPLICAS, RecordLog
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState, applied_everywhere, replica_state
 from logstore.records.winners import winners
@@ -192,6 +192,65 @@ def test_a_replica_that_was_promoted_is_never_written_to(pair: Pair) -> None:
     with pytest.raises(PreconditionFailed, match="promoted"):
         pair.ship()
     assert {one.key for one in pair.far.list("")} == before
+
+
+@pytest.mark.parametrize("listings", [2, 1_000])
+@pytest.mark.parametrize("hidden", [PREFIX, manifest_key(2)])
+def test_replica_whose_promotion_listings_hide_is_never_written_to(pair: Pair, hidden: str, listings: int) -> None:
+    """A manifest of ours, newer than its own, would refuse its workers their database."""
+    pair.publish(1)
+    pair.ship()
+    pair.replica.put_manifest(replace(pair.published(), number=2, epoch=2, stamp="theirs"))
+    pair.publish(2)
+    pair.publish(3)
+    keys = pair.far.keys
+    pair.far.unlisted = {hidden: listings}
+    with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
+        pair.ship()
+    assert pair.far.keys == keys
+    pair.far.unlisted = {}
+    with pytest.raises(PreconditionFailed, match="promoted"):
+        pair.ship()
+
+
+@pytest.mark.parametrize("listings", [2, 1_000])
+@pytest.mark.parametrize("hidden", [PREFIX, manifest_key(2)])
+def test_listing_that_hides_the_newest_manifest_takes_no_replica_for_one_of_others(
+    pair: Pair, hidden: str, listings: int
+) -> None:
+    """The refusal says to name another bucket."""
+    pair.publish(1)
+    pair.publish(2)
+    pair.ship()
+    pair.near.unlisted = {hidden: listings}
+    with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
+        pair.ship()
+    pair.near.unlisted = {}
+    assert pair.ship().manifest == 2
+
+
+def test_manifest_that_another_shipment_puts_behind_the_listing_is_no_lie(pair: Pair) -> None:
+    """HEAD finds it, and so does a second listing."""
+    pair.publish(1)
+    pair.ship()
+
+    def ship_again() -> None:
+        pair.publish(2)
+        pair.ship()
+
+    pair.far.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=ship_again))
+    assert pair.ship().manifest == 2
+
+
+def test_revoked_replica_is_registered_again_though_no_listing_shows_that_it_is_revoked(pair: Pair) -> None:
+    """No raid would wait for it otherwise, whatever it acknowledges."""
+    pair.publish(1)
+    pair.ship()
+    pair.log.revoke(_FAR)
+    pair.near.unlisted = {f"{REPLICAS}{_FAR}/revoked": 1_000}
+    pair.ship()
+    pair.near.unlisted = {}
+    assert [(word.manifest, word.revoked) for word in pair.log.replicas()] == [(1, False)]
 
 
 @pytest.mark.parametrize("changed", [{"catalog_id": "other"}, {"number": 7}, {"stamp": "theirs"}])
