@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.stack.java import find_java
-from infra.stack.zookeeper import _class_path
+from infra.stack.zookeeper import build_class_path
 from tests.logstore.eventually import assert_eventually
 from tests.tls import HOST
 
@@ -31,7 +31,7 @@ def zookeeper_with(**users: str) -> Iterator[str]:
         "zookeeper.jmx.log4j.disable": "true",
     }
     given = [f"-D{name}={value}" for name, value in options.items()]
-    argv = [str(find_java().path), "-Xmx128m", "-XX:TieredStopAtLevel=1", *given, "-cp", _class_path()]
+    argv = [str(find_java().path), "-Xmx128m", "-XX:TieredStopAtLevel=1", *given, "-cp", build_class_path()]
     main = "org.apache.zookeeper.server.ZooKeeperServerMain"
     with (home / "log").open("wb") as log:
         process = subprocess.Popen([*argv, main, "zoo.cfg"], cwd=home, stdout=log, stderr=log, env=dict(os.environ))

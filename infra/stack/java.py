@@ -1,4 +1,4 @@
-"""Find the Java that ZooKeeper and Spark run on."""
+"""Search for the Java that runs ZooKeeper and Spark."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from logstore.errors import ProgramMissing
 
-OLDEST_JAVA = 17  # Spark 4 and ZooKeeper 3.9 as shipped with it are built for it
+MIN_JAVA_VERSION = 17  # Spark 4 and the ZooKeeper 3.9 that it brings are built for Java 17
 
 _ADVICE = (
     "install a JDK or JRE 17 or newer and set JAVA_HOME, or put `java` on the PATH; `sexton doctor` says which is found"
@@ -19,42 +19,44 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaRuntime:
-    """A `java` that is new enough."""
+    """A `java` program of at least `MIN_JAVA_VERSION`."""
 
     path: Path
     version: int  # the feature release: 17, 21, ...
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
-    """The Java of JAVA_HOME, otherwise the one on the PATH.
+    """Return the Java of JAVA_HOME, or else the one on the PATH.
 
-    A JAVA_HOME without a `bin/java` is passed over; one that is too old is refused, since Spark would use it.
+    A JAVA_HOME without `bin/java` is skipped. A JAVA_HOME that is too old is an error, because Spark would use it.
 
     Raises:
-        ProgramMissing: There is none, it does not run, or it is older than 17.
+        ProgramMissing: No Java exists, it does not run, or it is older than 17.
     """
     environ = os.environ if environ is None else environ
-    found = _locate(environ)
-    if found is None:
+    path = _find_java_path(environ)
+    if path is None:
         raise ProgramMissing("java", "no Java was found by JAVA_HOME or on the PATH", advice=_ADVICE)
-    version = _version_of(found)
+    version = _read_version(path)
     if version is None:
-        raise ProgramMissing("java", f"{found} does not tell its version", advice=_ADVICE)
-    if version < OLDEST_JAVA:
-        raise ProgramMissing("java", f"{found} is Java {version}, and {OLDEST_JAVA} or newer is needed", advice=_ADVICE)
-    return JavaRuntime(path=found, version=version)
+        raise ProgramMissing("java", f"{path} does not tell its version", advice=_ADVICE)
+    if version < MIN_JAVA_VERSION:
+        raise ProgramMissing(
+            "java", f"{path} is Java {version}, and {MIN_JAVA_VERSION} or newer is needed", advice=_ADVICE
+        )
+    return JavaRuntime(path=path, version=version)
 
 
 def parse_java_version(text: str) -> int | None:
-    """The feature release in the output of `java -version`, or None: `17.0.15` is 17 and `1.8.0_392` is 8."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    """Return the feature release in the output of `java -version`: 17 for `17.0.15`, 8 for `1.8.0_392`."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
-    first, second = found.groups()
+    first, second = match.groups()
     return int(second) if first == "1" and second else int(first)
 
 
-def _locate(environ: Mapping[str, str]) -> Path | None:
+def _find_java_path(environ: Mapping[str, str]) -> Path | None:
     if environ.get("JAVA_HOME"):
         candidate = Path(environ["JAVA_HOME"]) / "bin" / "java"
         if os.access(candidate, os.X_OK) and candidate.is_file():
@@ -63,9 +65,9 @@ def _locate(environ: Mapping[str, str]) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def _version_of(java: Path) -> int | None:
+def _read_version(java: Path) -> int | None:
     try:
-        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_java_version(shown.stderr + shown.stdout)
+    return parse_java_version(completed.stderr + completed.stdout)

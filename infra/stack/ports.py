@@ -1,4 +1,4 @@
-"""Choose the ports of a stack, all of them on the loopback address."""
+"""Choice of a stack's ports on the loopback address."""
 
 import json
 import random
@@ -18,19 +18,19 @@ SEAWEEDFS = "seaweedfs"
 ZOOKEEPER = "zookeeper"
 ALL_SERVICES = (TEMPORAL, SEAWEEDFS, ZOOKEEPER)
 
-PORTS_OF = {
+PORT_NAMES_BY_SERVICE = {
     TEMPORAL: ("temporal", "ui", "temporal_http", "temporal_metrics"),
     SEAWEEDFS: ("s3", "s3_grpc", "master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc"),
     ZOOKEEPER: ("zookeeper",),
 }
 
-_LOWEST = 10_000  # below are the well-known ports of other software
+_MIN_PORT = 10_000  # lower numbers are the well-known ports of other software
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedPorts:
-    """The ports a person knows by heart. 0 means any free port; those not named here are always free ones."""
+    """Ports that a person types. 0 means any free port. Ports without a field here are always any free ones."""
 
     temporal: int = 7233
     ui: int = 8233
@@ -38,20 +38,20 @@ class WantedPorts:
     zookeeper: int = 2181
 
     def __post_init__(self) -> None:
-        """Refuse what no port can be."""
+        """Refuse numbers that are not ports."""
         for name, number in asdict(self).items():
             if not 0 <= number <= 65535:
                 raise InvalidInput(f"{name}_port", expected="0 to 65535", found=number)
 
     @classmethod
     def any_free(cls) -> "WantedPorts":
-        """Whatever is free: for tests and for stacks side by side."""
+        """Return a request for free ports only, for tests and for several stacks on one machine."""
         return cls(temporal=0, ui=0, s3=0, zookeeper=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPorts:
-    """Every port of a stack; 0 for those of a service that this stack does not have."""
+    """Every port of a stack. 0 means that the stack does not have the port's service."""
 
     temporal: int = 0
     ui: int = 0
@@ -68,22 +68,24 @@ class ChosenPorts:
     zookeeper: int = 0
 
     def services(self) -> tuple[str, ...]:
-        """The services that have their ports."""
-        known = asdict(self)
-        return tuple(name for name in ALL_SERVICES if all(known[port] for port in PORTS_OF[name]))
+        """Return the services that the stack has."""
+        number_by_name = asdict(self)
+        return tuple(
+            service for service in ALL_SERVICES if all(number_by_name[name] for name in PORT_NAMES_BY_SERVICE[service])
+        )
 
 
-def recorded_ports(home: StackHome) -> ChosenPorts | None:
-    """The ports of the home's last start, or None before the first."""
+def read_ports(home: StackHome) -> ChosenPorts | None:
+    """Return the ports of the home's last start, or `None` before the first."""
     stored = home.read_json(home.ports_file)
     if stored is None:
         return None
-    known = {field.name for field in fields(ChosenPorts)}
-    return ChosenPorts(**{name: port for name, port in stored.items() if name in known and isinstance(port, int)})
+    names = {field.name for field in fields(ChosenPorts)}
+    return ChosenPorts(**{name: port for name, port in stored.items() if name in names and isinstance(port, int)})
 
 
-def record_ports(home: StackHome, ports: ChosenPorts) -> None:
-    """Keep the ports for the next start and for other processes."""
+def write_ports(home: StackHome, ports: ChosenPorts) -> None:
+    """Save the ports for the next start and for other processes."""
     home.write(home.ports_file, json.dumps(asdict(ports), indent=1))
 
 
@@ -95,55 +97,64 @@ def choose_ports(
     earlier: ChosenPorts | None,
     in_use: bool = False,
 ) -> ChosenPorts:
-    """The ports for the next start.
+    """Choose the ports for the next start.
 
-    A running service keeps the ports it has. Otherwise a wanted number is taken as it is, and 0 takes the number of
-    the last start when that is free, so that addresses given to other tools stay true. All chosen ports are
-    held open until the last is found, so that they differ. While the stack is in use, what died comes back where it
-    was, whatever is wanted: its users know no other address.
+    1. A running service keeps its ports.
+    2. While the stack is in use, a service that died keeps its ports, too: its users know no other address.
+    3. Otherwise a wanted number counts.
+    4. 0 takes the number of the last start if it is free, because other tools may know that address.
+
+    All chosen ports are bound until the last one is chosen, so that they differ.
 
     Args:
         wanted: The numbers asked for.
         services: The services to start.
         running: The services that run now, by this home's pid files.
-        earlier: What the last start recorded.
+        earlier: Ports that the last start recorded.
         in_use: Whether a service or a worker of the stack runs.
 
     Raises:
         ServiceFailed: A wanted port is taken.
     """
-    before = asdict(earlier or ChosenPorts())
-    asked = {port: 0 if in_use and before[port] else number for port, number in asdict(wanted).items()}
-    chosen = {port: before[port] for name in running for port in PORTS_OF[name]}
-    chosen |= {port: before[port] for name in ALL_SERVICES if name not in services for port in PORTS_OF[name]}
-    open_ports = [port for name in services if name not in running for port in PORTS_OF[name]]
-    with ExitStack() as held:
-        for port in (p for p in open_ports if asked.get(p)):
-            chosen[port] = _hold_wanted(port, asked[port], held, chosen)
-        spare = _spare_ports(held, set(chosen.values()))
-        for port in (p for p in open_ports if not asked.get(p)):
-            reusable = before[port] not in chosen.values() and _hold(before[port], held)
-            chosen[port] = before[port] if reusable else next(spare)
+    earlier_number_by_name = asdict(earlier or ChosenPorts())
+    wanted_number_by_name = {
+        name: 0 if in_use and earlier_number_by_name[name] else number for name, number in asdict(wanted).items()
+    }
+    kept_services = [*running, *(service for service in ALL_SERVICES if service not in services)]
+    chosen = {
+        name: earlier_number_by_name[name] for service in kept_services for name in PORT_NAMES_BY_SERVICE[service]
+    }
+    open_names = [name for service in services if service not in running for name in PORT_NAMES_BY_SERVICE[service]]
+    with ExitStack() as bound_sockets:
+        for name in open_names:
+            if number := wanted_number_by_name.get(name):
+                chosen[name] = _bind_requested_port(name, number, bound_sockets, chosen)
+        free_numbers = _bind_free_ports(bound_sockets, set(chosen.values()))
+        for name in open_names:
+            if not wanted_number_by_name.get(name):
+                number = earlier_number_by_name[name]
+                is_reusable = number not in chosen.values() and _try_bind(number, bound_sockets)
+                chosen[name] = number if is_reusable else next(free_numbers)
     return ChosenPorts(**chosen)
 
 
-def _hold_wanted(name: str, number: int, held: ExitStack, chosen: dict[str, int]) -> int:
-    twin = next((other for other, taken in chosen.items() if taken == number), None)
-    if twin is None and _hold(number, held):
+def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chosen: dict[str, int]) -> int:
+    duplicate = next((other for other, taken in chosen.items() if taken == number), None)
+    if duplicate is None and _try_bind(number, bound_sockets):
         return number
-    problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {twin}" if twin else "")
-    service = next(one for one in ALL_SERVICES if name in PORTS_OF[one])
+    problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {duplicate}" if duplicate else "")
+    service = next(service for service in ALL_SERVICES if name in PORT_NAMES_BY_SERVICE[service])
     raise ServiceFailed(
         service, problem, advice=f"stop what uses it, or try `--free-ports`, or set another {name} port"
     )
 
 
-def _hold(number: int, held: ExitStack) -> bool:
-    """Hold the port open until `held` closes; False when it cannot be had."""
+def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
+    """Bind the port until `bound_sockets` closes. Return whether the port was free. 0 is never free."""
     if not number:
         return False
     probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # As the servers do: connections of an earlier run that linger in TIME_WAIT are no obstacle.
+    # The servers set this option, too. Connections of an earlier run in TIME_WAIT then do not matter.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((LOOPBACK, number))
@@ -151,27 +162,26 @@ def _hold(number: int, held: ExitStack) -> bool:
     except OSError:
         probe.close()
         return False
-    held.enter_context(probe)
+    bound_sockets.enter_context(probe)
     return True
 
 
-def _spare_ports(held: ExitStack, taken: set[int]) -> Iterator[int]:
-    """Free ports upwards from a random start, held.
+def _bind_free_ports(bound_sockets: ExitStack, taken: set[int]) -> Iterator[int]:
+    """Yield free ports, ascending from a random start, each bound until `bound_sockets` closes.
 
-    They lie below the range from which the system serves outgoing connections, so that none of those takes a
-    port between this choice and the server's start. Neighbouring ports make it unlikely that two stacks that
-    start at once overlap.
+    The ports lie below the system's range for outgoing connections. No outgoing connection can take a port between
+    this choice and the server's start. A contiguous range makes an overlap of two simultaneous starts unlikely.
     """
     ceiling = 32_768
     with suppress(OSError, ValueError):
         ceiling = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
-    span = ceiling - _LOWEST
+    span = ceiling - _MIN_PORT
     start = random.randrange(span) if span > 0 else 0  # noqa: S311 - nothing secret about a port
     for step in range(span):
-        number = _LOWEST + (start + step) % span
-        if number not in taken and _hold(number, held):
+        number = _MIN_PORT + (start + step) % span
+        if number not in taken and _try_bind(number, bound_sockets):
             yield number
     while True:
-        probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        probe = bound_sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         probe.bind((LOOPBACK, 0))
         yield int(probe.getsockname()[1])

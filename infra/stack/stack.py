@@ -1,4 +1,4 @@
-"""Bring a stack up, take it down, and tell how it is."""
+"""Start, stop, health and addresses of a stack."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +15,12 @@ from infra.stack.ports import (
     ChosenPorts,
     WantedPorts,
     choose_ports,
-    record_ports,
-    recorded_ports,
+    read_ports,
+    write_ports,
 )
 from infra.stack.process import ServiceProcess
 from infra.stack.seaweedfs import REGION, seaweedfs_service
-from infra.stack.service import Service, ServiceHealth, bring_all_up, end_all, undone
+from infra.stack.service import Service, ServiceHealth, end_services, roll_back, start_services
 from infra.stack.temporal import temporal_service
 from infra.stack.workers import live_workers
 from infra.stack.zookeeper import zookeeper_service
@@ -29,7 +29,7 @@ from logstore.errors import InvalidInput, ServiceFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """The stack that is wanted; a Temporal that runs already goes on as it was started."""
+    """Options of `up`. `temporal_in_memory` does not affect a Temporal server that runs already."""
 
     home: Path | str
     ports: WantedPorts = field(default_factory=WantedPorts)
@@ -38,7 +38,7 @@ class StackOptions:
     services: tuple[str, ...] = ALL_SERVICES
 
     def __post_init__(self) -> None:
-        """Refuse a service that is not known, and a home that the object store would take for several folders."""
+        """Refuse an unknown service, and a home whose path SeaweedFS would split into several directories."""
         for name in self.services:
             if name not in ALL_SERVICES:
                 raise InvalidInput("services", expected=f"one of {', '.join(ALL_SERVICES)}", found=name)
@@ -50,7 +50,7 @@ class StackOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackAddresses:
-    """Where the services are. An address is empty when the stack has no such service."""
+    """Addresses of the services. An address is empty if the stack does not have the service."""
 
     temporal: str  # host:port
     ui: str  # URL
@@ -59,147 +59,151 @@ class StackAddresses:
     access_key: str
     secret_key: str = field(repr=False)
     region: str
-    started: tuple[str, ...] = field(default=(), compare=False)  # services that this very call of `up` started
+    started: tuple[str, ...] = field(default=(), compare=False)  # services that this call of `up` started
 
 
 def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
-    """Start what does not run, wait until all is healthy, and tell the addresses.
+    """Start the services that are not healthy, wait until all are healthy, and return their addresses.
 
-    Services that run and are healthy are left alone; one that died is started again on its data. When one
-    cannot be started, those that this call started are stopped again.
+    Healthy services are not touched. A service that died is started again on its data. If a service cannot be
+    started, the services that this call started are stopped again.
 
     Args:
-        options: The stack that is wanted.
-        on_progress: Called from this thread with a sentence for people.
+        options: Home, ports, buckets and services of the stack.
+        on_progress: Receives sentences for people, on the caller's thread.
 
     Raises:
-        ServiceFailed: A service, a port, Java, a program or the home stands in the way; names which, and what to try.
+        ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says which, and what
+            to try.
     """
     home = StackHome.at(options.home)
-    _refuse_taken(home, options)
+    _require_free_ports(home, options)
     home.prepare()
     with home.locked():
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).find_process()]
-        earlier = recorded_ports(home)
+        earlier = read_ports(home)
         in_use = bool(running or live_workers(home))
         ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
-        record_ports(home, ports)
-        every = _services(home, ports, credentials, options)
-        started = bring_all_up([every[name] for name in dict.fromkeys(options.services)], on_progress)
-    return replace(_addresses(ports, credentials), started=started)
+        write_ports(home, ports)
+        service_by_name = _build_services(home, ports, credentials, options)
+        started = start_services([service_by_name[name] for name in dict.fromkeys(options.services)], on_progress)
+    return replace(_build_addresses(ports, credentials), started=started)
 
 
 def down(home: Path | str) -> list[str]:
-    """Stop the services that run by this home's pid files, all at once.
+    """Stop the services that run by this home's pid files, in parallel.
 
-    Each is asked first, and killed when it has not obeyed in its time (SeaweedFS: 3 s).
-
-    Returns:
-        The names of those that ran, in a fixed order.
-
-    Raises:
-        ServiceFailed: A process does not let itself be stopped.
-    """
-    return _end(home, lambda service: service.process.stop(service.stop_timeout_s))
-
-
-def undo(home: Path | str, started: Collection[str]) -> list[str]:
-    """Stop again what a start began that failed later; see `StackAddresses.started`.
+    Each service gets SIGTERM, and SIGKILL after its timeout (SeaweedFS: 3 s).
 
     Returns:
-        The names of those that ran, in a fixed order.
+        Names of the services that ran, in a fixed order.
 
     Raises:
-        ServiceFailed: A process does not let itself be stopped.
+        ServiceFailed: A process cannot be stopped.
     """
-    return _end(home, undone, only=started)
+    return _end_home(home, lambda service: service.process.stop(service.stop_timeout_s))
+
+
+def stop_started(home: Path | str, started: Collection[str]) -> list[str]:
+    """Stop the services that a call of `up` has started (`StackAddresses.started`), because a later step failed.
+
+    Returns:
+        Names of the services that ran, in a fixed order.
+
+    Raises:
+        ServiceFailed: A process cannot be stopped.
+    """
+    return _end_home(home, roll_back, only=started)
 
 
 def kill(home: Path | str) -> list[str]:
-    """Kill the services of a throw-away stack at once.
+    """Send SIGKILL to the services of a temporary stack.
 
     Returns:
-        The names of those that ran, in a fixed order.
+        Names of the services that ran, in a fixed order.
     """
-    return _end(home, lambda service: service.process.kill())
+    return _end_home(home, lambda service: service.process.kill())
 
 
 def health(home: Path | str) -> list[ServiceHealth]:
-    """How each service of the home's last start is now; all services, not well, when it never started."""
-    at = StackHome.at(home)
-    ports = recorded_ports(at)
-    credentials = at.credentials()
+    """Return the health of each service of the home's last start.
+
+    If the home was never started, all services are reported as unhealthy.
+    """
+    stack_home = StackHome.at(home)
+    ports = read_ports(stack_home)
+    credentials = stack_home.read_credentials()
     if ports is None or credentials is None:
         return [ServiceHealth(name=name, ok=False, detail="never started: run `sexton up`") for name in ALL_SERVICES]
-    services = _services(at, ports, credentials)
+    service_by_name = _build_services(stack_home, ports, credentials)
     with ThreadPoolExecutor(len(ALL_SERVICES)) as pool:
-        return list(pool.map(_health, (services[name] for name in ports.services())))
+        return list(pool.map(_check_health, (service_by_name[name] for name in ports.services())))
 
 
 def addresses(home: Path | str) -> StackAddresses:
-    """Where the services of the home's last start are, whether or not they run now.
+    """Return the addresses of the home's last start, whether or not its services run now.
 
     Raises:
-        ServiceFailed: The home never saw a start.
+        ServiceFailed: The home was never started.
     """
-    at = StackHome.at(home)
-    ports = recorded_ports(at)
-    credentials = at.credentials()
+    stack_home = StackHome.at(home)
+    ports = read_ports(stack_home)
+    credentials = stack_home.read_credentials()
     if ports is None or credentials is None:
-        raise ServiceFailed("stack", f"{at.root} never saw a start", advice="run `sexton up` first")
-    return _addresses(ports, credentials)
+        raise ServiceFailed("stack", f"{stack_home.root} was never started", advice="run `sexton up` first")
+    return _build_addresses(ports, credentials)
 
 
-def _refuse_taken(home: StackHome, options: StackOptions) -> None:
-    """Begin no new home for a start whose ports are taken."""
+def _require_free_ports(home: StackHome, options: StackOptions) -> None:
+    """Check the wanted ports before a new home is created."""
     if home.root.exists():
         return
     try:
         choose_ports(options.ports, services=options.services, running=(), earlier=None)
     except ServiceFailed:
-        if not home.root.exists():  # otherwise another start of this very home may be what holds them
+        if not home.root.exists():  # otherwise a concurrent start of this home may hold the ports
             raise
 
 
-def _services(
+def _build_services(
     home: StackHome, ports: ChosenPorts, credentials: Credentials, options: StackOptions | None = None
 ) -> dict[str, Service]:
-    """Every service by name. What a start does not need to know (health, stop) needs no options."""
-    wish = options or StackOptions(home=home.root)
+    """Return every service by name. Only a start needs `options`."""
+    options = options or StackOptions(home=home.root)
     return {
-        TEMPORAL: temporal_service(home, ports, in_memory=wish.temporal_in_memory),
-        SEAWEEDFS: seaweedfs_service(home, ports, credentials=credentials, buckets=wish.buckets),
+        TEMPORAL: temporal_service(home, ports, in_memory=options.temporal_in_memory),
+        SEAWEEDFS: seaweedfs_service(home, ports, credentials=credentials, buckets=options.buckets),
         ZOOKEEPER: zookeeper_service(home, ports),
     }
 
 
-def _addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddresses:
-    def at(port: int, scheme: str = "") -> str:
+def _build_addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddresses:
+    def format_address(port: int, scheme: str = "") -> str:
         return f"{scheme}{LOOPBACK}:{port}" if port else ""
 
     return StackAddresses(
-        temporal=at(ports.temporal),
-        ui=at(ports.ui, "http://"),
-        s3=at(ports.s3, "http://"),
-        zookeeper=at(ports.zookeeper),
+        temporal=format_address(ports.temporal),
+        ui=format_address(ports.ui, "http://"),
+        s3=format_address(ports.s3, "http://"),
+        zookeeper=format_address(ports.zookeeper),
         access_key=credentials.access_key,
         secret_key=credentials.secret_key,
         region=REGION,
     )
 
 
-def _health(service: Service) -> ServiceHealth:
+def _check_health(service: Service) -> ServiceHealth:
     if service.process.find_process() is None:
         return ServiceHealth(name=service.name, ok=False, detail="not running: run `sexton up`")
     return service.probe()
 
 
-def _end(home: Path | str, stop: Callable[[Service], bool], only: Collection[str] = ALL_SERVICES) -> list[str]:
-    at = StackHome.at(home)
-    if not at.pids.exists():
+def _end_home(home: Path | str, end: Callable[[Service], bool], only: Collection[str] = ALL_SERVICES) -> list[str]:
+    stack_home = StackHome.at(home)
+    if not stack_home.pids.exists():
         return []
-    with at.locked():
-        no_keys = Credentials(access_key="", secret_key="")
-        services = _services(at, recorded_ports(at) or ChosenPorts(), no_keys)
-        return end_all([service for name, service in services.items() if name in only], stop)
+    with stack_home.locked():
+        empty_credentials = Credentials(access_key="", secret_key="")  # a stop needs none
+        service_by_name = _build_services(stack_home, read_ports(stack_home) or ChosenPorts(), empty_credentials)
+        return end_services([service for name, service in service_by_name.items() if name in only], end)

@@ -1,4 +1,4 @@
-"""Which workers of a home run, and where each of them can be looked at."""
+"""Records of a home's worker processes: which run, and the addresses of their HTTP pages and metrics."""
 
 import json
 import logging
@@ -16,26 +16,27 @@ from logstore.errors import ServiceFailed
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED_S = 300.0  # so long Temporal tells of one that polled
+_POLLER_RETENTION_S = 300.0  # Temporal lists a poller for five minutes after its last poll
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker process as it wrote itself down."""
+    """Record of one worker process, stored as JSON in the home. Times are in seconds since 1970."""
 
     worker_id: str
     pid: int
-    started: float  # seconds since 1970, by the system: tells it from a later process with the same pid
-    metrics_url: str = ""  # "": nothing listens
-    http_url: str = ""  # the same
-    found_dead: float = 0.0  # seconds since 1970; 0: not yet
+    started: float  # by the system; distinguishes the worker from a later process with the same pid
+    metrics_url: str = ""  # empty: the worker does not listen
+    http_url: str = ""  # empty: the worker does not listen
+    found_dead: float = 0.0  # when another worker first found the process dead; 0: never
 
 
 @contextmanager
-def recorded(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
-    """Write this process down while the block runs; a home that cannot be written does not disturb its work.
+def record_worker(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
+    """Keep a record of this process in the home while the block runs.
 
-    A record outlives a crash: workers that begin in the home later remove it, once Temporal has forgotten its worker.
+    A home that cannot be written causes a warning only. The record outlives a crash. Workers that start later remove it
+    after Temporal has forgotten the crashed worker.
     """
     own = psutil.Process()
     record = WorkerRecord(
@@ -43,13 +44,13 @@ def recorded(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url
     )
     path = home.workers / f"{record.pid}.json"
     try:
-        with home.disk_faults():
+        with home.translate_disk_errors():
             home.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _forget_dead(home)
+        _remove_old_records(home)
         home.write(path, json.dumps(asdict(record)))
     except ServiceFailed as error:
-        shown = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
-        _log.warning("worker %s is at %s, but `sexton status` will not say so: %s", worker_id, shown, error)
+        urls = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
+        _log.warning("worker %s is at %s, but `sexton status` will not say so: %s", worker_id, urls, error)
     try:
         yield
     finally:
@@ -58,46 +59,47 @@ def recorded(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url
 
 
 def live_workers(home: StackHome) -> list[WorkerRecord]:
-    """Workers of the home that run, ascending by worker id."""
-    return sorted((one for one in _records(home) if _lives(one)), key=lambda one: (one.worker_id, one.pid))
+    """Return the running workers of the home, ascending by worker id."""
+    records = (record for record in _read_records(home) if _is_alive(record))
+    return sorted(records, key=lambda record: (record.worker_id, record.pid))
 
 
-def dead_workers(home: StackHome) -> set[str]:
-    """The ids of those of whom it is known here that they ended without a word, and that no other took their id."""
-    found = _records(home)
-    live = {one.worker_id for one in found if _lives(one)}
-    return {one.worker_id for one in found} - live
+def crashed_worker_ids(home: StackHome) -> set[str]:
+    """Return the ids of workers that left a record and do not run, except ids that a running worker uses."""
+    records = _read_records(home)
+    live_ids = {record.worker_id for record in records if _is_alive(record)}
+    return {record.worker_id for record in records} - live_ids
 
 
-def _forget_dead(home: StackHome) -> None:
-    now = time.time()
+def _remove_old_records(home: StackHome) -> None:
+    now_s = time.time()
     for path in home.workers.glob("*.json"):
-        found = _read(path)
-        if found and (_lives(found) or 0 < now - found.found_dead < _REMEMBERED_S):
+        record = _read_record(path)
+        if record and (_is_alive(record) or 0 < now_s - record.found_dead < _POLLER_RETENTION_S):
             continue
-        if found and not found.found_dead:
-            home.write(path, json.dumps(asdict(replace(found, found_dead=now))))
+        if record and not record.found_dead:
+            home.write(path, json.dumps(asdict(replace(record, found_dead=now_s))))
         else:
             path.unlink(missing_ok=True)
 
 
-def _records(home: StackHome) -> list[WorkerRecord]:
-    return [found for path in home.workers.glob("*.json") if (found := _read(path))]
+def _read_records(home: StackHome) -> list[WorkerRecord]:
+    return [record for path in home.workers.glob("*.json") if (record := _read_record(path))]
 
 
-def _read(path: Path) -> WorkerRecord | None:
-    """The record, or None where what stands there is not whole: it proves no process.
+def _read_record(path: Path) -> WorkerRecord | None:
+    """Read a record. An incomplete file identifies no process and counts as absent.
 
-    A newer build that serves beside this one may have written fields that are not known here.
+    Unknown fields are ignored: a worker of a newer build may have written them.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return WorkerRecord(**{name: value for name, value in found.items() if name in WorkerRecord.__slots__})
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return WorkerRecord(**{name: value for name, value in stored.items() if name in WorkerRecord.__slots__})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _lives(record: WorkerRecord) -> bool:
+def _is_alive(record: WorkerRecord) -> bool:
     try:
         process = psutil.Process(record.pid)
         return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record.started) < 0.5

@@ -1,4 +1,4 @@
-"""ZooKeeper, run from the jars that PySpark brings."""
+"""ZooKeeper server, from the jars that PySpark brings."""
 
 import os
 from importlib.util import find_spec
@@ -8,10 +8,10 @@ from infra.stack.home import StackHome
 from infra.stack.java import find_java
 from infra.stack.ports import LOOPBACK, ZOOKEEPER, ChosenPorts
 from infra.stack.process import ServiceProcess
-from infra.stack.service import Command, Service, ServiceHealth, ask, child_environment
+from infra.stack.service import Command, Service, ServiceHealth, child_environment, query_local_port
 from logstore.errors import ServiceFailed
 
-_NEEDED = ("zookeeper", "slf4j", "log4j", "netty", "snappy", "metrics-core")
+_JAR_PREFIXES = ("zookeeper", "slf4j", "log4j", "netty", "snappy", "metrics-core")
 _CONFIG = """\
 tickTime=500
 dataDir=./data
@@ -26,23 +26,23 @@ autopurge.purgeInterval=1
 
 
 def zookeeper_service(home: StackHome, ports: ChosenPorts) -> Service:
-    """The coordination service of a stack."""
+    """Return the coordination service of a stack."""
     return Service(
         process=ServiceProcess(ZOOKEEPER, home),
-        command=lambda: _command(home, ports),
+        command=lambda: _build_command(home, ports),
         probe=lambda: _probe(ports),
-        start_timeout_s=60.0,  # below a second as a rule
+        start_timeout_s=60.0,  # normally below 1 s
         stop_timeout_s=10.0,
     )
 
 
-def _command(home: StackHome, ports: ChosenPorts) -> Command:
-    # Paths are relative to the working directory: a properties file cannot carry every path as it is.
+def _build_command(home: StackHome, ports: ChosenPorts) -> Command:
+    # Paths are relative to the working directory, because a properties file would need them escaped.
     home.write(home.zookeeper / "zoo.cfg", _CONFIG.format(port=ports.zookeeper, address=LOOPBACK))
     argv = (
         str(find_java().path),
         "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",  # half the work of a start goes into code that the little it has to do never repays
+        "-XX:TieredStopAtLevel=1",  # full compilation doubles the work of a start and never pays off here
         "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.net.preferIPv4Stack=true",
@@ -50,19 +50,19 @@ def _command(home: StackHome, ports: ChosenPorts) -> Command:
         "-Dlog4j2.level=WARN",
         f"-Djava.io.tmpdir={home.scratch}",
         "-cp",
-        _class_path(),
+        build_class_path(),
         "org.apache.zookeeper.server.ZooKeeperServerMain",
         "zoo.cfg",
     )
-    # Java reads file names by the locale, and in the C locale finds no home whose path is not ASCII.
+    # Java decodes file names by the locale. In the C locale it cannot open a home with a non-ASCII path.
     return Command(argv=argv, cwd=home.zookeeper, env=child_environment("ZOO") | {"LC_ALL": "C.UTF-8"})
 
 
 def _probe(ports: ChosenPorts) -> ServiceHealth:
-    """Whether the server says that it is fit and serves requests."""
+    """Check that the server reports no error and serves requests."""
     try:
-        fit = ask(ports.zookeeper, b"ruok") == b"imok"
-        lines = ask(ports.zookeeper, b"srvr").decode("utf-8", "replace").splitlines() if fit else []
+        is_ok = query_local_port(ports.zookeeper, b"ruok") == b"imok"
+        lines = query_local_port(ports.zookeeper, b"srvr").decode("utf-8", "replace").splitlines() if is_ok else []
     except OSError as fault:
         return ServiceHealth(name=ZOOKEEPER, ok=False, detail=f"does not answer on port {ports.zookeeper}: {fault}")
     mode = next((line for line in lines if line.startswith("Mode:")), None)
@@ -72,12 +72,13 @@ def _probe(ports: ChosenPorts) -> ServiceHealth:
     return ServiceHealth(name=ZOOKEEPER, ok=True, detail=f"server {version} on {LOOPBACK}:{ports.zookeeper}")
 
 
-def _class_path() -> str:
-    """The server's own jars: to open all that Spark needs as well takes Java as long as the rest of the start."""
-    return os.pathsep.join(str(jar) for needed in _NEEDED for jar in sorted(_jars().glob(f"{needed}-*.jar")))
+def build_class_path() -> str:
+    """Return the class path of the server alone. To open all of Spark's jars would double the time of a start."""
+    jars = _find_jars_directory()
+    return os.pathsep.join(str(jar) for prefix in _JAR_PREFIXES for jar in sorted(jars.glob(f"{prefix}-*.jar")))
 
 
-def _jars() -> Path:
+def _find_jars_directory() -> Path:
     spec = find_spec("pyspark")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         jars = Path(location) / "jars"

@@ -50,14 +50,14 @@ def deploy(
     refused. Repeating it is harmless.
     """
     from infra.stack.home import StackHome  # noqa: PLC0415 - start-up time
-    from infra.stack.workers import dead_workers  # noqa: PLC0415
+    from infra.stack.workers import crashed_worker_ids  # noqa: PLC0415
     from workers.client.connections import with_client  # noqa: PLC0415
     from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
     from workers.operations.builds import named  # noqa: PLC0415
 
     settings = context.settings
     name = named(settings)
-    dead = dead_workers(StackHome.at(settings.home))
+    dead = crashed_worker_ids(StackHome.at(settings.home))
     found = with_client(
         settings,
         lambda client: deploy_build(client, name, build_id, ramp=ramp, without_workers=without_workers, dead=dead),

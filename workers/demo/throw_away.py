@@ -39,7 +39,7 @@ def mark(home: Path) -> int:
     """
     at_home = StackHome.at(home)
     at_home.prepare()
-    with at_home.disk_faults():
+    with at_home.translate_disk_errors():
         held, unnamed = tempfile.mkstemp(dir=home)
         fcntl.flock(held, fcntl.LOCK_EX)
         Path(unnamed).rename(home / _MARK)  # once it is locked: a demo that finds it unlocked removes the folder

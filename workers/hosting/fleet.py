@@ -20,7 +20,7 @@ from temporalio.worker import Worker
 from activities.records.metrics import BUCKETS as OF_RECORDS
 from activities.transactions.coordination import BUCKETS
 from infra.stack.home import StackHome
-from infra.stack.workers import recorded
+from infra.stack.workers import record_worker
 from infra.telemetry.endpoints import Metrics, start_metrics
 from infra.telemetry.logs import start_logs
 from infra.telemetry.tracing import start_tracing
@@ -99,7 +99,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
         add_codec(shown.pages, codec_of(client), settings)
         async with serving(settings.http_address, shown.pages) as url:
-            with recorded(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
+            with record_worker(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
                 await _serve(client, settings, queues, name, shown)
     finally:

@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.stack.home import StackHome
-from infra.stack.workers import dead_workers, live_workers
+from infra.stack.workers import crashed_worker_ids, live_workers
 from logstore.errors import PreconditionFailed
 from workers.client.pollers import live_pollers
 from workers.settings import Settings
@@ -40,7 +40,7 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
 
 async def _living(client: Client, settings: Settings) -> set[str]:
     home = StackHome.at(settings.home)
-    dead, names = dead_workers(home), {worker.worker_id for worker in live_workers(home)}
+    dead, names = crashed_worker_ids(home), {worker.worker_id for worker in live_workers(home)}
     queue = settings.task_queue
     for name in (queue, *(of(queue) for of in (uploads_queue, transactions_queue, records_queue, bulk_queue))):
         pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead=dead)

@@ -17,7 +17,7 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
 from infra.stack.process import ServiceProcess
-from infra.stack.workers import dead_workers
+from infra.stack.workers import crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, with_client
@@ -71,7 +71,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
                 worker.kill()  # it came to nothing that is worth a drain
-            stack.undo(settings.home, where.started)
+            stack.stop_started(settings.home, where.started)
         raise
     return {
         "temporal": where.temporal,
@@ -90,7 +90,7 @@ async def _ready_for_runs(
     """Apply the schedules; a new worker's build becomes current, unless workers of the current one poll."""
     if build:
         on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
-        dead = dead_workers(StackHome.at(settings.home))
+        dead = crashed_worker_ids(StackHome.at(settings.home))
         found = await deploy_unless_served(client, build.deployment_name, build.build_id, dead=dead)
         if found.current != build.build_id:
             deploy = f"`sexton worker deploy --build-id {build.build_id}`"

@@ -19,7 +19,7 @@ from infra.coordination.identity import compare_path
 from infra.objects import clock_s
 from infra.stack.home import StackHome
 from infra.stack.java import find_java
-from infra.stack.workers import dead_workers, live_workers
+from infra.stack.workers import crashed_worker_ids, live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.markers import MARKER_KEY, MarkerState
 from logstore.identity.services.own_stores import OwnStore, OwnStores
@@ -142,7 +142,7 @@ def _database(settings: Settings) -> str:
 def _current_build(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
         found = await read_deployment(client, settings.deployment_name)
-        dead = dead_workers(StackHome.at(settings.home))
+        dead = crashed_worker_ids(StackHome.at(settings.home))
         ramping = found.ramping if found.ramp_percent else None
         fed = [build for build in (found.current, ramping) if build]
         return found, {build: await unserved_queues(client, found.name, build, dead=dead) for build in fed}
@@ -173,7 +173,7 @@ def _workers(settings: Settings) -> Row:
     """
     home = StackHome.at(settings.home)
     try:
-        names = sorted(with_client(settings, lambda client: polling(client, settings, dead=dead_workers(home))))
+        names = sorted(with_client(settings, lambda client: polling(client, settings, dead=crashed_worker_ids(home))))
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission

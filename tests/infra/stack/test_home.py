@@ -41,9 +41,9 @@ def test_prepare_twice_leaves_private_directories(home: StackHome) -> None:
 
 def test_credentials_asked_twice_are_generated_once(home: StackHome) -> None:
     """A restart keeps the key pair; the file is readable by its owner only, and keys differ between homes."""
-    assert home.credentials() is None
+    assert home.read_credentials() is None
     first = home.ensure_credentials()
-    assert home.ensure_credentials() == first == home.credentials()
+    assert home.ensure_credentials() == first == home.read_credentials()
     assert _mode(home.credentials_file) == 0o600
     other = StackHome.at(home.root / "other")
     other.prepare()
@@ -92,7 +92,7 @@ def test_credentials_that_lack_a_key_name_the_file(home: StackHome) -> None:
     """Half a key pair is damage, not an internal error."""
     home.write(home.credentials_file, '{"access_key": "A"}')
     with pytest.raises(ServiceFailed, match=r"credentials\.json is damaged"):
-        home.credentials()
+        home.read_credentials()
 
 
 def test_lock_held_by_another_makes_the_next_wait(home: StackHome) -> None:

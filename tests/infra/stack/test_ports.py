@@ -11,15 +11,15 @@ from infra.stack.home import StackHome
 from infra.stack.ports import (
     ALL_SERVICES,
     LOOPBACK,
-    PORTS_OF,
+    PORT_NAMES_BY_SERVICE,
     SEAWEEDFS,
     TEMPORAL,
     ZOOKEEPER,
     ChosenPorts,
     WantedPorts,
     choose_ports,
-    record_ports,
-    recorded_ports,
+    read_ports,
+    write_ports,
 )
 from logstore.errors import InvalidInput, ServiceFailed
 
@@ -40,7 +40,7 @@ def taken() -> Iterator[int]:
 def test_choice_of_free_ports_is_distinct_and_bindable() -> None:
     """Every port of the stack is chosen, no two are the same, and each can be listened on afterwards."""
     ports = list(asdict(_choose()).values())
-    assert len(set(ports)) == sum(len(names) for names in PORTS_OF.values()) == 13
+    assert len(set(ports)) == sum(len(names) for names in PORT_NAMES_BY_SERVICE.values()) == 13
     for port in ports:
         socket.create_server((LOOPBACK, port)).close()
 
@@ -131,12 +131,12 @@ def test_record_of_ports_read_back_is_the_same(tmp_path: Path) -> None:
     """Ports survive the process that chose them; fields of a newer build are passed over."""
     home = StackHome.at(tmp_path)
     home.prepare()
-    assert recorded_ports(home) is None
+    assert read_ports(home) is None
     ports = _choose()
-    record_ports(home, ports)
-    assert recorded_ports(home) == ports
+    write_ports(home, ports)
+    assert read_ports(home) == ports
     home.write(home.ports_file, '{"zookeeper": 7, "teleporter": 9}')
-    assert recorded_ports(home) == ChosenPorts(zookeeper=7)
+    assert read_ports(home) == ChosenPorts(zookeeper=7)
 
 
 @pytest.mark.parametrize("number", [-1, 65_536])

@@ -20,10 +20,10 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.stack.home import Credentials, StackHome
-from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, recorded_ports
+from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, read_ports
 from infra.stack.process import ServiceProcess
 from infra.stack.seaweedfs import seaweedfs_service
-from infra.stack.service import Service, end_all
+from infra.stack.service import Service, end_services
 from infra.stack.stack import StackAddresses, StackOptions, addresses, down, health, kill, up
 from infra.stack.temporal import temporal_service
 from infra.stack.zookeeper import zookeeper_service
@@ -61,7 +61,7 @@ def _pids(home: Path) -> dict[str, int | None]:
 
 
 def _ports(home: Path) -> set[int]:
-    ports = recorded_ports(StackHome.at(home))
+    ports = read_ports(StackHome.at(home))
     assert ports is not None
     return set(asdict(ports).values())
 
@@ -209,10 +209,10 @@ def test_sockets_of_a_server_that_crashed_are_removed_and_those_of_a_live_one_ar
         live.bind(str(served))
         live.listen()
         server = zookeeper_service(StackHome.at(tmp_path), ChosenPorts())
-        crashed = replace(server, leftovers=(stale, served, absent))
-        assert end_all([crashed], lambda _: False) == []
+        crashed = replace(server, leftover_sockets=(stale, served, absent))
+        assert end_services([crashed], lambda _: False) == []
         assert (stale.exists(), served.exists()) == (False, True)
-        assert end_all([crashed], lambda _: True) == [crashed.name]
+        assert end_services([crashed], lambda _: True) == [crashed.name]
     assert not served.exists()
 
 
@@ -238,7 +238,7 @@ def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: 
 @pytest.mark.external_service
 def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs but does not answer is replaced: alive is not healthy."""
-    monkeypatch.setattr("infra.stack.service._ILL_PATIENCE_S", 0.5)
+    monkeypatch.setattr("infra.stack.service._UNHEALTHY_GRACE_S", 0.5)
     monkeypatch.setattr("infra.stack.service.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
     stack = up(options)
@@ -305,7 +305,7 @@ def test_home_never_started_says_so(tmp_path: Path) -> None:
     assert [(each.ok, "never started" in each.detail) for each in health(home)] == [(False, True)] * 3
     assert down(home) == []
     assert not home.exists()
-    with pytest.raises(ServiceFailed, match="never saw a start; run `sexton up` first"):
+    with pytest.raises(ServiceFailed, match="was never started; run `sexton up` first"):
         addresses(home)
 
 

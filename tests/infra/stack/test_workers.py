@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infra.stack.home import StackHome
-from infra.stack.workers import WorkerRecord, dead_workers, live_workers, recorded
+from infra.stack.workers import WorkerRecord, crashed_worker_ids, live_workers, record_worker
 
 _URL = "http://127.0.0.1:9464/metrics"
 
@@ -18,7 +18,7 @@ def test_worker_is_recorded_while_it_serves(tmp_path: Path) -> None:
     """Found while it serves, gone afterwards; a home that never was is simply empty."""
     home = StackHome.at(tmp_path / "home")
     assert live_workers(home) == []
-    with recorded(home, "w/1", metrics_url=_URL):
+    with record_worker(home, "w/1", metrics_url=_URL):
         (found,) = live_workers(home)
         assert (found.worker_id, found.metrics_url) == ("w/1", _URL)
     assert live_workers(home) == []
@@ -43,13 +43,13 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
         (home.workers / f"{number}.json").write_text(json.dumps(fields))
     (home.workers / "half.json").write_text('{"worker_id"')
     assert live_workers(home) == []
-    assert dead_workers(home) == {"gone", "reused"}
+    assert crashed_worker_ids(home) == {"gone", "reused"}
     for again in ("w", "x"):
-        with recorded(home, again, metrics_url=_URL):
+        with record_worker(home, again, metrics_url=_URL):
             assert [one.worker_id for one in live_workers(home)] == [again]
-            assert dead_workers(home) == {"gone", "reused"}
-    monkeypatch.setattr("infra.stack.workers._REMEMBERED_S", 0.0)
-    with recorded(home, "y", metrics_url=_URL):
+            assert crashed_worker_ids(home) == {"gone", "reused"}
+    monkeypatch.setattr("infra.stack.workers._POLLER_RETENTION_S", 0.0)
+    with record_worker(home, "y", metrics_url=_URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 
 
@@ -58,5 +58,5 @@ def test_worker_of_a_home_that_cannot_be_written_works_all_the_same(
 ) -> None:
     """Where its metrics are is worth a line in the log, and no more."""
     (tmp_path / "home").write_text("a file where the home should be")
-    with recorded(StackHome.at(tmp_path / "home"), "w", metrics_url=_URL):
+    with record_worker(StackHome.at(tmp_path / "home"), "w", metrics_url=_URL):
         assert _URL in caplog.text

@@ -26,8 +26,8 @@ from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
-from infra.stack.ports import ChosenPorts, record_ports
-from infra.stack.workers import WorkerRecord, recorded
+from infra.stack.ports import ChosenPorts, write_ports
+from infra.stack.workers import WorkerRecord, record_worker
 from logstore.deletion.intents import Refusal
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.logstore.records.world import RecordsWorld
@@ -57,7 +57,7 @@ def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the
     """Commands and workers dial what the settings say: that the home's own servers are well says nothing of it."""
     home = StackHome.at(tmp_path / "home")
     home.prepare()
-    record_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
+    write_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
     home.ensure_credentials()
     there = {"temporal_address": "127.0.0.1:2", "s3_endpoint": "http://127.0.0.1:2", "zookeeper": "127.0.0.1:2/nope"}
     rows = {row["name"]: str(row["detail"]) for row in status(Settings.model_validate({"home": home.root} | there))}
@@ -100,7 +100,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
-    with recorded(StackHome.at(tmp_path), "here", metrics_url="http://127.0.0.1:9464/metrics"):
+    with record_worker(StackHome.at(tmp_path), "here", metrics_url="http://127.0.0.1:9464/metrics"):
         _record_killed(StackHome.at(tmp_path), "killed")
         pollers += ["here", "elsewhere"]
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
@@ -127,7 +127,7 @@ def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
     monkeypatch.setattr("workers.client.connections.connect_client", connect)
     monkeypatch.setattr("workers.operations.status.read_deployment", read)
     monkeypatch.setattr("workers.operations.status.unserved_queues", ask)
-    with recorded(StackHome.at(tmp_path), "here"):
+    with record_worker(StackHome.at(tmp_path), "here"):
         _record_killed(StackHome.at(tmp_path), "killed")
         assert _named(settings, "deployment") == {
             "name": "deployment",
@@ -223,7 +223,11 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
     with closing(sqlite3.connect(tmp_path / "catalog.db")) as worker:
         worker.execute("UPDATE catalog SET bundles = bundles")
         worker.commit()
-        with recorded(StackHome.at(tmp_path), "w", metrics_url="http://127.0.0.1:1/metrics") if held else nullcontext():
+        with (
+            record_worker(StackHome.at(tmp_path), "w", metrics_url="http://127.0.0.1:1/metrics")
+            if held
+            else nullcontext()
+        ):
             assert _named(settings, "database")["ok"] is True
             log.unlink()
             for _ in range(2):
