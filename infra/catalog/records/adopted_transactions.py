@@ -31,7 +31,9 @@ def adopt_transactions(
 ) -> None:
     """Write ranges and markers, and the transactions: as far as a marker says, otherwise open and past their time.
 
-    What a transaction acknowledged comes back with its marker, and a commit is applied to the subscription.
+    What a transaction acknowledged comes back with its marker, and a commit is applied to the subscription. That of a
+    transaction which was decided at the flush is not: a flush writes such a decision together with the cursors that it
+    changed, and a seek that came later may be in these rows.
 
     Args:
         connection: In a writing transaction.
@@ -80,7 +82,8 @@ class _Told:
         self._decide()
 
     def _decide(self) -> None:
-        held = [one for one in self._markers if one.subscription and one.positions]
+        known = decided_at_flush(self._connection, {one.txn for one in self._markers}) if self._markers else set()
+        held = [one for one in self._markers if one.subscription and one.positions and one.txn not in known]
         for one in held:
             hold(self._connection, one.txn, self._of(one), unpack_acknowledged(b64decode(one.positions)))
         states = states_of(self._connection, {one.txn for one in self._markers}) if self._markers else {}

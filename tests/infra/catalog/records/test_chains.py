@@ -14,12 +14,13 @@ from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.own_stores import ASKED_EVERY_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import ledger_prefix
-from logstore.ports.catalog import Topic
+from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
 from logstore.positions import Position
 from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
 from tests.migrated import migrated
 from tests.postgres import Postgres, postgres
+from workers.assembly.log import LogStore
 
 __all__ = ["postgres"]
 
@@ -355,3 +356,41 @@ def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
     assert chain.rebuild(url) is not None
     chain.adopt_newest(url)
     assert dict(chain.read(topic)) | _read_young(chain) == chain.answered
+
+
+def _told(log: LogStore) -> None:
+    claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
+    while batch := log.catalog.transactions.claim(claim, limit=100):
+        assert not log.broadcasts.settle(batch).failures
+
+
+@pytest.mark.parametrize("sought", ["never", "before the flush", "after the flush"])
+@pytest.mark.parametrize("ends", ["before the flush", "after the flush"])
+def test_marker_behind_the_flush_undoes_no_flushed_seek_and_loses_no_acknowledgement(
+    chain: Chain, ends: str, sought: str
+) -> None:
+    """A flush has the cursor as the decision left it, or later: only what was decided since comes from the marker."""
+    topic = _topic(chain)
+    chain.append(topic, "a", "b", "c")
+    first, second = sorted(chain.answered)[:2]
+    with chain.process() as log:
+        log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+        log.records.flusher.flush(cursors=True)
+        (begun,) = log.catalog.commits.commit([BeginTransaction(tc_id=1, timeout_s=3_600)])
+        log.subscriptions.acknowledge(topic.topic_id, "s", positions=[first, second], txn=begun.txn)
+        end = EndTransaction(txn=begun.txn, commit=True)
+        if ends == "before the flush":
+            log.catalog.commits.commit([end])
+        if sought == "before the flush":
+            log.subscriptions.seek(topic.topic_id, "s", second)
+        log.records.flusher.flush()
+        log.catalog.commits.commit([end])
+        if sought == "after the flush":
+            log.subscriptions.seek(topic.topic_id, "s", second)
+        _told(log)
+        assert log.catalog.ledgers.segments(first.ledger_id)[-1].number > 0
+    _rebuilt(chain)
+    with chain.process() as log:
+        state = log.subscriptions.get(topic.topic_id, "s").state
+    assert state.covers(first)
+    assert state.covers(second) is not (ends == sought == "before the flush")
