@@ -85,29 +85,6 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
     return found
 
 
-async def require_readable_runs(client: Client) -> None:
-    """Check that the client has the keys of the runs that our schedules hold.
-
-    Raises:
-        InvalidInput: It lacks one: a worker would fail each task of that run.
-    """
-    for schedule in await described_schedules(client):
-        async for run in _running(client, schedule):
-            request = GetWorkflowExecutionHistoryRequest(
-                namespace=client.namespace,
-                execution=run.found.workflow_execution_info.execution,
-                maximum_page_size=1,
-            )
-            (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
-            try:
-                codec_of(client).decrypt(first.workflow_execution_started_event_attributes.input.payloads)
-            except InvalidInput as error:
-                remedy = f"; or `sexton schedule restart {run.schedule_id}`, where that key is lost"
-                raise InvalidInput(
-                    error.field, expected=f"{error.expected}, as {run.workflow_id} is{remedy}", found=error.found
-                ) from error
-
-
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     """End the runs of one of our schedules and what is stuck of the jobs that it keeps going, then start a run.
 
@@ -196,6 +173,8 @@ async def _problem(client: Client, run: ScheduledRun) -> str:
     info, task = run.found.workflow_execution_info, run.found.pending_workflow_task
     if info.type.name != run.expected_type:
         return f"{run.workflow_id} is held by a workflow of another type, {info.type.name!r}"
+    if unreadable := await _decryption_problem(client, run):
+        return unreadable
     if task.attempt >= _MIN_FAILED_TASKS:
         execution = WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id)
         why = await failure_of_task(client, execution)
@@ -208,4 +187,23 @@ async def _problem(client: Client, run: ScheduledRun) -> str:
     since = info.start_time.ToDatetime(UTC)
     if run.max_age is not None and datetime.now(UTC) - since > run.max_age:
         return f"{run.workflow_id} has not ended since {since:%Y-%m-%dT%H:%M:%SZ}"
+    return ""
+
+
+async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
+    """Return why a worker with this client's keys would fail each task of the run; "" if it can read the input."""
+    request = GetWorkflowExecutionHistoryRequest(
+        namespace=client.namespace, execution=run.found.workflow_execution_info.execution, maximum_page_size=1
+    )
+    try:
+        (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # it has ended meanwhile, and was removed
+            return ""
+        raise
+    try:
+        codec_of(client).decrypt(first.workflow_execution_started_event_attributes.input.payloads)
+    except InvalidInput as error:
+        lacking = f"{run.workflow_id} needs a key that this process lacks ({error})"
+        return f"{lacking}. Give it the key; if that is lost, restart"
     return ""

@@ -34,7 +34,7 @@ from workers.assembly.records import NamedFunctions
 from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.client.payload_codec import codec_of
-from workers.client.scheduled_runs import find_stuck_runs, require_readable_runs
+from workers.client.scheduled_runs import find_stuck_runs
 from workers.client.schedules import require_readable
 from workers.hosting.codec_page import add_codec
 from workers.hosting.gauges import catalog_gauges, show_readiness
@@ -68,7 +68,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     Raises:
         InvalidInput: A worker id that cannot be one, no queue, a queue without a name, a function over records that
             cannot be imported, nothing can listen at the address for metrics or for pages, files of certificates
-            or keys cannot be used, or scheduled jobs or their runs are encrypted by a key that is not ours.
+            or keys cannot be used, or a schedule is encrypted by a key that is not ours.
         ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
         PreconditionFailed: The namespace lacks our search attributes.
         WorkerIdTaken: Another process lives under this worker id.
@@ -93,7 +93,6 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         )
         await visibility.require_attributes(client)
         await require_readable(client)
-        await require_readable_runs(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
         shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))

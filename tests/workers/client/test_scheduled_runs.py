@@ -15,10 +15,12 @@ from temporalio.client import Client, Schedule, ScheduleActionStartWorkflow, Sch
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from logstore.errors import InvalidInput, UnknownObject
+from logstore.errors import InvalidInput, ServiceFailed, UnknownObject
 from tests.workflows.house import assert_eventually
 from workers.client import Sexton, scheduled_runs
-from workers.client.scheduled_runs import find_stuck_runs, require_readable_runs, restart_schedule
+from workers.client.scheduled_runs import find_stuck_runs, restart_schedule
+from workers.client.schedules import require_readable
+from workers.hosting.readiness import check_of_schedules
 from workers.operations.status import _schedules, checked
 from workers.settings import Settings
 from workflows.deletion.values import SweepDeletionsInput
@@ -200,28 +202,47 @@ def test_schedule_that_is_none_of_ours_is_not_restarted(settings: Settings) -> N
     _with(settings, work)
 
 
-def test_worker_without_the_key_of_a_run_that_a_schedule_holds_is_refused(settings: Settings, keyed: Settings) -> None:
-    """It would fail each task of that run; the sentence says what to do where the key is lost."""
+def test_run_that_is_encrypted_by_a_key_of_other_workers_is_named(settings: Settings, keyed: Settings) -> None:
+    """Workers without the key would fail each task of it. They say what to do, and start."""
 
     async def work(namespace: Namespace) -> None:
-        await Namespace((await Sexton.connect(keyed)).client).create()
+        of_keyed = (await Sexton.connect(keyed)).client
+        await Namespace(of_keyed).create()
         encrypted = await namespace.start()
-        expected = "'one', by which payloads of this namespace are encrypted, as sweep-deletions-2.*"
-        with pytest.raises(InvalidInput, match=f"{expected}`sexton schedule restart sexton-sweep`, where that key is"):
-            await require_readable_runs(namespace.client)
-        await require_readable_runs((await Sexton.connect(keyed)).client)
-        await namespace.client.get_workflow_handle(encrypted).terminate()
-        await assert_eventually(lambda: _is_readable(namespace.client))
+        (run,) = await find_stuck_runs(namespace.client)
+        assert (run.schedule_id, run.workflow_id) == ("sexton-sweep", encrypted)
+        expected = (
+            f"{encrypted} needs a key that this process lacks (payload_key_file: expected a file with the key 'one',"
+        )
+        assert run.problem.startswith(expected)
+        assert str(run).endswith(" if that is lost, restart; `sexton schedule restart sexton-sweep` starts it anew")
+        assert await find_stuck_runs(of_keyed) == []
+        row = await asyncio.to_thread(checked, "schedules", _schedules, settings)
+        assert (row["ok"], "needs a key that this process lacks" in str(row["detail"])) == (False, True)
+        (check,) = check_of_schedules(lambda: find_stuck_runs(namespace.client)).values()
+        with pytest.raises(ServiceFailed, match="needs a key that this process lacks"):
+            await check()
+        with pytest.raises(InvalidInput, match="'one', by which payloads of this namespace are encrypted"):
+            await require_readable(namespace.client)
+        assert await restart_schedule(namespace.client, "sexton-sweep") == [encrypted]
+
+    _with(settings, work)
+
+
+def test_flush_that_is_encrypted_by_a_lost_key_is_ended_by_a_restart(settings: Settings, keyed: Settings) -> None:
+    """Its schedule is in plain, and finds the id taken each time."""
+
+    async def work(namespace: Namespace) -> None:
+        await namespace.create("sexton-records")
+        of_keyed = (await Sexton.connect(keyed)).client
+        request = SweepDeletionsInput()
+        await of_keyed.start_workflow(FLUSH_RECORDS.name, request, id=FLUSH_RECORDS.id(), task_queue=_QUEUE)
+        await require_readable(namespace.client)
+        assert [workflow_id for _, workflow_id, _ in await namespace.problems()] == ["flush-records"]
+        assert await restart_schedule(namespace.client, "sexton-records") == ["flush-records"]
 
     _with(settings, work)
 
 
 async def _is_stuck(client: Client) -> bool:
     return bool(await find_stuck_runs(client))
-
-
-async def _is_readable(client: Client) -> bool:
-    with suppress(InvalidInput):
-        await require_readable_runs(client)
-        return True
-    return False
