@@ -10,10 +10,12 @@ Source: https://www.sqlite.org/howtocorrupt.html, "multiple copies of SQLite lin
 import os
 import re
 import sqlite3
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -54,9 +56,19 @@ def parsed_url(url: str) -> URL:
     path = parsed.database or ""
     plain = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
     if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
+        if not _can_hold_database(Path(path)):  # SQLite would read a FIFO for ever
+            raise InvalidInput("database_url", expected="SQLite in a regular file", found=path)
         return parsed
     shown = parsed.render_as_string(hide_password=True)
     raise InvalidInput("database_url", expected=_URLS, found=shown_url(shown))
+
+
+def _can_hold_database(path: Path) -> bool:
+    """Whether the path is a regular file, a folder that SQLite refuses, or not there yet."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode) in {stat.S_IFREG, stat.S_IFDIR}
+    except OSError:  # SQLite says so when it opens it
+        return True
 
 
 _OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")

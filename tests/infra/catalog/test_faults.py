@@ -1,5 +1,6 @@
 """What is not the catalog's fault: no disk, no server, no such place; each in one clear sentence."""
 
+import os
 import sqlite3
 import traceback
 from collections.abc import Callable
@@ -64,6 +65,16 @@ def test_database_bad_url_is_invalid_input_and_shows_no_password(url: str) -> No
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in "".join(traceback.format_exception_only(caught.value))
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_sqlite_in_a_fifo_or_a_device_is_refused_without_being_opened(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """SQLite would wait for the first bytes of a FIFO without end."""
+    make(tmp_path / "catalog.db")
+    with pytest.raises(InvalidInput, match="database_url: expected SQLite in a regular file"):
+        Database(f"sqlite:///{tmp_path / 'catalog.db'}")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import base64
 import io
 import json
 import os
-import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -138,17 +139,54 @@ def test_parse_lines_empty_file_gives_nothing() -> None:
     assert _parse(b"") == []
 
 
-def test_rereadable_pipe_can_be_read_twice(tmp_path: Path) -> None:
+def test_rereadable_pipe_can_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot seek is kept meanwhile."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    writer = threading.Thread(target=fifo.write_bytes, args=(b"abc",))
-    writer.start()
-    with rereadable(str(fifo)) as source:
-        first = source.read()
-        source.seek(0)
-        assert (first, source.read()) == (b"abc", b"abc")
-    writer.join()
+    end, begin = os.pipe()
+    with os.fdopen(begin, "wb") as writer:
+        writer.write(b"abc")
+    with os.fdopen(end, encoding="utf-8") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with rereadable("-") as source:
+            first = source.read()
+            source.seek(0)
+            assert (first, source.read()) == (b"abc", b"abc")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["fifo", "device"])
+def test_rereadable_fifo_or_device_is_refused_without_being_read(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """To open it may block for ever, and to read it may never end."""
+    path = tmp_path / "lines"
+    make(path)
+    with pytest.raises(InvalidInput, match=r"- for stdin, found .*: not a regular file"), rereadable(str(path)):
+        pass
+
+
+@pytest.mark.parametrize("byte", [b"x", b" "])
+def test_rereadable_endless_line_of_stdin_is_not_kept(monkeypatch: pytest.MonkeyPatch, byte: bytes) -> None:
+    """It is read to the bound of a line, and refused; what stands before it is no reason to read on."""
+    stdin = io.TextIOWrapper(io.BufferedReader(_Endless(b'{"payload": "a"}\n', byte)))
+    monkeypatch.setattr("sys.stdin", stdin)
+    with (
+        rereadable("-") as source,
+        pytest.raises(InvalidInput, match=f"line 2: expected at most {MAX_LINE} bytes"),
+    ):
+        list(parse_lines(source, with_producer=False))
+
+
+class _Endless(io.RawIOBase):
+    def __init__(self, first: bytes, byte: bytes) -> None:
+        self._first, self._byte = first, byte
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._first or self._byte * len(buffer)
+        self._first = b""
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 @pytest.mark.parametrize("name", ["absent", "."])

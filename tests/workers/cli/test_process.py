@@ -129,18 +129,20 @@ def test_home_whose_path_has_a_comma_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_interrupt_of_an_append_is_one_sentence_one_document_and_130(home: Path) -> None:
     """A real SIGINT, while the process waits for lines: none was written, and the document says so."""
-    pipe = home / "lines"
-    os.mkfifo(pipe)
     append = subprocess.Popen(
-        [str(_SEXTON), "topic", "append", "persistent://public/default/orders", "--file", str(pipe), "--json"],
+        [str(_SEXTON), "topic", "append", "persistent://public/default/orders", "--file", "-", "--json"],
         env={**os.environ, "SEXTON_HOME": str(home)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    with pipe.open("wb"):  # returns once the process reads
-        append.send_signal(signal.SIGINT)
-        told, said = append.communicate(timeout=60)
+    assert append.stdin
+    append.stdin.write("\n" * 200_000)  # more than a pipe holds
+    append.stdin.flush()  # returns once the process reads
+    append.send_signal(signal.SIGINT)
+    assert append.wait(timeout=60) == 130
+    told, said = append.communicate()
     assert append.returncode == 130, said
     document = json.loads(told)
     assert document["error"]["type"] == "Interrupted"

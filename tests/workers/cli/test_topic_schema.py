@@ -1,6 +1,7 @@
 """`topic schema set`, `list` and `show`."""
 
 import base64
+import os
 
 import pytest
 
@@ -67,7 +68,8 @@ def test_schema_of_a_size_that_is_refused_changes_nothing(
 
 
 def test_schema_file_that_cannot_be_read_is_bad_input(run: Run, services: FakeServices, orders: str) -> None:
-    """Absent, or a folder."""
-    for path in (services.cwd / "nowhere", services.cwd):
+    """Absent, a folder, a FIFO that nobody writes to, or a device that never ends."""
+    os.mkfifo(services.cwd / "fifo")
+    for path in (services.cwd / "nowhere", services.cwd, services.cwd / "fifo", "/dev/zero"):
         told = document(run("topic", "schema", "set", orders, "--file", str(path), "--json"), 2)
         assert told["error"]["field"] == "file"

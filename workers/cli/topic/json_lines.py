@@ -1,7 +1,7 @@
 """JSON lines as entries: one object a line, every line checked before anything is written.
 
-A file is read twice, so that its size does not matter: once to check all of it, once to append. A source that cannot be
-read twice (a pipe) is kept in a temporary file meanwhile.
+A file is read twice, so that its size does not matter: once to check all of it, once to append. Stdin is kept in a
+temporary file meanwhile.
 """
 
 import base64
@@ -12,14 +12,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import IO, NoReturn, TypeVar
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, NoReturn, TypeVar, cast
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
+from logstore.whole_files import open_regular_file
 from workers.pages.texts import shown_s
 from workers.settings import format_duration
 
@@ -31,6 +34,7 @@ _T = TypeVar("_T")
 _FIELDS = ("key", "payload", "payload_b64", "deliver_at", "sequence_id", "properties")
 _MAX_INT = 2**63 - 1
 _IN_MEMORY = 8 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 _RFC3339 = re.compile(
     r"(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.(?P<fraction>[0-9]{1,9}))?(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})"
@@ -41,28 +45,32 @@ _RULE = "an RFC 3339 time with its zone, or a number of milliseconds since 1970,
 
 @contextmanager
 def rereadable(path: str) -> Iterator[IO[bytes]]:
-    """Open a file, or stdin for `-`, so that it can be read twice from its beginning.
+    """Open a regular file, or stdin for `-`, so that it can be read twice from its beginning.
 
     Raises:
         InvalidInput: It cannot be opened or, if it can be read once only, not be read.
     """
-    with _refusing_unreadable(path):
-        source: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115, PTH123 - closed below
-    try:
-        if path != "-" and source.seekable():
-            yield source
-            return
-        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
-            piece = b"-"
-            while piece:
-                with _refusing_unreadable(path):
-                    piece = source.read(1 << 20)
-                kept.write(piece)
-            kept.seek(0)
-            yield kept
-    finally:
-        if path != "-":
-            source.close()
+    if path == "-":
+        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as copy:
+            _copy_stdin(copy)
+            yield copy
+        return
+    with ExitStack() as opened:
+        with _refusing_unreadable(path):
+            source = opened.enter_context(open_regular_file(Path(path)))
+        yield source
+
+
+def _copy_stdin(copy: IO[bytes]) -> None:
+    """Copy stdin, up to the first line that is too long: that line is refused anyway."""
+    stdin = cast("BufferedReader", sys.stdin.buffer)
+    line_bytes, piece = 0, b"-"
+    while piece and line_bytes <= MAX_LINE + 2:
+        with _refusing_unreadable("-"):
+            piece = stdin.read1(_PIECE_BYTES)  # `read` would meet Ctrl-C only once all of it is there
+        copy.write(piece)
+        line_bytes = len(piece) - piece.rfind(b"\n") - 1 + (0 if b"\n" in piece else line_bytes)
+    copy.seek(0)
 
 
 @contextmanager
@@ -113,7 +121,7 @@ def parse_lines(
     """
     before = -1
     for number, raw in enumerate(iter(lambda: source.readline(MAX_LINE + 2), b""), start=1):
-        if not raw.strip():
+        if not raw.strip() and len(raw) <= MAX_LINE:
             continue
         entry = parse_line(raw, number, limit)
         if entry.sequence_id is not None:

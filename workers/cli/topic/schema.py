@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import InvalidInput
+from logstore.whole_files import open_regular_file
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import TopicArgument, known_number
@@ -66,7 +67,7 @@ def _content(file: str) -> bytes:
         if file == "-":
             content = sys.stdin.buffer.read(MOST_BYTES + 1)
         else:
-            with Path(file).open("rb") as source:
+            with open_regular_file(Path(file)) as source:
                 content = source.read(MOST_BYTES + 1)
     except OSError as error:
         raise InvalidInput("file", expected=f"a file that can be read ({error.strerror})", found=file) from error
