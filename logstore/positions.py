@@ -5,7 +5,7 @@ Source: Pulsar's `Position`; entry -1 stands before a ledger's first entry.
 
 import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from logstore.errors import InvalidInput
 
@@ -37,3 +37,7 @@ class Position:
 
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
+
+
+EARLIEST: Final = Position(LedgerId(-1), -1)
+"""Position before the first entry of every log."""

@@ -30,7 +30,7 @@ from activities.delayed.values import (
 from activities.deletion.claims import own_claim
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined, renewing
-from logstore.delayed.buckets import Bucket, BucketFacts, BucketLimits, BucketList, pair_to_merge
+from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
 from logstore.delayed.services.merging import Merged, Merger
 from logstore.delayed.services.sealing import Sealed, Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
@@ -243,8 +243,8 @@ class DelayedBuckets:
         self._index.release(TopicId(request.topic_id), own_claim().workflow_id)
 
 
-def _facts(bucket: Bucket) -> BucketFacts:
-    return BucketFacts(
+def _facts(bucket: Bucket) -> BucketSummary:
+    return BucketSummary(
         bucket_id=bucket.bucket_id, messages=bucket.messages, first=str(bucket.first), last=str(bucket.last)
     )
 

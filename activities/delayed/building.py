@@ -86,7 +86,7 @@ class IndexBuilding(TopicBuilding):
             self._index.release(built.topic_id, workflow_id)
             return done
 
-        return self._switch(files.read(request.page), switch)
+        return self._switch(files.read_part(request.page), switch)
 
     @defined(name="delayed.conclude_build")
     @beating()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from logstore.delayed.buckets import BucketFacts
+from logstore.delayed.buckets import BucketSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Choice:
     """What is to be merged next."""
 
     chosen: Chosen
-    pair: list[BucketFacts] = field(default_factory=list)  # two neighbours, or nothing
+    pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or nothing
     buckets: int = 0  # that the topic has
     limit: int = 0
 

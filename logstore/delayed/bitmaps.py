@@ -1,7 +1,10 @@
-"""Sets of entries as bitmaps by ledger: what a tracker does with them. Owners alone change theirs in place."""
+"""Sets of entries as one bitmap of entry ids per ledger, and operations on them.
+
+`add_entries` and `remove_entries` change their first argument in place: only the owner of a set may call them.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pyroaring import BitMap
 
@@ -11,68 +14,66 @@ from logstore.positions import LedgerId, Position
 Bitmaps = Mapping[LedgerId, BitMap]
 """Entry ids by ledger."""
 
-_OBJECT_BYTES: Final = 160
-"""Of a bitmap with one container beside its entries."""
+_BITMAP_OVERHEAD_BYTES: Final = 160
+"""Size of a bitmap with one container, without its entries."""
+
+_CONTAINER_SIZES: Final = ("n_bytes_array_containers", "n_bytes_run_containers", "n_bytes_bitset_containers")
 
 
-def add_to(mine: dict[LedgerId, BitMap], more: Bitmaps) -> None:
-    """Add entries in place; the other bitmaps are copied."""
-    for ledger_id, bits in more.items():
-        if ledger_id in mine:
-            mine[ledger_id] |= bits
+def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
+    """Add entries to `target` in place. Bitmaps that `target` lacks are copied."""
+    for ledger_id, bits in entries.items():
+        if ledger_id in target:
+            target[ledger_id] |= bits
         elif bits:
-            mine[ledger_id] = BitMap(bits)
+            target[ledger_id] = BitMap(bits)
 
 
-def take_from(mine: dict[LedgerId, BitMap], less: Bitmaps) -> None:
-    """Remove entries in place, and free what they took."""
-    for ledger_id, bits in less.items():
-        if ledger_id not in mine:
+def remove_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
+    """Remove entries from `target` in place, and free their memory."""
+    for ledger_id, bits in entries.items():
+        if ledger_id not in target:
             continue
-        mine[ledger_id] -= bits
-        mine[ledger_id].shrink_to_fit()
-        if not mine[ledger_id]:
-            del mine[ledger_id]
+        target[ledger_id] -= bits
+        target[ledger_id].shrink_to_fit()
+        if not target[ledger_id]:
+            del target[ledger_id]
 
 
-def both(one: Bitmaps, other: Bitmaps) -> dict[LedgerId, BitMap]:
-    """Entries that are in both."""
-    found = {ledger_id: bits & other[ledger_id] for ledger_id, bits in one.items() if ledger_id in other}
-    return {ledger_id: bits for ledger_id, bits in found.items() if bits}
+def intersect(first: Bitmaps, second: Bitmaps) -> dict[LedgerId, BitMap]:
+    """Return the entries that are in both sets, as new bitmaps."""
+    common = {ledger_id: bits & second[ledger_id] for ledger_id, bits in first.items() if ledger_id in second}
+    return {ledger_id: bits for ledger_id, bits in common.items() if bits}
 
 
-def less(one: Bitmaps, other: Bitmaps) -> dict[LedgerId, BitMap]:
-    """Entries of the one that are not in the other; the result owns its bitmaps."""
-    found = {ledger_id: bits - other.get(ledger_id, BitMap()) for ledger_id, bits in one.items()}
-    return {ledger_id: bits for ledger_id, bits in found.items() if bits}
+def subtract(entries: Bitmaps, removed: Bitmaps) -> dict[LedgerId, BitMap]:
+    """Return the entries that are not in `removed`, as new bitmaps."""
+    remaining = {ledger_id: bits - removed.get(ledger_id, BitMap()) for ledger_id, bits in entries.items()}
+    return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 
-def changed(one: Bitmaps, other: Bitmaps) -> Bitmaps:
-    """The bitmaps of the one that are not the same in the other; they are not copied, because most are the same."""
-    return {ledger_id: bits for ledger_id, bits in one.items() if other.get(ledger_id) != bits}
+def select_changed(before: Bitmaps, after: Bitmaps) -> Bitmaps:
+    """Return the bitmaps of `before` that differ in `after`. They are not copied, because most are equal."""
+    return {ledger_id: bits for ledger_id, bits in before.items() if after.get(ledger_id) != bits}
 
 
-def behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMap]:
-    """Entries that stand behind a position."""
-    found = {ledger_id: beyond(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}
-    return {ledger_id: bits for ledger_id, bits in found.items() if bits}
+def entries_behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMap]:
+    """Return the entries after a position."""
+    remaining = {ledger_id: beyond(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}
+    return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 
-def count(bitmaps: Bitmaps) -> int:
-    """How many entries there are."""
+def count_entries(bitmaps: Bitmaps) -> int:
+    """Return the number of entries of all ledgers."""
     return sum(len(bits) for bits in bitmaps.values())
 
 
-def earliest(bitmaps: Bitmaps) -> Position | None:
-    """The first entry of all; None where there is none."""
+def first_position(bitmaps: Bitmaps) -> Position | None:
+    """Return the lowest position, or `None` for an empty set."""
     return min((Position(ledger_id, bits.min()) for ledger_id, bits in bitmaps.items() if bits), default=None)
 
 
 def memory_bytes(bitmaps: Bitmaps) -> int:
-    """What they take in memory, about."""
-    return sum(_OBJECT_BYTES + _bytes_of(bits.get_statistics()) for bits in bitmaps.values())
-
-
-def _bytes_of(facts: Mapping[str, Any]) -> int:
-    kinds = ("n_bytes_array_containers", "n_bytes_run_containers", "n_bytes_bitset_containers")
-    return sum(int(facts[kind]) for kind in kinds)
+    """Return the approximate size in memory."""
+    statistics = [bits.get_statistics() for bits in bitmaps.values()]
+    return sum(_BITMAP_OVERHEAD_BYTES + sum(int(facts[size]) for size in _CONTAINER_SIZES) for facts in statistics)

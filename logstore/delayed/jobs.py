@@ -1,6 +1,7 @@
-"""The bulk job of delayed messages for the port `BulkJobs`: how it cuts a log, and the files that it publishes."""
+"""The bulk job that builds indexes of delayed messages, for the port `BulkJobs`: its log ranges and its files."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,124 +11,123 @@ from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.whole_files import replacing
 
-MOST_PARTS: Final = 256
-"""Lists of topics of one job."""
+MAX_PARTS_PER_JOB: Final = 256
+"""Most lists of topics that one job writes."""
 
-_MOST_MESSAGES: Final = 5_000_000
-"""Of one bucket: a task sorts it in memory, in some 300 MB."""
+_MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
+"""A task sorts one bucket in memory, in some 300 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildIndexes:
-    """Build the buckets of topics from their whole logs.
+    """Job that builds the buckets of topics from their whole logs.
 
-    Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`; its folder holds what
-    `IndexFiles` reads.
+    Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`. `IndexFiles` reads
+    its folder.
     """
 
     run_id: str
-    topics: tuple[int, ...] = ()  # their ids; none: every topic with delayed messages
-    messages: int = 50_000  # of a bucket, at least, if the topic has as many
-    buckets: int = 20  # of a topic, at most, unless they would be too large for a task
-    workflow_id: str = ""  # in whose name the topics' lists are claimed
+    topics: tuple[int, ...] = ()  # topic ids; none selects every topic with delayed messages
+    messages: int = 50_000  # least messages of a bucket, if the topic has as many
+    buckets: int = 20  # most buckets of a topic, unless a task could not hold such large buckets
+    workflow_id: str = ""  # the workflow that claims the topics' lists
     workflow_run: str = ""
-    claim_s: float = 60.0  # until they lapse, unless the workflow renews them
+    claim_s: float = 60.0  # lifetime of the claims, unless the workflow renews them
 
     name = "build-delayed-index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A part of a topic's log that one bucket is to cover."""
+class LogRange:
+    """Part of a topic's log that one bucket is to cover."""
 
     first: Position
     last: Position
-    entries: int  # with a delivery time, about
+    entries: int  # approximate number of entries with a delivery time
 
 
-def cut(
+def cut_log(
     segments: Iterable[tuple[Position, Position, int]], *, total: int, messages: int, buckets: int
-) -> list[Stretch]:
-    """Cut a log at ends of segments into stretches of like numbers of delayed entries; none without any.
+) -> list[LogRange]:
+    """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
     Args:
-        segments: First entry, last entry and delayed entries of each, in log order.
-        total: Delayed entries of all.
-        messages: The least that a stretch has; the last one may have fewer.
-        buckets: The most stretches, unless one had more entries than a task can take.
+        segments: First entry, last entry and number of delayed entries of each segment, in log order.
+        total: Delayed entries of all segments.
+        messages: Least delayed entries of a range. The last range may have fewer.
+        buckets: Most ranges, unless a range would have more entries than a task can sort.
     """
-    most = min(max(messages, -(-total // buckets)), _MOST_MESSAGES)
-    found: list[Stretch] = []
+    min_entries = min(max(messages, math.ceil(total / buckets)), _MAX_MESSAGES_PER_BUCKET)
+    ranges: list[LogRange] = []
     begin = end = None
     entries = 0
     for first, last, delayed in segments:
         begin, end, entries = begin or first, last, entries + delayed
-        if entries >= most:
-            found.append(Stretch(first=begin, last=end, entries=entries))
+        if entries >= min_entries:
+            ranges.append(LogRange(first=begin, last=end, entries=entries))
             begin, entries = None, 0
     if begin and end and entries:
-        found.append(Stretch(first=begin, last=end, entries=entries))
-    return found
+        ranges.append(LogRange(first=begin, last=end, entries=entries))
+    return ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltIndex:
-    """The buckets of one topic, built and not yet published."""
+    """Buckets of one topic that are built and not published yet."""
 
     topic_id: TopicId
-    expected: int  # version of the topic's list that they take the place of
-    gone: tuple[LedgerId, ...]  # its buckets
-    sealed_to: Position  # the log was looked through up to here
+    expected_version: int  # version of the topic's list that the buckets replace
+    removed: tuple[LedgerId, ...]  # buckets of that list
+    sealed_to: Position  # last entry that was searched for delayed messages
     files: tuple[str, ...]  # snapshots, in the order of their ranges
 
 
 class IndexFiles:
-    """The files of a job: snapshots, and lists of topics in parts."""
+    """Files of a job: snapshots, and lists of built indexes in parts."""
 
     def __init__(self, folder: Path) -> None:
-        """Write into, or read from, this folder."""
         self._folder = folder
 
-    def snapshot(self, name: str) -> Path:
-        """The path of a snapshot."""
+    def snapshot_path(self, name: str) -> Path:
+        """Return the path of a snapshot."""
         return self._folder / name
 
-    def write(self, part: int, built: Sequence[BuiltIndex]) -> None:
-        """Write one list."""
-        told = [
+    def write_part(self, part: int, built_indexes: Sequence[BuiltIndex]) -> None:
+        """Write one list of built indexes. The file appears complete or not at all."""
+        documents = [
             {
-                "topic_id": int(one.topic_id),
-                "expected": one.expected,
-                "gone": [int(ledger_id) for ledger_id in one.gone],
-                "sealed_to": str(one.sealed_to),
-                "files": list(one.files),
+                "topic_id": int(built.topic_id),
+                "expected": built.expected_version,
+                "gone": [int(ledger_id) for ledger_id in built.removed],
+                "sealed_to": str(built.sealed_to),
+                "files": list(built.files),
             }
-            for one in built
+            for built in built_indexes
         ]
-        with replacing(self._path(part)) as new:
-            new.write_text(json.dumps(told), encoding="utf-8")
+        with replacing(self._part_path(part)) as new:
+            new.write_text(json.dumps(documents), encoding="utf-8")
 
-    def read(self, part: int) -> list[BuiltIndex]:
-        """The topics of one list.
+    def read_part(self, part: int) -> list[BuiltIndex]:
+        """Read one list of built indexes.
 
         Raises:
-            CorruptData: It is damaged, or there is none.
+            CorruptData: The file is missing or damaged.
         """
-        path = self._path(part)
+        path = self._part_path(part)
         try:
-            return [_built(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+            return [_parse_built_index(document) for document in json.loads(path.read_text(encoding="utf-8"))]
         except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
             raise CorruptData(f"{path}: expected topics with built indexes ({error!r})") from error
 
-    def _path(self, part: int) -> Path:
+    def _part_path(self, part: int) -> Path:
         return self._folder / f"topics-{part:05d}.json"
 
 
-def _built(told: Any) -> BuiltIndex:  # noqa: ANN401 - of JSON
+def _parse_built_index(document: Any) -> BuiltIndex:  # noqa: ANN401 - of JSON
     return BuiltIndex(
-        topic_id=TopicId(int(told["topic_id"])),
-        expected=int(told["expected"]),
-        gone=tuple(LedgerId(int(one)) for one in told["gone"]),
-        sealed_to=Position.parse(told["sealed_to"]),
-        files=tuple(str(one) for one in told["files"]),
+        topic_id=TopicId(int(document["topic_id"])),
+        expected_version=int(document["expected"]),
+        removed=tuple(LedgerId(int(ledger_id)) for ledger_id in document["gone"]),
+        sealed_to=Position.parse(document["sealed_to"]),
+        files=tuple(str(name) for name in document["files"]),
     )

@@ -1,8 +1,8 @@
-"""What of the log goes into a new bucket, where a bucket ends, and how sorted rows of buckets are merged by time.
+"""Contents of new buckets: delayed messages of the log, the end of a bucket, and the merge of buckets by time.
 
-A merge holds one window of each bucket and never a whole one.
+A merge holds one window of each source in memory, never a whole bucket.
 
-Source: PIP-195 (sealing the last mutable bucket, merging buckets); field case 57, where a merge began behind the first
+Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
 segment.
 """
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def merge(
+def merge_sorted(
     sources: Sequence[Iterator[DelayedRows]],
     *,
     from_ms: int | None = None,
-    passed: Callable[[DelayedRows], None] = lambda _: None,
+    on_skipped: Callable[[DelayedRows], None] = lambda _: None,
 ) -> Iterator[DelayedRows]:
-    """Draw from sorted sources one sorted sequence of windows, none of them empty.
+    """Merge sorted sources into one sorted sequence of windows, none of them empty.
 
-    In memory is one window of each source, and what is yielded.
+    One window of each source is in memory, and the window that is yielded.
 
     Args:
-        sources: Ascending by range: every position of one lies before every position of the next. Each yields rows in
-            order; windows may be of any length, and no larger ones are made of them.
-        from_ms: Rows due before this time are left out.
-        passed: Told of rows that are left out; all of them come before the first window.
+        sources: Windows of rows, ascending by range: all positions of a source precede those of the next source.
+            Windows may have any length. The merge does not join small windows.
+        from_ms: Rows that are due before this time are skipped.
+        on_skipped: Receives the skipped rows, all of them before the first window.
     """
-    heads = [_Head(source) for source in sources]
+    heads = [_SourceHead(source) for source in sources]
     while heads := [head for head in heads if head.fill()]:
-        part = _window(heads)
-        count = 0 if from_ms is None else part.due(from_ms - 1)
-        if count:
-            passed(part.slice(0, count))
-        if count < len(part):
-            yield part.slice(count)
+        window = _take_window(heads)
+        skipped_rows = 0 if from_ms is None else window.count_due(from_ms - 1)
+        if skipped_rows:
+            on_skipped(window.slice(0, skipped_rows))
+        if skipped_rows < len(window):
+            yield window.slice(skipped_rows)
 
 
-class _Head:
-    """The window of one source that stands next."""
+class _SourceHead:
+    """Rows of one source that are read and not merged yet."""
 
     def __init__(self, source: Iterator[DelayedRows]) -> None:
         self._source, self.rows = source, DelayedRows.empty()
 
     def fill(self) -> bool:
-        """Whether there are rows."""
+        """Read the next window if no row is left. Return whether there are rows."""
         while not len(self.rows):
             following = next(self._source, None)
             if following is None:
@@ -70,38 +70,40 @@ class _Head:
         return taken
 
 
-def _window(heads: Sequence[_Head]) -> DelayedRows:
-    """All that no row still to be read can precede: up to the end of the window that ends first.
+def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
+    """Take all rows that no unread row can precede: those up to the time at which the first head ends.
 
-    Of rows due at that time, those of later sources wait: their source's rows stand behind what the first one has yet.
+    Rows of later sources that are due at exactly that time wait. Unread rows of the first head may be due then, too,
+    and precede them by position.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
-    parts = [head.take(head.rows.due(cut_ms if number <= first else cut_ms - 1)) for number, head in enumerate(heads)]
-    return interleaved([part for part in parts if len(part)])
+    parts = [
+        head.take(head.rows.count_due(cut_ms if number <= first else cut_ms - 1)) for number, head in enumerate(heads)
+    ]
+    return merge_ranges([part for part in parts if len(part)])
 
 
-def interleaved(parts: Sequence[DelayedRows]) -> DelayedRows:
-    """All rows, sorted, of parts that ascend by range: of those of one time, parts stand in the order of positions."""
+def merge_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
+    """Return the sorted rows of parts that ascend by range. The stable sort keeps the order of positions."""
     if len(parts) == 1:
         return parts[0]
-    whole = DelayedRows.joined(parts)
-    order = whole.deliver_at_ms.argsort(kind="stable")
-    return DelayedRows(whole.deliver_at_ms[order], whole.ledger_id[order], whole.entry_id[order])
+    rows = DelayedRows.concatenate(parts)
+    return rows.take(rows.deliver_at_ms.argsort(kind="stable"))
 
 
-def delayed_rows(
+def select_delayed_rows(
     ledger_id: LedgerId, first_entry: int, table: "pa.Table", *, wanted: range, hidden: BitMap | None, now_ms: int
 ) -> DelayedRows:
-    """The delayed messages of a stored segment whose time has not come.
+    """Return the messages of a stored segment that are not due yet.
 
     Args:
-        ledger_id: Its ledger.
-        first_entry: The entry id of its first row.
-        table: Its column `deliver_at_ms`, in entry order.
-        wanted: Entry ids that are to be looked at, of step 1.
-        hidden: Entries that no consumer sees: markers, and those of aborted transactions.
-        now_ms: A message that is due at this time is left out.
+        ledger_id: The segment's ledger.
+        first_entry: Entry id of the segment's first row.
+        table: Column `deliver_at_ms` of the segment, in entry order.
+        wanted: Entry ids to select from, of step 1.
+        hidden: Entries that no consumer sees: transaction markers, and messages of aborted transactions.
+        now_ms: Messages due at this time are left out.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -109,22 +111,22 @@ def delayed_rows(
     low, high = max(wanted.start - first_entry, 0), max(min(wanted.stop - first_entry, len(column)), 0)
     if low >= high:
         return DelayedRows.empty()
-    times = column.slice(low, high - low)
-    values = times.fill_null(now_ms).to_numpy()
-    at = np.flatnonzero(values > now_ms)
-    entries = at.astype(np.int64) + (first_entry + low)
-    rows = DelayedRows.sort(values[at].astype(np.int64), np.full(len(at), ledger_id, np.int64), entries)
+    times = column.slice(low, high - low).fill_null(now_ms).to_numpy()
+    offsets = np.flatnonzero(times > now_ms)
+    entry_ids = offsets.astype(np.int64) + (first_entry + low)
+    ledger_ids = np.full(len(offsets), ledger_id, np.int64)
+    rows = DelayedRows.from_columns(times[offsets].astype(np.int64), ledger_ids, entry_ids)
     return rows.without({ledger_id: hidden}) if hidden else rows
 
 
-def is_time(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
-    """Whether what lies behind the last bucket is to be sealed.
+def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
+    """Return whether the unsealed part of a log is to be sealed.
 
     Args:
-        limits: The operator's choice.
-        entries: With a delivery time, behind the last bucket.
-        ledgers: That hold them, or any others.
-        idle_s: Since the newest of them came; None where there is none.
+        limits: Thresholds of a seal.
+        entries: Unsealed entries with a delivery time.
+        ledgers: Ledgers with unsealed entries of any kind.
+        idle_s: Time since the newest of these entries was written. `None` if it is not known.
     """
     if not entries:
         return False
@@ -132,17 +134,17 @@ def is_time(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float |
 
 
 @dataclass
-class Gathering:
-    """A bucket that is being gathered: segments of the log are added in order until it is full."""
+class BucketDraft:
+    """Bucket that is being filled: segments of the log are added in order until it is full."""
 
-    first: Position  # the first entry that it covers
-    last: Position | None = None  # the last one so far; None: nothing was looked at
+    first: Position  # first entry that it covers
+    last: Position | None = None  # last entry that it covers; None before the first `add`
     parts: list[DelayedRows] = field(default_factory=list)
     messages: int = 0
     ledgers: set[LedgerId] = field(default_factory=set)
 
     def add(self, rows: DelayedRows, *, last: Position) -> None:
-        """Add what was found up to this entry."""
+        """Extend the covered range to `last`, and add the delayed messages found there."""
         self.last = last
         self.ledgers.add(last.ledger_id)
         if len(rows):
@@ -150,9 +152,9 @@ class Gathering:
             self.messages += len(rows)
 
     def is_full(self, limits: BucketLimits) -> bool:
-        """Whether the bucket ends here; where there are no messages it goes on, because there is nothing to store."""
+        """Return whether the bucket ends here. A bucket without messages never does, because nothing can be stored."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def rows(self) -> DelayedRows:
-        """All that was gathered, sorted."""
-        return interleaved(self.parts)
+        """Return all added rows, sorted."""
+        return merge_ranges(self.parts)

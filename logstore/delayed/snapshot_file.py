@@ -1,12 +1,11 @@
-"""The file of a bucket's snapshot: Parquet whose row groups are segments of time, with facts and bitmaps in its footer.
+"""File of a bucket's snapshot: Parquet, with one row group per segment, and a summary and bitmaps in the footer.
 
-A reader that has the footer knows all positions of the bucket and when each segment begins, and needs one range of the
-file for each segment. Columns are delta-encoded and zstd-compressed, and pages carry checksums. The footer has a digest
-of each segment, and no checksum of its own: its digest is compared before it is parsed
-(`logstore.log.entries.FooterMark`).
+The footer tells all positions of the bucket and the times of each segment. Each segment is one byte range of the file.
+Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has a digest of each segment. The
+footer itself has no checksum: its digest is compared before it is parsed (`logstore.log.entries.FooterMark`).
 
-Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket: those of each
-segment, as in the proposal, take as long as the merge itself.
+Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket. The proposal
+has bitmaps of each segment, which take as long to make as the merge itself.
 """
 
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from pyroaring import BitMap
 
-from logstore.delayed.bitmaps import Bitmaps, add_to
+from logstore.delayed.bitmaps import Bitmaps, add_entries
 from logstore.delayed.rows import COLUMNS, DelayedRows
-from logstore.delayed.snapshot_footer import SegmentFacts, SnapshotFooter, compressed, to_metadata
+from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, compress_bitmaps, to_metadata
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.chunk_digests import chunk_digest
 from logstore.log.entries import unreadable
@@ -27,24 +26,26 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-SEGMENT_ROWS: Final = (10_000, 100_000)
-"""The least rows of a segment that is not the last one, and the most of any."""
+"""Time that a segment spans, unless it would have too few or too many rows."""
 
-_MAPPED_ROWS: Final = 250_000
-"""How many rows are put into bitmaps together: enough to have many of each ledger."""
+SEGMENT_ROWS: Final = (10_000, 100_000)
+"""Least rows of a segment that is not the last one, and most rows of any segment."""
+
+_MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
+"""Rows that are added to bitmaps together. Many rows of one ledger are added faster than few."""
 
 
 class _SegmentSink:
-    """A file-like object over a binary file that digests what is written between two segments' ends."""
+    """File-like object over a binary file that digests each segment as it is written."""
 
     closed = False
 
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
-        self._written = bytearray()
+        self._segment_content = bytearray()
 
     def write(self, content: bytes) -> int:
-        self._written += content
+        self._segment_content += content
         return self._target.write(content)
 
     def flush(self) -> None:
@@ -54,14 +55,24 @@ class _SegmentSink:
         return self._target.tell()
 
     def end_segment(self) -> str:
-        """Return the digest of what was written since the last call."""
-        digest = chunk_digest(self._written)
-        self._written.clear()
+        """Return the digest of the bytes written since the last call."""
+        digest = chunk_digest(self._segment_content)
+        self._segment_content.clear()
         return digest
 
 
 class SnapshotWriter:
-    """Writes one snapshot. In memory are the rows of some segments, and bitmaps."""
+    """Writer of one snapshot. It holds the rows of some segments in memory, and bitmaps of all entries.
+
+    Args:
+        target: Path to write to, or an open binary file, which stays open.
+        topic_id: Topic of the messages.
+        first: First entry of the range that the bucket covers.
+        last: Last entry of that range.
+        step_ms: Milliseconds that a segment spans, unless it would have too few or too many rows.
+        segment_rows: Least and most rows of a segment.
+        entries: Entries of all rows that will have been added before `close`. Without them the writer collects them.
+    """
 
     def __init__(
         self,
@@ -72,33 +83,22 @@ class SnapshotWriter:
         *,
         step_ms: int = STEP_MS,
         segment_rows: tuple[int, int] = SEGMENT_ROWS,
-        known: Bitmaps | None = None,
+        entries: Bitmaps | None = None,
     ) -> None:
-        """Begin a file.
-
-        Args:
-            target: Where to write; a file that is given stays open.
-            topic_id: Whose messages they are.
-            first: The first entry of the range that the bucket covers.
-            last: The last one.
-            step_ms: How many milliseconds a segment spans, unless it has too few or too many rows.
-            segment_rows: The least and the most rows of a segment.
-            known: The entries of all rows that will have been added when it is closed; without them they are gathered.
-        """
         import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
-        self._whose = (topic_id, first, last)
-        self._step_ms, (self._least, self._most) = step_ms, segment_rows
-        self._parts: list[DelayedRows] = []
-        self._waiting = 0
+        self._topic_id, self._first, self._last = topic_id, first, last
+        self._step_ms, (self._min_rows, self._max_rows) = step_ms, segment_rows
+        self._pending_parts: list[DelayedRows] = []
+        self._pending_rows = 0
         self._last_ms: int | None = None
-        self._segments: list[SegmentFacts] = []
-        self._known = known
-        self._bitmaps: dict[LedgerId, BitMap] = {}
-        self._unmapped: list[DelayedRows] = []  # what is in no bitmap yet
+        self._segments: list[SnapshotSegment] = []
         self._digests: list[str] = []
-        self._owned = target.open("wb") if isinstance(target, Path) else None  # a file that is given stays open
-        self._sink = _SegmentSink(self._owned or cast("BinaryIO", target))
+        self._known_entries = entries
+        self._collected_entries: dict[LedgerId, BitMap] = {}
+        self._uncollected_parts: list[DelayedRows] = []  # written rows that are in no bitmap yet
+        self._own_file = target.open("wb") if isinstance(target, Path) else None
+        self._sink = _SegmentSink(self._own_file or cast("BinaryIO", target))
         self._file = pq.ParquetWriter(
             self._sink,
             DelayedRows.empty().to_table().schema,
@@ -109,13 +109,13 @@ class SnapshotWriter:
             write_page_checksum=True,
             store_schema=False,
         )
-        self._sink.end_segment()  # the magic number, which is of no segment
+        self._sink.end_segment()  # Parquet's magic number belongs to no segment
 
     def add(self, rows: DelayedRows) -> None:
-        """Add rows behind all that were added before.
+        """Append rows.
 
         Raises:
-            InvalidInput: They begin before the time at which the last ones ended.
+            InvalidInput: The rows begin before the time at which the previous rows ended.
         """
         if not len(rows):
             return
@@ -123,100 +123,100 @@ class SnapshotWriter:
         if self._last_ms is not None and first_ms < self._last_ms:
             raise InvalidInput("rows", expected=f"a time from {self._last_ms}", found=first_ms)
         self._last_ms = int(rows.deliver_at_ms[-1])
-        self._parts.append(rows)
-        self._waiting += len(rows)
-        if self._waiting >= self._most:
-            self._write(whole=False)
+        self._pending_parts.append(rows)
+        self._pending_rows += len(rows)
+        if self._pending_rows >= self._max_rows:
+            self._write_segments(is_last=False)
 
     def close(self) -> SnapshotFooter:
-        """Write what waits and the footer.
+        """Write the remaining rows and the footer, and close the file.
 
         Raises:
-            InvalidInput: There are no rows, or a position outside the bucket's range or twice.
+            InvalidInput: There are no rows, or a position is outside the bucket's range or occurs twice.
         """
-        self._write(whole=True)
-        self._map()
-        found = SnapshotFooter(
-            topic_id=self._whose[0],
-            first=self._whose[1],
-            last=self._whose[2],
+        self._write_segments(is_last=True)
+        self._collect_entries()
+        entries = self._collected_entries if self._known_entries is None else self._known_entries
+        footer = SnapshotFooter(
+            topic_id=self._topic_id,
+            first=self._first,
+            last=self._last,
             segments=tuple(self._segments),
-            packed=compressed(self._bitmaps if self._known is None else self._known),
+            compressed_bitmaps=compress_bitmaps(entries),
             digests=tuple(self._digests),
         )
-        if not found.messages:
+        if not footer.messages:
             raise InvalidInput("rows", expected="1 or more", found=0)
         try:
-            _ = found.bitmaps
-        except CorruptData as other:
+            _ = footer.bitmaps  # checks their number and range
+        except CorruptData as error:
             raise InvalidInput(
-                "rows", expected="positions of the bucket's range, none twice", found=str(other)
-            ) from other
-        self._file.add_key_value_metadata(to_metadata(found))
+                "rows", expected="positions of the bucket's range, none twice", found=str(error)
+            ) from error
+        self._file.add_key_value_metadata(to_metadata(footer))
         self.abandon()
-        return found
+        return footer
 
     def abandon(self) -> None:
-        """Close the file as it is: it is no snapshot."""
+        """Close the file as it is. Without a previous `close` it is no valid snapshot."""
         self._file.close()
-        if self._owned is not None:
-            self._owned.close()
+        if self._own_file is not None:
+            self._own_file.close()
 
-    def _write(self, *, whole: bool) -> None:
-        """Write segments; unless it is the whole, keep what may still belong to one that is not full."""
-        rows, at = DelayedRows.joined(self._parts), 0
-        while at < len(rows) and (whole or len(rows) - at >= self._most):
-            end = self._end(rows, at)
-            self._segment(rows.slice(at, end))
-            at = end
-        self._parts, self._waiting = [rows.slice(at)], len(rows) - at
+    def _write_segments(self, *, is_last: bool) -> None:
+        """Write all full segments, and with `is_last` all rows. Keep the other rows for the next segment."""
+        rows, start = DelayedRows.concatenate(self._pending_parts), 0
+        while start < len(rows) and (is_last or len(rows) - start >= self._max_rows):
+            end = self._find_segment_end(rows, start)
+            self._write_segment(rows.slice(start, end))
+            start = end
+        self._pending_parts, self._pending_rows = [rows.slice(start)], len(rows) - start
 
-    def _end(self, rows: DelayedRows, at: int) -> int:
-        """Where the segment ends that begins at this row."""
-        step = rows.slice(at, at + self._most).deliver_at_ms
-        within = int(step.searchsorted(int(step[0]) + self._step_ms, side="left"))
-        return at + min(max(within, self._least), len(step))
+    def _find_segment_end(self, rows: DelayedRows, start: int) -> int:
+        times = rows.slice(start, start + self._max_rows).deliver_at_ms
+        rows_in_step = int(times.searchsorted(int(times[0]) + self._step_ms, side="left"))
+        return start + min(max(rows_in_step, self._min_rows), len(times))
 
-    def _segment(self, rows: DelayedRows) -> None:
+    def _write_segment(self, rows: DelayedRows) -> None:
         table = rows.to_table()
         self._file.write_table(table, row_group_size=len(rows))
         self._digests.append(self._sink.end_segment())
-        self._segments.append(SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
-        if self._known is not None:
+        self._segments.append(SnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])))
+        if self._known_entries is not None:
             return
-        self._unmapped.append(rows)
-        if sum(len(part) for part in self._unmapped) >= _MAPPED_ROWS:
-            self._map()
+        self._uncollected_parts.append(rows)
+        if sum(len(part) for part in self._uncollected_parts) >= _MIN_ROWS_PER_BITMAP_UPDATE:
+            self._collect_entries()
 
-    def _map(self) -> None:
-        add_to(self._bitmaps, DelayedRows.joined(self._unmapped).bitmaps())
-        self._unmapped = []
+    def _collect_entries(self) -> None:
+        add_entries(self._collected_entries, DelayedRows.concatenate(self._uncollected_parts).bitmaps())
+        self._uncollected_parts = []
 
 
 def read_segment(
     source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
-    """The rows of one segment.
+    """Read the rows of one segment.
 
     Args:
-        source: A seekable binary file; only the part that holds the segment is read.
-        number: From 0.
-        footer: What the metadata says.
-        metadata: The footer, compared with its digest and parsed.
-        name: What to call the object in an error.
+        source: Seekable binary file. Only the segment's byte range is read.
+        number: Number of the segment, from 0.
+        footer: Footer that was parsed from the metadata.
+        metadata: Parsed Parquet footer, whose digest was compared.
+        name: Name of the object in an error.
 
     Raises:
-        CorruptData: It is not what the footer says, or a page has another checksum than it says.
+        CorruptData: The rows differ from the footer, or a page has a wrong checksum.
     """
-    rows = DelayedRows.from_table(_group(source, number, metadata, name), name=f"{name}, segment {number}")
-    facts = footer.segments[number]
-    found = SegmentFacts(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])) if len(rows) else None
-    if found != facts:
-        raise CorruptData(f"{name}, segment {number}: expected {facts}, found {found}")
+    rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")
+    expected = footer.segments[number]
+    found = SnapshotSegment(len(rows), int(rows.deliver_at_ms[0]), int(rows.deliver_at_ms[-1])) if len(rows) else None
+    if found != expected:
+        raise CorruptData(f"{name}, segment {number}: expected {expected}, found {found}")
     return rows
 
 
-def _group(source: BinaryIO, number: int, metadata: "pq.FileMetaData", name: str) -> "pa.Table":
+def _read_row_group(source: BinaryIO, number: int, metadata: "pq.FileMetaData", name: str) -> "pa.Table":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 

@@ -1,4 +1,4 @@
-"""What the snapshot of a bucket says of itself, in its file's footer: its range, facts of each segment, and bitmaps.
+"""Footer of a bucket's snapshot: the range of the bucket, a summary of each segment, and bitmaps of all entries.
 
 Source: PIP-195 (metadata of bucket snapshots).
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyroaring import BitMap
 
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bitmaps import Bitmaps, count
+from logstore.delayed.bitmaps import Bitmaps, count_entries
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import chunk_digest
 from logstore.log.entries import unreadable
@@ -22,87 +22,93 @@ from logstore.positions import LedgerId, Position, TopicId
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-_VERSION: Final = 1
-_LENGTH: Final = struct.Struct("<I")
-_FACTS: Final = b"sexton.delayed"
-_BITMAPS: Final = b"sexton.delayed.bitmaps"
+_FORMAT_VERSION: Final = 1
+_LENGTH_PREFIX: Final = struct.Struct("<I")
+_SUMMARY_KEY: Final = b"sexton.delayed"
+_BITMAPS_KEY: Final = b"sexton.delayed.bitmaps"
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
-    """One segment: rows of a stretch of time. Times are milliseconds since 1970, UTC, inclusive."""
+class SnapshotSegment:
+    """Summary of one segment, which holds the rows of a range of time. Times are milliseconds since 1970, UTC."""
 
     messages: int  # 1 or more
     first_ms: int
-    last_ms: int
+    last_ms: int  # inclusive
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFooter:
-    """What a snapshot says of itself: enough to know what is tracked, and which segment to read when."""
+    """Content of a snapshot's footer. It tells all tracked entries, and when each segment is needed."""
 
     topic_id: TopicId
-    first: Position  # the range of the log that the bucket covers, inclusive
-    last: Position
-    segments: tuple[SegmentFacts, ...]  # ascending by time; 1 or more
-    packed: bytes  # the bitmaps, compressed
-    digests: tuple[str, ...] = ()  # of the bytes of each segment; empty: written before segments had digests
-    name: str = "delayed snapshot"  # of the object, for errors
+    first: Position  # first entry of the range that the bucket covers
+    last: Position  # last entry of that range, inclusive
+    segments: tuple[SnapshotSegment, ...]  # ascending by time; 1 or more
+    compressed_bitmaps: bytes
+    digests: tuple[str, ...] = ()  # digest of each segment's bytes; empty in snapshots of earlier builds
+    name: str = "delayed snapshot"  # name of the object in errors
 
     @property
     def messages(self) -> int:
-        """Messages of all segments."""
+        """Number of messages in all segments."""
         return sum(segment.messages for segment in self.segments)
 
     @property
     def first_ms(self) -> int:
-        """The earliest delivery time."""
+        """Earliest delivery time."""
         return self.segments[0].first_ms
 
     @property
     def last_ms(self) -> int:
-        """The latest delivery time."""
+        """Latest delivery time."""
         return self.segments[-1].last_ms
 
     @cached_property
     def bitmaps(self) -> Mapping[LedgerId, BitMap]:
-        """The entries of the whole bucket, by ledger; no bitmap is to be changed in place.
+        """Entries of the whole bucket, by ledger. The bitmaps are shared: do not change them in place.
 
         Raises:
-            CorruptData: They are none, or not as many entries as the segments have.
+            CorruptData: The bitmaps cannot be read, or disagree with the segments or with the bucket's range.
         """
-        found = unpack_acknowledged(_expanded(self.packed, self.name))
-        held = count(found)
-        if held != self.messages:
-            raise CorruptData(f"{self.name}: expected bitmaps of {self.messages} messages, found {held}")
-        ends = [Position(ledger_id, at) for ledger_id, bits in found.items() if bits for at in (bits.min(), bits.max())]
+        entries = unpack_acknowledged(_decompress_bitmaps(self.compressed_bitmaps, self.name))
+        entry_count = count_entries(entries)
+        if entry_count != self.messages:
+            raise CorruptData(f"{self.name}: expected bitmaps of {self.messages} messages, found {entry_count}")
+        ends = [
+            Position(ledger_id, entry_id)
+            for ledger_id, bits in entries.items()
+            if bits
+            for entry_id in (bits.min(), bits.max())
+        ]
         if ends and not self.first <= min(ends) <= max(ends) <= self.last:
             raise CorruptData(f"{self.name}: expected {self.first} to {self.last}, found {min(ends)} to {max(ends)}")
-        return found
+        return entries
 
 
 def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
-    """What the footer of a snapshot says.
+    """Return the content of a snapshot's footer.
 
     Args:
-        metadata: Of a file whose footer was compared with its digest.
-        name: What to call the object in an error.
+        metadata: Parsed Parquet footer, whose digest was compared.
+        name: Name of the object in an error.
 
     Raises:
-        CorruptData: It is none of a snapshot, of a format that this build does not know, or contradicts itself.
+        CorruptData: The file is no snapshot, has a format that this build does not know, or contradicts itself.
     """
-    told: Mapping[bytes, bytes] = metadata.metadata or {}
+    pairs: Mapping[bytes, bytes] = metadata.metadata or {}
     try:
-        found = json.loads(told[_FACTS])
-        if found["version"] != _VERSION:
-            raise CorruptData(f"{name}: expected version {_VERSION} of a delayed snapshot, found {found['version']}")
+        summary = json.loads(pairs[_SUMMARY_KEY])
+        version = summary["version"]
+        if version != _FORMAT_VERSION:
+            raise CorruptData(f"{name}: expected version {_FORMAT_VERSION} of a delayed snapshot, found {version}")
         footer = SnapshotFooter(
-            topic_id=TopicId(int(found["topic_id"])),
-            first=_position(found["first"]),
-            last=_position(found["last"]),
-            segments=tuple(SegmentFacts(*(int(value) for value in facts)) for facts in found["segments"]),
-            packed=told[_BITMAPS],
-            digests=tuple(str(digest) for digest in found.get("digests", ())),
+            topic_id=TopicId(int(summary["topic_id"])),
+            first=_parse_position(summary["first"]),
+            last=_parse_position(summary["last"]),
+            segments=tuple(SnapshotSegment(*(int(value) for value in segment)) for segment in summary["segments"]),
+            compressed_bitmaps=pairs[_BITMAPS_KEY],
+            digests=tuple(str(digest) for digest in summary.get("digests", ())),
             name=name,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -110,21 +116,23 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
     times = [ms for segment in footer.segments for ms in (segment.first_ms, segment.last_ms)]
     if times != sorted(times):
         raise CorruptData(f"{name}: expected segments in the order of their times, found {times[:20]}")
-    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    if not groups or groups != [segment.messages for segment in footer.segments]:
-        raise CorruptData(f"{name}: expected segments of {[one.messages for one in footer.segments]}, found {groups}")
-    if footer.digests and len(footer.digests) != len(groups):
-        raise CorruptData(f"{name}: expected digests of {len(groups)} segments, found {len(footer.digests)}")
+    row_counts = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    expected_counts = [segment.messages for segment in footer.segments]
+    if not row_counts or row_counts != expected_counts:
+        raise CorruptData(f"{name}: expected segments of {expected_counts} rows, found {row_counts}")
+    if footer.digests and len(footer.digests) != len(row_counts):
+        raise CorruptData(f"{name}: expected digests of {len(row_counts)} segments, found {len(footer.digests)}")
     return footer
 
 
-def check_segment(footer: SnapshotFooter, number: int, content: bytes) -> None:
-    """Compare the bytes of a segment with the digest in the footer.
+def check_segment_digest(footer: SnapshotFooter, number: int, content: bytes) -> None:
+    """Compare the bytes of a segment with its digest in the footer.
 
-    A snapshot that an earlier build wrote has none: its pages carry checksums, which tell no bytes of another snapshot.
+    Snapshots of earlier builds have no digests and pass. Their page checksums find damage, but not bytes of another
+    snapshot.
 
     Raises:
-        CorruptData: They have another digest.
+        CorruptData: The bytes have another digest.
     """
     if footer.digests and chunk_digest(content) != footer.digests[number]:
         expected, found = footer.digests[number], chunk_digest(content)
@@ -132,41 +140,41 @@ def check_segment(footer: SnapshotFooter, number: int, content: bytes) -> None:
 
 
 def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
-    """What `parse_footer` reads back from the metadata of a file."""
-    document = {
-        "version": _VERSION,
+    """Return the key-value metadata of a file, for `parse_footer`."""
+    summary = {
+        "version": _FORMAT_VERSION,
         "topic_id": int(footer.topic_id),
         "first": [int(footer.first.ledger_id), footer.first.entry_id],
         "last": [int(footer.last.ledger_id), footer.last.entry_id],
-        "segments": [[one.messages, one.first_ms, one.last_ms] for one in footer.segments],
+        "segments": [[segment.messages, segment.first_ms, segment.last_ms] for segment in footer.segments],
         "digests": list(footer.digests),
     }
-    return {_FACTS: json.dumps(document, sort_keys=True).encode(), _BITMAPS: footer.packed}
+    return {_SUMMARY_KEY: json.dumps(summary, sort_keys=True).encode(), _BITMAPS_KEY: footer.compressed_bitmaps}
 
 
-def compressed(bitmaps: Bitmaps) -> bytes:
-    """Bitmaps as a footer holds them: packed and compressed, with the length before.
+def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
+    """Pack and compress bitmaps for a footer, with the length of the packed bytes as prefix.
 
-    Entries that lie apart take two bytes each, of which one hardly differs.
+    Scattered entries take two bytes each when packed. The high byte hardly varies, so they compress well.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     packed = pack_acknowledged(bitmaps)
-    return _LENGTH.pack(len(packed)) + bytes(pa.compress(packed, codec="zstd", asbytes=True))
+    return _LENGTH_PREFIX.pack(len(packed)) + bytes(pa.compress(packed, codec="zstd", asbytes=True))
 
 
-def _expanded(compressed: bytes, name: str) -> bytes:
+def _decompress_bitmaps(compressed: bytes, name: str) -> bytes:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-    if len(compressed) < _LENGTH.size:
+    if len(compressed) < _LENGTH_PREFIX.size:
         raise CorruptData(f"{name}: expected bitmaps, found {len(compressed)} bytes")
-    (length,) = _LENGTH.unpack_from(compressed)
+    (length,) = _LENGTH_PREFIX.unpack_from(compressed)
     try:
-        return bytes(pa.decompress(compressed[_LENGTH.size :], length, codec="zstd", asbytes=True))
+        return bytes(pa.decompress(compressed[_LENGTH_PREFIX.size :], length, codec="zstd", asbytes=True))
     except unreadable() as error:
-        raise CorruptData(f"{name}: bitmaps that cannot be read: {error}") from error
+        raise CorruptData(f"{name}: the bitmaps cannot be read: {error}") from error
 
 
-def _position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
+def _parse_position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
     ledger_id, entry_id = pair
     return Position(LedgerId(int(ledger_id)), int(entry_id))

@@ -1,237 +1,241 @@
-"""What a tracker draws its messages from: runs in memory, and buckets of which one segment is in memory at a time."""
+"""Sources of a tracker's messages: runs in memory, and buckets of which one segment is in memory at a time."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import Bucket
-from logstore.delayed.compact import CompactSegment
+from logstore.delayed.compact_segment import CompactSegment
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.errors import CorruptData
 
-RUN_ROWS: Final = 100_000
-"""Rows of a run of added messages, at most: memory grows by runs, and none is ever doubled."""
+MAX_ROWS_PER_RUN: Final = 100_000
+"""Longest run of added messages. Memory grows by runs, and no array is ever doubled (apache/pulsar#16490)."""
 
-_LOOSE_ROWS: Final = 1_024
-_LOOSE_BYTES: Final = 200
-"""What a message takes that was added and is in no run yet, about."""
+_MAX_LOOSE_ROWS: Final = 1_024
+_BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
 
 
 class SnapshotGone(Exception):
-    """The store says definitely that a bucket's snapshot is not there, or the catalog that it has no such ledger."""
+    """Storage definitely has no snapshot of a bucket, or the catalog definitely has no such ledger."""
 
 
-class Segments(Protocol):
-    """Where snapshots are read. Footers are read by several threads."""
+class SnapshotReader(Protocol):
+    """Reader of bucket snapshots. Several threads may read footers at once."""
 
     def footer(self, bucket: Bucket) -> SnapshotFooter:
-        """What the bucket's snapshot says of itself.
+        """Return the footer of the bucket's snapshot.
 
         Raises:
-            SnapshotGone: There is none.
-            CorruptData: It is damaged, or another one.
+            SnapshotGone: There is no snapshot.
+            CorruptData: The snapshot is damaged or belongs to another bucket.
             StoreUnavailable: Storage did not answer.
         """
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
-        """The rows of one of its segments, from 0; errors as `footer`."""
+        """Return the rows of one segment, counted from 0. It raises the errors of `footer`."""
 
 
-class Source(Protocol):
-    """Rows that are drawn in order."""
+class RowSource(Protocol):
+    """Sorted rows that are drawn from the front."""
 
     @property
     def next_ms(self) -> int | None:
-        """No row is due before; None when there are none."""
+        """Lower bound of the next row's delivery time. `None` if no rows remain."""
 
     @property
     def is_loaded(self) -> bool:
         """Whether the next row is in memory."""
 
-    def window(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """The next rows in memory that are due, at most `limit`, and whether rows to be loaded may follow directly."""
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        """Return at most `limit` due rows that are in memory, and whether rows not in memory may follow directly."""
 
     def advance(self, count: int) -> None:
-        """So many rows were drawn."""
+        """Remove the first `count` rows."""
 
 
-class Run:
-    """Rows in memory."""
+class SortedRun:
+    """Sorted rows in memory, as a `RowSource`."""
 
     def __init__(self, rows: DelayedRows) -> None:
-        self._rows, self._at = CompactSegment.of(rows), 0
+        self._rows, self._drawn_rows = CompactSegment.from_rows(rows), 0
         self._next_ms = int(rows.deliver_at_ms[0]) if len(rows) else None
 
     def __len__(self) -> int:
-        return len(self._rows) - self._at
+        return len(self._rows) - self._drawn_rows
 
     @property
     def next_ms(self) -> int | None:
-        """See `Source`."""
+        """Delivery time of the next row."""
         return self._next_ms
 
     @property
     def is_loaded(self) -> bool:
-        """See `Source`."""
+        """Always true."""
         return True
 
-    def window(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """See `Source`."""
-        rows = self._rows.rows(self._at, self._at + limit)
-        return rows.slice(0, rows.due(now_ms)), False
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        """Return at most `limit` due rows. All rows are in memory."""
+        rows = self._rows.rows(self._drawn_rows, self._drawn_rows + limit)
+        return rows.slice(0, rows.count_due(now_ms)), False
 
     def advance(self, count: int) -> None:
-        """See `Source`."""
-        self._at += count
-        self._next_ms = self._rows.time(self._at) if len(self) else None
+        """Remove the first `count` rows."""
+        self._drawn_rows += count
+        self._next_ms = self._rows.deliver_at_ms(self._drawn_rows) if len(self) else None
 
-    def left(self) -> DelayedRows:
-        """The rows that were not drawn."""
-        return self._rows.rows(self._at)
+    def remaining_rows(self) -> DelayedRows:
+        """Return the rows that are not drawn yet."""
+        return self._rows.rows(self._drawn_rows)
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes, about."""
+        """Approximate size in memory, drawn rows included."""
         return self._rows.memory_bytes
 
 
-class BucketRows:
-    """The messages of a bucket; its segments are loaded one at a time, each when its time has come."""
+class BucketSource:
+    """Messages of a bucket, as a `RowSource`. One segment at a time is loaded, when its time has come.
 
-    def __init__(self, bucket: Bucket, segments: Segments) -> None:
-        """Read the footer.
+    The footer is read at once.
 
-        Raises:
-            SnapshotGone, CorruptData, StoreUnavailable: As `Segments` says.
-        """
+    Raises:
+        SnapshotGone: There is no snapshot.
+        CorruptData: The snapshot is damaged or belongs to another bucket.
+        StoreUnavailable: Storage did not answer.
+    """
+
+    def __init__(self, bucket: Bucket, segments: SnapshotReader) -> None:
         self.bucket = bucket
-        self._segments = segments
-        self._facts = (footer := segments.footer(bucket)).segments
+        self._snapshots = segments
+        footer = segments.footer(bucket)
+        self._segments = footer.segments
         self.bitmaps: Bitmaps = footer.bitmaps
-        self.left_out: Bitmaps = {}  # messages that are not to be drawn
-        self.is_spent = False  # whether all was drawn, and that was seen
-        self._number = 0  # of the segment that is loaded next
-        self._run = Run(DelayedRows.empty())
+        self.excluded: Bitmaps = {}  # messages that are not drawn
+        self.is_exhausted = False  # whether the tracker has seen that no row remains
+        self._next_segment = 0  # number of the segment that is loaded next
+        self._run = SortedRun(DelayedRows.empty())
 
     @property
     def next_ms(self) -> int | None:
-        """See `Source`."""
+        """Delivery time of the next row, or begin of the next segment if no row is in memory."""
         if len(self._run):
             return self._run.next_ms
-        return self._facts[self._number].first_ms if self._has_more else None
+        return self._segments[self._next_segment].first_ms if self._has_more_segments else None
 
     @property
     def is_loaded(self) -> bool:
-        """See `Source`."""
+        """Whether rows of a segment are in memory."""
         return bool(len(self._run))
 
-    def window(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """See `Source`."""
-        rows, _ = self._run.window(now_ms, limit)
-        return rows, len(rows) == len(self._run) and self._has_more
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        """Return at most `limit` due rows of the loaded segment, and whether another segment follows them directly."""
+        rows, _ = self._run.peek_due(now_ms, limit)
+        return rows, len(rows) == len(self._run) and self._has_more_segments
 
     def advance(self, count: int) -> None:
-        """See `Source`."""
+        """Remove the first `count` rows, and free the segment if none remains."""
         self._run.advance(count)
         if not len(self._run):
-            self._run = Run(DelayedRows.empty())
+            self._run = SortedRun(DelayedRows.empty())
 
-    def read(self) -> DelayedRows | None:
-        """Read the segment that is loaded next, and change nothing; None: it is gone or damaged.
+    def read_next_segment(self) -> DelayedRows | None:
+        """Read the next segment and change nothing. Return `None` if it is gone or damaged.
 
         Raises:
             StoreUnavailable: Storage did not answer.
         """
         try:
-            return self._segments.segment(self.bucket, self._number)
+            return self._snapshots.segment(self.bucket, self._next_segment)
         except (SnapshotGone, CorruptData):
             return None
 
-    def put(self, segment: DelayedRows) -> None:
-        """Load what was read, in place of the segment whose rows are drawn."""
-        self._run = Run(segment.without(self.left_out))
-        self._number += 1
+    def load_segment(self, segment: DelayedRows) -> None:
+        """Replace the drawn segment by the rows that `read_next_segment` returned."""
+        self._run = SortedRun(segment.without(self.excluded))
+        self._next_segment += 1
 
     @property
     def memory_bytes(self) -> int:
-        """What its loaded segment takes, about."""
+        """Approximate size of the loaded segment in memory."""
         return self._run.memory_bytes if len(self._run) else 0
 
     @property
-    def _has_more(self) -> bool:
-        return self._number < len(self._facts)
+    def _has_more_segments(self) -> bool:
+        return self._next_segment < len(self._segments)
 
 
-class AddedRows:
-    """Messages that were found in the log, in runs of bounded length."""
+class AddedMessages:
+    """Messages that readers found in the log, in runs of bounded length."""
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
-        self._loose: list[tuple[int, int, int]] = []  # as rows, in no order
-        self._loose_ms: int | None = None  # the earliest of them
+        self._runs: list[SortedRun] = []
+        self._loose_rows: list[tuple[int, int, int]] = []  # added rows that are in no run yet, unsorted
+        self._loose_next_ms: int | None = None  # earliest delivery time of the loose rows
 
     def add(self, row: tuple[int, int, int]) -> None:
         """Add (deliver_at_ms, ledger_id, entry_id)."""
-        self._loose.append(row)
-        self._loose_ms = row[0] if self._loose_ms is None else min(self._loose_ms, row[0])
-        if len(self._loose) >= _LOOSE_ROWS:
-            self._settle()
+        self._loose_rows.append(row)
+        self._loose_next_ms = row[0] if self._loose_next_ms is None else min(self._loose_next_ms, row[0])
+        if len(self._loose_rows) >= _MAX_LOOSE_ROWS:
+            self._flush_loose_rows()
 
-    def drop(self, bitmaps: Bitmaps) -> None:
-        """Let these messages go."""
-        self._settle()
-        left = [run.left().without(bitmaps) for run in self._runs]
-        self._runs = [Run(rows) for rows in left if len(rows)]
+    def remove(self, bitmaps: Bitmaps) -> None:
+        """Remove the messages with these entries."""
+        self._flush_loose_rows()
+        remaining = [run.remaining_rows().without(bitmaps) for run in self._runs]
+        self._runs = [SortedRun(rows) for rows in remaining if len(rows)]
 
-    def sources(self, now_ms: int | None = None) -> Sequence[Source]:
-        """The runs; with a time, what is due by then is in one of them."""
-        if now_ms is not None and self._loose_ms is not None and self._loose_ms <= now_ms:
-            self._settle()
+    def runs(self, now_ms: int | None = None) -> Sequence[RowSource]:
+        """Return the runs. With `now_ms` they contain all messages that are due by then."""
+        if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
+            self._flush_loose_rows()
         self._runs = [run for run in self._runs if len(run)]
         return self._runs
 
     @property
     def next_ms(self) -> int | None:
-        """No message is due before; None when there are none."""
-        times = [self._loose_ms, *(run.next_ms for run in self._runs)]
+        """Earliest delivery time. `None` if there are no messages."""
+        times = [self._loose_next_ms, *(run.next_ms for run in self._runs)]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def memory_bytes(self) -> int:
-        """What they take, about."""
-        return sum(run.memory_bytes for run in self._runs) + len(self._loose) * _LOOSE_BYTES
+        """Approximate size in memory."""
+        return sum(run.memory_bytes for run in self._runs) + len(self._loose_rows) * _BYTES_PER_LOOSE_ROW
 
-    def _settle(self) -> None:
-        """Make a run of what is loose, and one of the last two as long as they are of like lengths."""
-        if self._loose:
-            self._runs.append(Run(DelayedRows.of_tuples(self._loose)))
-            self._loose, self._loose_ms = [], None
+    def _flush_loose_rows(self) -> None:
+        """Flush loose rows into a run, then merge trailing runs of similar length."""
+        if self._loose_rows:
+            self._runs.append(SortedRun(DelayedRows.from_tuples(self._loose_rows)))
+            self._loose_rows, self._loose_next_ms = [], None
         while len(self._runs) > 1:
-            one, two = self._runs[-2:]
-            if len(one) > 2 * len(two) or len(one) + len(two) > RUN_ROWS:
+            earlier, later = self._runs[-2:]
+            if len(earlier) > 2 * len(later) or len(earlier) + len(later) > MAX_ROWS_PER_RUN:
                 break
-            self._runs[-2:] = [Run(DelayedRows.united([one.left(), two.left()]))]
+            self._runs[-2:] = [SortedRun(DelayedRows.merge([earlier.remaining_rows(), later.remaining_rows()]))]
 
 
-def draw(sources: Sequence[Source], now_ms: int, limit: int) -> DelayedRows:
-    """Take rows that are due from all sources, in order, as far as nothing that is still to be loaded can precede them.
+def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRows:
+    """Take due rows from all sources, in order, and stop before a row that an unloaded row may precede.
 
-    No rows: the segment that begins first is to be loaded.
+    Without any such row, the source with the lowest `next_ms` must load its next segment first.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
-    windows = [source.window(now_ms, limit) for source in sources]
-    rows = DelayedRows.joined([part for part, _ in windows])
-    whose = np.repeat(np.arange(len(sources)), [len(part) for part, _ in windows])
-    order = rows.order()
-    whose, safe = whose[order], min(limit, len(rows))
-    for number, (source, (_, more)) in enumerate(zip(sources, windows, strict=True)):
+    windows = [source.peek_due(now_ms, limit) for source in sources]
+    rows = DelayedRows.concatenate([window for window, _ in windows])
+    order = rows.sort_order()
+    source_numbers = np.repeat(np.arange(len(sources)), [len(window) for window, _ in windows])[order]
+    taken_rows = min(limit, len(rows))
+    for number, (source, (_, may_continue)) in enumerate(zip(sources, windows, strict=True)):
         if not source.is_loaded and source.next_ms is not None:
-            safe = min(safe, int(rows.deliver_at_ms[order].searchsorted(source.next_ms, side="left")))
-        elif more:
-            safe = min(safe, int(np.flatnonzero(whose == number)[-1]) + 1)
-    for source, count in zip(sources, np.bincount(whose[:safe], minlength=len(sources)).tolist(), strict=True):
+            taken_rows = min(taken_rows, int(rows.deliver_at_ms[order].searchsorted(source.next_ms, side="left")))
+        elif may_continue:
+            taken_rows = min(taken_rows, int(np.flatnonzero(source_numbers == number)[-1]) + 1)
+    taken_by_source = np.bincount(source_numbers[:taken_rows], minlength=len(sources)).tolist()
+    for source, count in zip(sources, taken_by_source, strict=True):
         if count:
             source.advance(count)
-    return rows.at(order[:safe])
+    return rows.take(order[:taken_rows])

@@ -1,15 +1,23 @@
-"""Which messages of a topic wait for their time, and which of them are due.
+"""Tracker of a topic's delayed messages: which messages wait for their delivery time, and which are due.
 
-A tracker is a cache of one process that all subscriptions of a topic share: any process can build another one from the
-list of buckets and from the log behind it. Of each bucket it holds bitmaps and at most one segment; what readers find
-in the log and no bucket has is added to it. Storage may answer late, so it is asked beside a tracker: `unopened` and
-`to_read` say what is to be read, and `load` and `put` take it over.
+A tracker is a cache of one process, shared by all subscriptions of the topic. Any process can build it from the list of
+buckets and the log. For each bucket it holds bitmaps and at most one segment. Readers add the messages that they find
+in the log and that no bucket has.
 
-What is tracked is what `tracked` says: each such message comes out of `take_due` once its time has come, and is not
-tracked any more. A reader leaves out what is tracked; what is not tracked it lets pass when it is due, and adds when it
-is not. So a message that no tracker knows is read in the log, and nothing is lost with a bucket.
+A tracker reads no storage itself, except footers in `load` if the caller has not read them, because storage may answer
+late. `unopened_buckets` and `bucket_to_read` name what the caller must read. `load` and `load_segment` take the result.
 
-Source: PIP-195 (BucketDelayedDeliveryTracker); field cases 57, 58, 62, 64, 65 and 71.
+Contract between tracker and readers of the log:
+
+1. Each tracked message comes out of `take_due` once its time has come. Then it is no longer tracked.
+2. A reader leaves out each tracked message.
+3. A reader delivers a message that is not tracked if it is due. Otherwise the reader adds it to the tracker.
+
+So readers find each message that no tracker knows in the log, and the loss of a bucket loses no message.
+
+Source: PIP-195 (BucketDelayedDeliveryTracker). Failures of that tracker which these rules prevent: apache/pulsar#26251
+(a merge loses messages), #26230 (a tracked message is never delivered), #22735 (failed recovery hangs the dispatcher),
+#16490 (an index buffer cannot grow), #25076 (a message is counted twice), #26117 (bitmaps keep their capacity).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,230 +31,236 @@ from logstore.delayed import bitmaps
 from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sources import AddedRows, BucketRows, Segments, SnapshotGone, Source, draw
+from logstore.delayed.sources import AddedMessages, BucketSource, RowSource, SnapshotGone, SnapshotReader, draw_due
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 
-__all__ = ["Segments", "SnapshotGone", "Tracker", "open_buckets"]
+__all__ = ["SnapshotGone", "SnapshotReader", "Tracker", "open_buckets"]
 
-_AT_ONCE: Final = 8
-"""Footers that are read at the same time."""
+_MAX_CONCURRENT_FOOTERS: Final = 8
 
 
-def open_buckets(buckets: Sequence[Bucket], segments: Segments) -> dict[LedgerId, BucketRows | None]:
-    """Read footers, several at once, because each takes a request to the store; None of a bucket that cannot be read.
+def open_buckets(buckets: Sequence[Bucket], segments: SnapshotReader) -> dict[LedgerId, BucketSource | None]:
+    """Read the footers of buckets concurrently, because each takes a request. `None` marks an unreadable bucket.
 
     Raises:
         StoreUnavailable: Storage did not answer.
     """
 
-    def opened(bucket: Bucket) -> BucketRows | None:
+    def open_bucket(bucket: Bucket) -> BucketSource | None:
         try:
-            return BucketRows(bucket, segments)
+            return BucketSource(bucket, segments)
         except (SnapshotGone, CorruptData):
             return None
 
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return dict(zip((bucket.bucket_id for bucket in buckets), threads.map(opened, buckets), strict=True))
+    with ThreadPoolExecutor(_MAX_CONCURRENT_FOOTERS) as threads:
+        return dict(zip((bucket.bucket_id for bucket in buckets), threads.map(open_bucket, buckets), strict=True))
 
 
 class Tracker:
-    """The delayed messages of one topic. Not for several threads at once."""
+    """Delayed messages of one topic. It is empty before the first `load`. It is not thread-safe."""
 
-    def __init__(self, segments: Segments) -> None:
-        """Begin with nothing: `load` comes next."""
+    def __init__(self, segments: SnapshotReader) -> None:
         self._segments = segments
-        self._listed = BucketList()
-        self._buckets: dict[LedgerId, BucketRows] = {}
-        self._added = AddedRows()
+        self._bucket_list = BucketList()
+        self._source_by_bucket: dict[LedgerId, BucketSource] = {}
+        self._added = AddedMessages()
         self._tracked: dict[LedgerId, BitMap] = {}
-        self._added_bits: dict[LedgerId, BitMap] = {}  # those of the tracked ones that no bucket holds
-        self._taken: dict[LedgerId, BitMap] = {}  # of them a bucket may speak yet
+        self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that no bucket holds
+        self._taken: dict[LedgerId, BitMap] = {}  # taken entries that a bucket holds, or may hold later
         self._now_ms: int | None = None
         self._lost: dict[LedgerId, Bucket] = {}
         self._rewinds: list[Position] = []
 
     @property
-    def listed(self) -> BucketList:
-        """The list that was loaded last."""
-        return self._listed
+    def bucket_list(self) -> BucketList:
+        """List that was loaded last."""
+        return self._bucket_list
 
     @property
-    def lost(self) -> tuple[Bucket, ...]:
-        """Buckets that could not be read since the last loading; to be looked at after `load`, `put` and `take_due`.
+    def lost_buckets(self) -> tuple[Bucket, ...]:
+        """Buckets that could not be read since the last `load`. Check it after `load`, `load_segment` and `take_due`.
 
-        The list is then to be read again. Where it changed, `load` it; where it did not, this is an alarm: the bucket's
-        messages are not tracked, and readers find them in the log.
+        The caller then reads the list again. If the list has changed, `load` it. Otherwise this is an alarm: the
+        buckets' messages are not tracked, and readers find them in the log.
         """
         return tuple(self._lost.values())
 
     @property
     def messages(self) -> int:
-        """How many messages are tracked."""
-        return bitmaps.count(self._tracked)
+        """Number of tracked messages."""
+        return bitmaps.count_entries(self._tracked)
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds in memory, about: loaded segments, added messages and bitmaps."""
-        loaded = self._added.memory_bytes + sum(rows.memory_bytes for rows in self._buckets.values())
-        held = (self._tracked, self._added_bits, self._taken, *(rows.bitmaps for rows in self._buckets.values()))
-        return loaded + sum(bitmaps.memory_bytes(one) for one in held)
+        """Approximate size in memory of loaded segments, added messages and bitmaps."""
+        sources = self._source_by_bucket.values()
+        rows_bytes = self._added.memory_bytes + sum(source.memory_bytes for source in sources)
+        entry_sets = (self._tracked, self._added_bits, self._taken, *(source.bitmaps for source in sources))
+        return rows_bytes + sum(bitmaps.memory_bytes(entries) for entries in entry_sets)
 
     def tracked(self) -> Mapping[LedgerId, BitMap]:
-        """The entries that are tracked, by ledger: a live view; copy it to keep it."""
+        """Return a live view of the tracked entries, by ledger. Copy it to keep it."""
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
-        """Whether the message is tracked."""
+        """Return whether the message is tracked."""
         return position.entry_id in self._tracked.get(position.ledger_id, ())
 
     def add(self, position: Position, deliver_at_ms: int) -> bool:
-        """Track a message of the log; whether it is tracked now, so that its reader leaves it out.
+        """Track a message of the log. Return whether it is tracked now, so that its reader leaves it out.
 
-        Adding again changes nothing. False: by the clock of the last `take_due` it is due, and its reader lets it pass.
+        Adding a message again changes nothing. `False` means that the message is due by the clock of the last
+        `take_due`, and that its reader delivers it.
         """
         if self.contains(position):
             return True
         if self._now_ms is not None and deliver_at_ms <= self._now_ms:
             return False
         entry = {position.ledger_id: BitMap([position.entry_id])}
-        bitmaps.add_to(self._tracked, entry)
-        bitmaps.add_to(self._added_bits, entry)
-        bitmaps.take_from(self._taken, entry)
+        bitmaps.add_entries(self._tracked, entry)
+        bitmaps.add_entries(self._added_bits, entry)
+        bitmaps.remove_entries(self._taken, entry)
         self._added.add((deliver_at_ms, position.ledger_id, position.entry_id))
         return True
 
     def next_ms(self) -> int | None:
-        """No message is due before this time, in milliseconds since 1970; None where there is none."""
-        times = [self._added.next_ms, *(rows.next_ms for rows in self._buckets.values())]
+        """Return a lower bound of the next delivery time, in milliseconds since 1970. `None` if nothing is tracked."""
+        times = [self._added.next_ms, *(source.next_ms for source in self._source_by_bucket.values())]
         return min((time for time in times if time is not None), default=None)
 
-    def unopened(self, listed: BucketList) -> list[Bucket]:
-        """Buckets of a list whose footers `load` needs: new ones, and such as were lost."""
-        return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._buckets]
+    def unopened_buckets(self, listed: BucketList) -> list[Bucket]:
+        """Return the buckets of a list whose footers `load` needs: new buckets and lost ones."""
+        return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._source_by_bucket]
 
-    def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketRows | None] | None = None) -> list[Position]:
-        """Track what these buckets hold, and no bucket that was left out of the list: at first, and at each change.
+    def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketSource | None] | None = None) -> list[Position]:
+        """Track the messages of the listed buckets, and no bucket that the list lacks.
 
-        Footers are read, and no segment. What was taken once is not tracked again. A bucket that cannot be read is
-        `lost`; one that was is tried again.
+        Messages that were taken before are not tracked again. A bucket that cannot be read is lost. Lost buckets are
+        tried again.
 
         Args:
-            listed: The list.
-            opened: What `open_buckets` has found of those that were `unopened`. None: it is read here.
+            listed: New list of buckets.
+            opened: Result of `open_buckets` for the unopened buckets. If `None`, footers are read here.
 
-        Returns positions from which readers must read again: something was tracked and is not any more.
+        Returns:
+            Positions from which readers must read again, because messages there are no longer tracked.
 
         Raises:
-            StoreUnavailable: Storage did not answer; nothing changed.
+            StoreUnavailable: Storage did not answer. Nothing has changed.
         """
-        found, lost = dict[LedgerId, BucketRows](), dict[LedgerId, Bucket]()
-        new = open_buckets(self.unopened(listed), self._segments) if opened is None else opened
+        sources, lost = dict[LedgerId, BucketSource](), dict[LedgerId, Bucket]()
+        new_sources = open_buckets(self.unopened_buckets(listed), self._segments) if opened is None else opened
         for bucket in listed.buckets:
-            rows = self._buckets.get(bucket.bucket_id) or new.get(bucket.bucket_id)  # it may be lost since it was read
-            if rows:
-                found[bucket.bucket_id] = rows
+            # A bucket that was open when the footers were read may have been lost since.
+            source = self._source_by_bucket.get(bucket.bucket_id) or new_sources.get(bucket.bucket_id)
+            if source:
+                sources[bucket.bucket_id] = source
             else:
                 lost[bucket.bucket_id] = bucket
-        before, held = self._tracked, self._held_by(found)
-        self._listed, self._buckets, self._lost, self._tracked = listed, found, lost, held
-        if twice := bitmaps.both(self._added_bits, held):
-            self._added.drop(twice)
-            bitmaps.take_from(self._added_bits, twice)
-        bitmaps.add_to(self._tracked, self._added_bits)
-        self._forget_taken()
-        self._read_again(bitmaps.less(before, self._tracked))
-        return self.rewinds()
+        tracked_before, bucket_entries = self._tracked, self._unite_entries(sources)
+        self._bucket_list, self._source_by_bucket, self._lost, self._tracked = listed, sources, lost, bucket_entries
+        if duplicates := bitmaps.intersect(self._added_bits, bucket_entries):
+            self._added.remove(duplicates)
+            bitmaps.remove_entries(self._added_bits, duplicates)
+        bitmaps.add_entries(self._tracked, self._added_bits)
+        self._prune_taken()
+        self._request_rewind(bitmaps.subtract(tracked_before, self._tracked))
+        return self.pop_rewinds()
 
-    def rewinds(self) -> list[Position]:
-        """Positions from which readers must read again, since this was asked last."""
-        found, self._rewinds = self._rewinds, []
-        return found
+    def pop_rewinds(self) -> list[Position]:
+        """Return and clear the positions from which readers must read again."""
+        rewinds, self._rewinds = self._rewinds, []
+        return rewinds
 
     def take_due(self, now_ms: int, limit: int) -> DelayedRows:
-        """Take messages whose time has come and that are in memory, in order: they are not tracked any more.
+        """Take due messages that are in memory, in order. They are no longer tracked.
 
-        Fewer than asked for: nothing more is due, or a segment is `to_read` first.
+        Fewer than `limit` messages mean that nothing more is due, or that `bucket_to_read` has a bucket.
 
         Args:
-            now_ms: The clock; no message that is due later is taken.
-            limit: How many, at most.
+            now_ms: Current time. Messages with a later delivery time are not taken.
+            limit: Most messages to take.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
-        while limit > 0 and (sources := self._due_sources(now_ms)) and len(part := draw(sources, now_ms, limit)):
-            self._hand(part)
+        while limit > 0 and (sources := self._due_sources(now_ms)) and len(part := draw_due(sources, now_ms, limit)):
+            self._untrack(part)
             parts.append(part)
             limit -= len(part)
-        return DelayedRows.joined(parts)
+        return DelayedRows.concatenate(parts)
 
-    def to_read(self, now_ms: int) -> BucketRows | None:
-        """The bucket of which a segment is to be read before anything else that is due is taken; None: there is none.
+    def bucket_to_read(self, now_ms: int) -> BucketSource | None:
+        """Return the bucket whose next segment must be read before more due messages can be taken.
 
-        Read it, and `put` what was read.
+        Read the segment, and pass it to `load_segment`.
         """
-        waiting = [one for one in self._due_sources(now_ms) if isinstance(one, BucketRows) and not one.is_loaded]
-        return min(waiting, key=lambda one: one.next_ms or 0, default=None)
+        unloaded = [
+            source for source in self._due_sources(now_ms) if isinstance(source, BucketSource) and not source.is_loaded
+        ]
+        return min(unloaded, key=lambda source: source.next_ms or 0, default=None)
 
-    def put(self, rows: BucketRows, segment: DelayedRows | None) -> None:
-        """Go on with a segment that was read of this bucket; nothing where the list has lost the bucket meanwhile.
+    def load_segment(self, source: BucketSource, segment: DelayedRows | None) -> None:
+        """Continue a bucket with a segment that was read. A bucket that is no longer tracked is ignored.
 
-        None: it cannot be read. The bucket is left out and `lost`, and `rewinds` then says from where its messages are
-        to be read.
+        `None` means that the segment cannot be read. The bucket is then lost, and `pop_rewinds` returns the position
+        from which readers find its messages.
         """
-        if self._buckets.get(rows.bucket.bucket_id) is not rows:
+        if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
             return
         if segment is None:
-            self._lose(rows)
+            self._lose_bucket(source)
         else:
-            rows.put(segment)
+            source.load_segment(segment)
 
-    def _held_by(self, found: Mapping[LedgerId, BucketRows]) -> dict[LedgerId, BitMap]:
-        """What buckets hold together. Of a new one, what was taken before, or another one holds, is left out."""
-        held: dict[LedgerId, BitMap] = {}
-        for bucket_id, rows in found.items():
-            if bucket_id in self._buckets:
-                bitmaps.add_to(held, self._left_of(rows))
+    def _unite_entries(self, sources: Mapping[LedgerId, BucketSource]) -> dict[LedgerId, BitMap]:
+        """Return the entries to track. New buckets exclude entries that were taken or that another bucket holds."""
+        united: dict[LedgerId, BitMap] = {}
+        for bucket_id, source in sources.items():
+            if bucket_id in self._source_by_bucket:
+                bitmaps.add_entries(united, self._remaining_entries(source))
                 continue
-            elsewhere = bitmaps.both(rows.bitmaps, self._taken)
-            bitmaps.add_to(elsewhere, bitmaps.both(rows.bitmaps, held))
-            rows.left_out = elsewhere
-            bitmaps.add_to(held, bitmaps.less(rows.bitmaps, elsewhere))
-        return held
+            excluded = bitmaps.intersect(source.bitmaps, self._taken)
+            bitmaps.add_entries(excluded, bitmaps.intersect(source.bitmaps, united))
+            source.excluded = excluded
+            bitmaps.add_entries(united, bitmaps.subtract(source.bitmaps, excluded))
+        return united
 
-    def _left_of(self, rows: BucketRows) -> dict[LedgerId, BitMap]:
-        """What of a loaded bucket is still tracked for its sake."""
-        return bitmaps.less(bitmaps.both(rows.bitmaps, self._tracked), self._added_bits)
+    def _remaining_entries(self, source: BucketSource) -> dict[LedgerId, BitMap]:
+        """Return the entries that are tracked because of this bucket."""
+        return bitmaps.subtract(bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
 
-    def _forget_taken(self) -> None:
-        """Keep of what was taken what a bucket has, and what may come into the next one."""
-        kept = bitmaps.behind(self._taken, self._listed.sealed_to)
-        for rows in self._buckets.values():
-            bitmaps.add_to(kept, bitmaps.both(rows.bitmaps, self._taken))
-        self._taken = kept
+    def _prune_taken(self) -> None:
+        """Keep those taken entries that a bucket holds or that a later bucket may hold."""
+        relevant = bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
+        for source in self._source_by_bucket.values():
+            bitmaps.add_entries(relevant, bitmaps.intersect(source.bitmaps, self._taken))
+        self._taken = relevant
 
-    def _read_again(self, untracked: Bitmaps) -> None:
-        if first := bitmaps.earliest(untracked):
+    def _request_rewind(self, untracked: Bitmaps) -> None:
+        if first := bitmaps.first_position(untracked):
             self._rewinds.append(first)
 
-    def _due_sources(self, now_ms: int) -> list[Source]:
-        sources = [*self._buckets.values(), *self._added.sources(now_ms)]
+    def _due_sources(self, now_ms: int) -> list[RowSource]:
+        sources = [*self._source_by_bucket.values(), *self._added.runs(now_ms)]
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
-    def _hand(self, part: DelayedRows) -> None:
-        bits = part.bitmaps()
-        bitmaps.take_from(self._tracked, bits)
-        bitmaps.take_from(self._added_bits, bits)
-        bitmaps.add_to(self._taken, bits)
-        for rows in [rows for rows in self._buckets.values() if rows.next_ms is None and not rows.is_spent]:
-            rows.is_spent = True
-            if self._left_of(rows):
-                self._lose(rows)
+    def _untrack(self, rows: DelayedRows) -> None:
+        """Record that rows were taken. A bucket that ends before all its entries were drawn is lost."""
+        entries = rows.bitmaps()
+        bitmaps.remove_entries(self._tracked, entries)
+        bitmaps.remove_entries(self._added_bits, entries)
+        bitmaps.add_entries(self._taken, entries)
+        for source in list(self._source_by_bucket.values()):
+            if source.next_ms is None and not source.is_exhausted:
+                source.is_exhausted = True
+                if self._remaining_entries(source):
+                    self._lose_bucket(source)
 
-    def _lose(self, rows: BucketRows) -> None:
-        """Leave a bucket out: what is left of it is read in the log."""
-        left = self._left_of(rows)
-        del self._buckets[rows.bucket.bucket_id]
-        self._lost[rows.bucket.bucket_id] = rows.bucket
-        bitmaps.take_from(self._tracked, left)
-        self._read_again(left)
+    def _lose_bucket(self, source: BucketSource) -> None:
+        """Stop tracking a bucket. Readers find its remaining messages in the log."""
+        remaining = self._remaining_entries(source)
+        del self._source_by_bucket[source.bucket.bucket_id]
+        self._lost[source.bucket.bucket_id] = source.bucket
+        bitmaps.remove_entries(self._tracked, remaining)
+        self._request_rewind(remaining)

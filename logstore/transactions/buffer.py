@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from logstore.cursors.state import LedgerSpan, beyond, pack_acknowledged, unite, unpack_acknowledged
 from logstore.errors import CorruptData
 from logstore.log.entries import Mark, NewEntry, ProducedEntries
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transactions import TransactionId, TransactionState
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ COLUMNS: Final = ("txn_tc", "txn_seq", "marker")
 Entries = Mapping[LedgerId, BitMap]
 """Entry ids by ledger; no bitmap of a buffer is ever changed in place."""
 
-NOWHERE: Final = Position(LedgerId(-1), -1)
+
 _VERBS: Final = {None: 0, Verb.COMMIT.value: 1, Verb.ABORT.value: 2}
 
 
@@ -93,7 +93,7 @@ _VERBS: Final = {None: 0, Verb.COMMIT.value: 1, Verb.ABORT.value: 2}
 class Buffer:
     """What is known of the transactions in a topic's log, up to one entry."""
 
-    read_to: Position = NOWHERE  # the last entry that it knows of, inclusive; entry -1 of a ledger that is empty
+    read_to: Position = EARLIEST  # the last entry that it knows of, inclusive; entry -1 of a ledger that is empty
     hidden: Entries = field(default_factory=dict)  # markers, and messages of aborted transactions
     open: Mapping[TransactionId, Entries] = field(default_factory=dict)  # messages of those without an end
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
-from logstore.delayed.buckets import NOWHERE
-from logstore.delayed.jobs import MOST_PARTS, BuildIndexes, BuiltIndex, IndexFiles, Stretch, cut
-from logstore.delayed.sealing import interleaved
+from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
+from logstore.delayed.sealing import merge_ranges
 from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
-from logstore.positions import Position, TopicId
+from logstore.positions import EARLIEST, Position, TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.whole_files import replacing
 from spark.runner import JobRun
@@ -36,7 +35,7 @@ class _Plan:
 
     built: BuiltIndex  # without its files
     now_ms: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[LogRange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class _Piece:
 
     topic_id: TopicId
     number: int  # of the topic's stretches
-    stretch: Stretch
+    stretch: LogRange
     now_ms: int
 
 
@@ -94,15 +93,15 @@ def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: 
         catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
     listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
     now_ms = catalog.delayed.now_ms()
-    found = [segment for _, segment in log.segments(topic_id, behind=NOWHERE, last=frontier.last or NOWHERE)]
+    found = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
     delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in found]
     ends = [(Position(one.ledger_id, one.first_entry), end_of(one)) for one in found]
     segments = ((first, last, entries) for (first, last), entries in zip(ends, delayed, strict=True))
-    stretches = cut(segments, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    stretches = cut_log(segments, total=sum(delayed), messages=job.messages, buckets=job.buckets)
     built = BuiltIndex(
         topic_id=topic_id,
-        expected=listed.version,
-        gone=tuple(one.bucket_id for one in listed.buckets),
+        expected_version=listed.version,
+        removed=tuple(one.bucket_id for one in listed.buckets),
         sealed_to=max([listed.sealed_to, *(last for _, last in ends[-1:])]),
         files=(),
     )
@@ -128,11 +127,11 @@ def _written(catalog: SqlCatalog, log: DelayedLog, folder: Path, piece: _Piece) 
     behind = Position(stretch.first.ledger_id, stretch.first.entry_id - 1)
     try:
         segments = log.segments(topic_id, behind=behind, last=stretch.last)
-        rows = interleaved([rows for _, rows in log.rows(segments, wanted) if len(rows)])
+        rows = merge_ranges([rows for _, rows in log.rows(segments, wanted) if len(rows)])
     except (MissingData, CorruptData) as lost:  # no other topic waits for a person
         return _Written(topic_id=topic_id, number=piece.number, why=str(lost))
     if len(rows):
-        with replacing(IndexFiles(folder).snapshot(_name(topic_id, piece.number))) as new:
+        with replacing(IndexFiles(folder).snapshot_path(_name(topic_id, piece.number))) as new:
             writer = SnapshotWriter(new, topic_id, stretch.first, stretch.last)
             writer.add(rows)
             writer.close()
@@ -154,11 +153,11 @@ def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Wri
     built = [
         replace(one, files=tuple(_name(one.topic_id, number) for number in sorted(numbers[one.topic_id])))
         for one in readable
-        if one.gone or numbers[one.topic_id]
+        if one.removed or numbers[one.topic_id]
     ]
-    parts = dealt(built, MOST_PARTS)
+    parts = dealt(built, MAX_PARTS_PER_JOB)
     for number, part in enumerate(parts):
-        IndexFiles(folder).write(number, part)
+        IndexFiles(folder).write_part(number, part)
     counts = {
         "topics": topics,
         "buckets": len(kept),

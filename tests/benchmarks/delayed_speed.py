@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bitmaps import add_to
-from logstore.delayed.compact import CompactSegment
+from logstore.delayed.bitmaps import add_entries
+from logstore.delayed.compact_segment import CompactSegment
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import merge
+from logstore.delayed.sealing import merge_sorted
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import parse_footer
 from logstore.positions import LedgerId, Position, TopicId
@@ -84,8 +84,8 @@ def _merged(parts: Sequence[DelayedRows], packed: Sequence[bytes]) -> bytes:
     """Windows, and the bitmaps of all, packed: the sources' footers have theirs, and a merge unites them."""
     found: dict[LedgerId, Any] = {}
     for one in packed:
-        add_to(found, unpack_acknowledged(one))
-    for _ in merge([_windows(part) for part in parts]):
+        add_entries(found, unpack_acknowledged(one))
+    for _ in merge_sorted([_windows(part) for part in parts]):
         pass
     return pack_acknowledged(found)
 
@@ -103,9 +103,9 @@ def _file_to_file(files: Sequence[bytes]) -> None:
 def _merge_files(files: Sequence[bytes], sink: Any) -> None:
     known: dict[LedgerId, Any] = {}
     for file in files:
-        add_to(known, parse_footer(pq.read_metadata(io.BytesIO(file)), "bench").bitmaps)
-    writer = SnapshotWriter(sink, _TOPIC, _FIRST, _LAST, known=known)
-    for part in merge([_segments(file) for file in files]):
+        add_entries(known, parse_footer(pq.read_metadata(io.BytesIO(file)), "bench").bitmaps)
+    writer = SnapshotWriter(sink, _TOPIC, _FIRST, _LAST, entries=known)
+    for part in merge_sorted([_segments(file) for file in files]):
         writer.add(part)
     writer.close()
 
@@ -154,7 +154,7 @@ def sizes() -> dict[str, Any]:
     for name, made in kinds.items():
         rows = made()
         file = _written(rows)
-        loaded = [(CompactSegment.of(part).memory_bytes, len(part)) for part in _segments(file)]
+        loaded = [(CompactSegment.from_rows(part).memory_bytes, len(part)) for part in _segments(file)]
         found[name] = {
             "stored": round(len(file) / len(rows), 2),
             "loaded": round(sum(size for size, _ in loaded) / len(rows), 2),
@@ -180,14 +180,14 @@ def _messages(
     if every > 1:
         numbers += random.integers(0, every, count)
     times = numbers // every * step_ms if step_ms else random.integers(0, span_ms, count) // round_ms * round_ms
-    return DelayedRows.sort(times + _START_MS, numbers // _LEDGER + first_ledger, numbers % _LEDGER)
+    return DelayedRows.from_columns(times + _START_MS, numbers // _LEDGER + first_ledger, numbers % _LEDGER)
 
 
 def _worst() -> DelayedRows:
     """Each message in a ledger of its own, at any entry, at any time of 49 days."""
     random = np.random.default_rng(3)
     ledgers = random.permutation(2**22)[: _STORED // 10] * 1_000
-    return DelayedRows.sort(
+    return DelayedRows.from_columns(
         random.integers(0, 2**32, len(ledgers)) + _START_MS, ledgers, random.integers(0, 2**32 - 1, len(ledgers))
     )
 

@@ -116,7 +116,7 @@ class FakeBulkJobs:
         """A part for each topic."""
         built = [one for one in self.indexes(IndexFiles(folder)) if not job.topics or one.topic_id in job.topics]
         for part, one in enumerate(built):
-            IndexFiles(folder).write(part, [one])
+            IndexFiles(folder).write_part(part, [one])
         counts = {"topics": len(built), "parts": len(built), "empty": 0, "gone": 0, "unreadable": len(self.facts)}
         made = sum(len(one.files) for one in built)
         return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))

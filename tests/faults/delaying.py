@@ -112,14 +112,14 @@ class Delaying(Operators):
         entries = list(self._process.managed.scan(topic))
         first, last = entries[0].position, entries[-1].position
         rows = [(one.deliver_at_ms, one.position) for one in entries if one.deliver_at_ms is not None]
-        writer = SnapshotWriter(files.snapshot("one.parquet"), topic.topic_id, first, last)
-        writer.add(DelayedRows.of(rows))
+        writer = SnapshotWriter(files.snapshot_path("one.parquet"), topic.topic_id, first, last)
+        writer.add(DelayedRows.from_messages(rows))
         writer.close()
         return [
             BuiltIndex(
                 topic_id=topic.topic_id,
-                expected=listed.version,
-                gone=tuple(one.bucket_id for one in listed.buckets),
+                expected_version=listed.version,
+                removed=tuple(one.bucket_id for one in listed.buckets),
                 sealed_to=last,
                 files=("one.parquet",),
             )

@@ -53,14 +53,16 @@ def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) 
     name, listed = f"bucket-{topic_id}.parquet", topic.index.listed(topic_id)
     first = topic.world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
     positions = [Position(first, entry) for entry in range(3)]
-    rows = DelayedRows.of([(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)])
-    writer = SnapshotWriter(files.snapshot(name), topic_id, positions[0], positions[-1])
+    rows = DelayedRows.from_messages(
+        [(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)]
+    )
+    writer = SnapshotWriter(files.snapshot_path(name), topic_id, positions[0], positions[-1])
     writer.add(rows)
     writer.close()
     return BuiltIndex(
         topic_id=topic_id,
-        expected=listed.version,
-        gone=tuple(one.bucket_id for one in listed.buckets),
+        expected_version=listed.version,
+        removed=tuple(one.bucket_id for one in listed.buckets),
         sealed_to=positions[-1],
         files=(name,),
     )

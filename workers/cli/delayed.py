@@ -49,7 +49,7 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
     listed, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
     tracker = Tracker(context.log.delayed.snapshots)
     tracker.load(listed)
-    damaged = {one.bucket_id for one in tracker.lost}
+    damaged = {one.bucket_id for one in tracker.lost_buckets}
     merging = _merging(context, topic, listed.buckets)
     rows = [
         _row(one, "DAMAGED" if one.bucket_id in damaged else "MERGING" if one.bucket_id in merging else "SEALED")

@@ -5,7 +5,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from logstore.delayed.buckets import BucketFacts
+from logstore.delayed.buckets import BucketSummary
 from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 HELD: Final = timedelta(seconds=5)
@@ -70,7 +70,7 @@ class MergeBucketsResult:
     passed: int = 0  # messages that were due, and are in no bucket any more
     buckets: int = 0  # that the topic had when it was looked at last
     limit: int = 0
-    merging: list[BucketFacts] = field(default_factory=list)  # the two that are being merged
+    merging: list[BucketSummary] = field(default_factory=list)  # the two that are being merged
     damaged: list[int] = field(default_factory=list)  # buckets that could not be read
 
 

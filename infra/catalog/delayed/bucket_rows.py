@@ -22,13 +22,13 @@ from infra.catalog.engine.dialects import (
     rows_of,
     value_of,
 )
-from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
+from logstore.delayed.buckets import Bucket, BucketList
 from logstore.ports.catalog import Claim
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c
 _PAGE: Final = 1_000  # of claims: appends to these topics wait while they are renewed
-_NEW: Final = {"version": 0, "sealed_ledger": NOWHERE.ledger_id, "sealed_entry": NOWHERE.entry_id, "unsealed": 0}
+_NEW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
 
 
 def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:

@@ -18,10 +18,10 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from logstore.delayed.buckets import NOWHERE, BucketLimits
+from logstore.delayed.buckets import BucketLimits
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import DelayedCounts, TopicState, Unsealed
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
 _PASSED_MS: Final = 60_000  # so long a bucket is kept after its last message was due: processes' clocks may differ
@@ -59,7 +59,7 @@ def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
     """See `DelayedIndex.unsealed`: counted from segments, because some may be gone since the row was written."""
     where = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(where).first()
-    ledger, entry = (NOWHERE.ledger_id, NOWHERE.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
+    ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
     of = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
     entries, ledgers = connection.execute(select(entries_behind(*of), ledgers_behind(*of))).one()
     return Unsealed(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)

@@ -13,11 +13,11 @@ from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import born, retire
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.topic_rows import active_topic, topic_row
-from logstore.delayed.buckets import NOWHERE, BucketLimits, BucketList
+from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, Unsealed
-from logstore.positions import LedgerId, TopicId
+from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
 class SqlDelayedIndex(OnDatabase):
@@ -75,7 +75,7 @@ class SqlDelayedIndex(OnDatabase):
     @writes("catalog.switch_buckets")
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         """See `DelayedIndex.switch`."""
-        wanted = [one.bucket.bucket_id for one in switch.born]
+        wanted = [one.bucket.bucket_id for one in switch.added]
         try:
             topic = topic_row(connection, switch.topic_id, share=True)
         except UnknownObject:
@@ -85,22 +85,24 @@ class SqlDelayedIndex(OnDatabase):
         mine = component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
         newborn = {one: row for one in wanted if (row := born(connection, one, mine)) is not None}
         found = lock_list(connection, switch.topic_id)
-        if found.reflects(expected=switch.expected, gone=switch.gone, born=wanted, sealed_to=switch.sealed_to):
+        if found.includes_change(
+            expected=switch.expected, removed=switch.removed, added=wanted, sealed_to=switch.sealed_to
+        ):
             return True
         now = self._db.now_us(connection)
         unlisted = [one for one, row in newborn.items() if row.place is None]
-        follows = found.version == switch.expected and set(switch.gone) <= {one.bucket_id for one in found.buckets}
+        follows = found.version == switch.expected and set(switch.removed) <= {one.bucket_id for one in found.buckets}
         if not follows or len(unlisted) < len(wanted) or topic.state is not TopicState.ACTIVE:
             these = among(connection, t.ledger.c.ledger_id, unlisted)
             file_intents(connection, these, batch_id="", now_us=now)
             return False
-        buckets = [one.bucket for one in switch.born]
-        found.changed(gone=switch.gone, born=buckets, sealed_to=switch.sealed_to)  # or it refuses
-        change_list(connection, switch.topic_id, gone=switch.gone, born=buckets, sealed_to=switch.sealed_to)
-        for one in switch.born:
+        buckets = [one.bucket for one in switch.added]
+        found.next_version(removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)  # or it refuses
+        change_list(connection, switch.topic_id, gone=switch.removed, born=buckets, sealed_to=switch.sealed_to)
+        for one in switch.added:
             row = newborn[one.bucket.bucket_id]
             publish(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
-        _retire_all(connection, switch.gone, topic, switch.reason, now)
+        _retire_all(connection, switch.removed, topic, switch.reason, now)
         return True
 
     @writes("catalog.clear_buckets")
@@ -109,7 +111,7 @@ class SqlDelayedIndex(OnDatabase):
         topic = active_topic(connection, topic_id)
         component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
-        change_list(connection, topic_id, gone=gone, born=(), sealed_to=NOWHERE)
+        change_list(connection, topic_id, gone=gone, born=(), sealed_to=EARLIEST)
         _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
         return len(gone)
 

@@ -27,8 +27,8 @@ from infra.catalog.log.sums import last_entry
 from infra.catalog.transactions.buffer_rows import open_entries, views
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
-from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.buffer import NOWHERE, Buffer
+from logstore.positions import EARLIEST, LedgerId, Position, TopicId
+from logstore.transactions.buffer import Buffer
 
 
 class SqlTransactionSnapshots(OnDatabase):
@@ -81,7 +81,7 @@ class SqlTransactionSnapshots(OnDatabase):
 def _buffer(connection: Connection, topic_id: TopicId) -> Buffer:
     """All at one moment, so that each transaction that is open here has no marker up to the last entry."""
     return Buffer(
-        read_to=last_entry(connection, topic_id, empty_too=True) or NOWHERE,
+        read_to=last_entry(connection, topic_id, empty_too=True) or EARLIEST,
         open=open_entries(connection, topic_id),
         hidden=views(connection, [topic_id])[topic_id].hidden,
     )

@@ -40,21 +40,21 @@ class IndexPublisher:
             StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine; so it is where storage
                 took so long for all snapshots that a trim took the first ones for abandoned.
         """
-        footers = [_footer(files.snapshot(name), built.topic_id) for name in built.files]
+        footers = [_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
         listed = self._index.listed(built.topic_id)
-        if listed.version != built.expected:
+        if listed.version != built.expected_version:
             return listed.sealed_to == built.sealed_to and _same(listed.buckets, footers)
-        born = [self._stored(files.snapshot(name), one) for name, one in zip(built.files, footers, strict=True)]
+        born = [self._stored(files.snapshot_path(name), one) for name, one in zip(built.files, footers, strict=True)]
         switch = BucketSwitch(
             topic_id=built.topic_id,
-            expected=built.expected,
-            gone=built.gone,
-            born=tuple(born),
+            expected=built.expected_version,
+            removed=built.removed,
+            added=tuple(born),
             sealed_to=built.sealed_to,
             reason=_BUILT,
         )
         switched = self._index.switch(switch)
-        if not switched and self._index.listed(built.topic_id).version == built.expected:
+        if not switched and self._index.listed(built.topic_id).version == built.expected_version:
             raise StoreUnavailable(f"topic {built.topic_id}: its new snapshots were given up before all were stored")
         return switched
 

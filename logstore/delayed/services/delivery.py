@@ -17,16 +17,16 @@ from typing import Self
 from logstore.clock import Clock
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.cursors.state import CursorState
-from logstore.delayed.buckets import NOWHERE, Bucket
+from logstore.delayed.buckets import Bucket
 from logstore.delayed.services.dispatch import Dispatcher, Holding
 from logstore.delayed.services.shared_tracker import Alarm, MeasuredSegments, SharedTracker
-from logstore.delayed.tracker import Segments
+from logstore.delayed.tracker import SnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE, ManagedLedger
 from logstore.log.services.arrivals import Watch
 from logstore.ports.catalog import Acknowledged, DelayedIndex, Topic, Transactions
-from logstore.positions import Position, TopicId
+from logstore.positions import EARLIEST, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 
 
@@ -186,7 +186,7 @@ class Delivery:
         self,
         *,
         index: DelayedIndex,
-        segments: Segments,
+        segments: SnapshotReader,
         managed: ManagedLedger,
         subscriptions: Subscriptions,
         transactions: Transactions,
@@ -298,7 +298,7 @@ class Delivery:
     ) -> Dispatcher:
         def state() -> Subscription:
             if subscription is None:
-                told = Subscription(name="", state=CursorState(NOWHERE), created_us=0)
+                told = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
             else:
                 told = self.subscriptions.consuming(topic.topic_id, subscription)
             if start is None:

@@ -25,7 +25,6 @@ from pyroaring import BitMap
 from logstore.cursors.services.subscriptions import Subscription
 from logstore.cursors.state import CursorState, unite
 from logstore.delayed import bitmaps
-from logstore.delayed.buckets import NOWHERE
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.log_reading import Due, LogReading, ReplaySet, after
 from logstore.delayed.services.shared_tracker import SharedTracker
@@ -33,7 +32,7 @@ from logstore.errors import SextonError
 from logstore.log.entries import Entry
 from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import Topic, Transactions
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 
 _DRAWN: Final = 1_000
 """Messages taken from the tracker at a time: a large number, because most of them may be acknowledged already."""
@@ -58,8 +57,8 @@ class Holding:
 
     def remove_to(self, position: Position) -> dict[LedgerId, BitMap]:
         """Take out, and return, everything up to and including the position."""
-        kept = bitmaps.behind(self.bits, position)
-        removed, self.bits = bitmaps.less(self.bits, kept), kept
+        kept = bitmaps.entries_behind(self.bits, position)
+        removed, self.bits = bitmaps.subtract(self.bits, kept), kept
         return removed
 
 
@@ -83,7 +82,7 @@ class Dispatcher:
         self.receiving = threading.Lock()
         self.holdings: list[Holding] = []
         self._topic, self._shared, self._ask = topic, shared, state
-        self._state, self._seeks, self._releases = CursorState(NOWHERE), _UNKNOWN, _UNKNOWN
+        self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
         self.columns, self._managed = columns, managed
         self._reading = LogReading(
@@ -142,9 +141,9 @@ class Dispatcher:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
             others = [other.bits for other in self.holdings if other is not holding]
             gap = max(self._reading.place, after(mark))
-            stale = bitmaps.both(holding.stale, holding.bits)
+            stale = bitmaps.intersect(holding.stale, holding.bits)
             for missing in (stale, self._replay.bits, self._shared.tracker.tracked(), *others):
-                first = bitmaps.earliest(bitmaps.less(bitmaps.behind(missing, mark), acknowledged))
+                first = bitmaps.first_position(bitmaps.subtract(bitmaps.entries_behind(missing, mark), acknowledged))
                 gap = gap if first is None else min(gap, first)
             return gap
 
@@ -204,7 +203,7 @@ class Dispatcher:
                 for due in handed:
                     self._return(holding, due)
                 if not isinstance(error, SextonError):  # it may have come at any place: between two sets, too
-                    self.rewind(NOWHERE)
+                    self.rewind(EARLIEST)
             raise
 
     def _update(self, told: Subscription) -> None:
@@ -220,13 +219,13 @@ class Dispatcher:
                 holding.bits.clear()
             self.rewind(after(told.state.mark_delete))
         acknowledged = told.state.acknowledged
-        changed = bitmaps.changed(before.acknowledged, acknowledged)
-        given_back = bitmaps.less(bitmaps.behind(changed, told.state.mark_delete), acknowledged)
-        if first := bitmaps.earliest(given_back):
+        changed = bitmaps.select_changed(before.acknowledged, acknowledged)
+        given_back = bitmaps.subtract(bitmaps.entries_behind(changed, told.state.mark_delete), acknowledged)
+        if first := bitmaps.first_position(given_back):
             self.rewind(first)
         for holding in self.holdings:
-            kept = bitmaps.behind(holding.bits, told.state.mark_delete)
-            holding.bits = bitmaps.less(kept, acknowledged)
+            kept = bitmaps.entries_behind(holding.bits, told.state.mark_delete)
+            holding.bits = bitmaps.subtract(kept, acknowledged)
 
     def _due(self, hand: Callable[[Due], None], limit: int) -> list[Entry]:
         """Messages out of the replay set, which is filled from the tracker first."""
@@ -297,5 +296,5 @@ class Dispatcher:
         return False
 
     def _return(self, holding: Holding, due: Due) -> None:
-        bitmaps.take_from(holding.bits, {due[1].ledger_id: BitMap([due[1].entry_id])})
+        bitmaps.remove_entries(holding.bits, {due[1].ledger_id: BitMap([due[1].entry_id])})
         self._play(due)

@@ -14,12 +14,11 @@ from typing import Any, Final, Protocol, cast
 from pyroaring import BitMap
 
 from logstore.cursors.state import CursorState
-from logstore.delayed.buckets import NOWHERE
 from logstore.log.entries import Entry
 from logstore.log.services import ManagedLedger
 from logstore.log.services.view import LeftOut, Postponing
 from logstore.ports.catalog import Topic, Transactions
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 
 MOST_REPLAYED: Final = 10_000
 """Messages; some 150 bytes each. A subscription that is slower reads the rest in the log."""
@@ -100,11 +99,11 @@ class LogReading:
         """Begin at the log's first entry; `lock` guards the position that `rewind` sets."""
         self._topic, self._passing, self._lock = topic, passing, lock
         self._managed, self._transactions, self._columns = managed, transactions, columns
-        self._at, self._turn_to = NOWHERE, cast("Position | None", None)
-        self._state = CursorState(NOWHERE)
+        self._at, self._turn_to = EARLIEST, cast("Position | None", None)
+        self._state = CursorState(EARLIEST)
         self._opened = False
         self._scan: Generator[Entry] | None = None
-        self._upto = NOWHERE
+        self._upto = EARLIEST
 
     @property
     def place(self) -> Position:

@@ -18,10 +18,10 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.delayed.bitmaps import add_to, earliest, less, take_from
+from logstore.delayed.bitmaps import add_entries, first_position, remove_entries, subtract
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import merge
+from logstore.delayed.sealing import merge_sorted
 from logstore.delayed.services.sealing import new_snapshot
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.sources import SnapshotGone
@@ -116,15 +116,15 @@ class Merger:
     ) -> Merged:
         from_ms = self._index.now_ms() - _PASSED_MS
         gone, before = tuple(one.bucket_id for one in sources), sum(one.messages for one in sources)
-        switch = BucketSwitch(topic_id=topic_id, expected=version, gone=gone, reason=_MERGED)
+        switch = BucketSwitch(topic_id=topic_id, expected=version, removed=gone, reason=_MERGED)
 
         def publish(born: NewBucket) -> bool:
-            return self._index.switch(replace(switch, born=(born,)))
+            return self._index.switch(replace(switch, added=(born,)))
 
         written, known = 0, self._entries_of(sources, reading)
         with new_snapshot(self._scratch, topic_id, sources[0].first, sources[-1].last, known=known) as (file, writer):
             left_out = partial(_leave_out, known, sources, reading)
-            for window in merge([reading.rows(one) for one in sources], from_ms=from_ms, passed=left_out):
+            for window in merge_sorted([reading.rows(one) for one in sources], from_ms=from_ms, on_skipped=left_out):
                 writer.add(window)
                 written += len(window)
                 progress(written)
@@ -136,7 +136,7 @@ class Merger:
         found: dict[LedgerId, BitMap] = {}
         for one in sources:
             reading.bucket = one
-            add_to(found, self._snapshots.footer(one).bitmaps)
+            add_entries(found, self._snapshots.footer(one).bitmaps)
         return found
 
 
@@ -149,7 +149,7 @@ def _leave_out(
         CorruptData: A row is none of these entries; `reading` then has its bucket.
     """
     bits = rows.bitmaps()
-    if first := earliest(less(bits, known)):
+    if first := first_position(subtract(bits, known)):
         reading.bucket = next((one for one in sources if first <= one.last), sources[-1])
         raise CorruptData(f"expected entry {first} of a segment in the bitmaps of the footer, too")
-    take_from(known, bits)
+    remove_entries(known, bits)

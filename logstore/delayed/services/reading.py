@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import delayed_rows
+from logstore.delayed.sealing import select_delayed_rows
 from logstore.errors import MissingData
 from logstore.log.services.read_ahead import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
@@ -72,7 +72,7 @@ class DelayedLog:
             if [one.ledger_id for one in found] != [ledger.ledger_id]:
                 return DelayedRows.empty()
             raise MissingData(f"topic {wanted.topic_id}: {gone} is listed and no copy holds it") from gone
-        return delayed_rows(
+        return select_delayed_rows(
             segment.ledger_id,
             segment.first_entry,
             table,

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, cast
 from logstore.delayed.bitmaps import Bitmaps
 from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import Gathering, is_time
+from logstore.delayed.sealing import BucketDraft, should_seal
 from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_file import SnapshotWriter
@@ -62,7 +62,7 @@ def new_snapshot(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
         file = cast("BinaryIO", unnamed)
-        writer = SnapshotWriter(file, topic_id, first, last, known=known)
+        writer = SnapshotWriter(file, topic_id, first, last, entries=known)
         try:
             yield file, writer
         finally:
@@ -79,12 +79,12 @@ class _Course:
     now_ms: int  # the catalog's clock when it began
     idle_s: float | None  # since the newest message with a delivery time came
     force: bool
-    gathering: Gathering | None = None
+    gathering: BucketDraft | None = None
     delayed: int = 0  # entries with a delivery time in what is gathered, due or not
     done: Sealed = Sealed()
 
     def is_time(self, limits: BucketLimits, *, entries: int, ledgers: int) -> bool:
-        return self.force or is_time(limits, entries=entries, ledgers=ledgers, idle_s=self.idle_s)
+        return self.force or should_seal(limits, entries=entries, ledgers=ledgers, idle_s=self.idle_s)
 
 
 class Sealer:
@@ -136,7 +136,7 @@ class Sealer:
         passed = self._index.passed(topic_id)
         if not passed:
             return 0
-        drop = BucketSwitch(topic_id=topic_id, expected=listed.version, gone=tuple(passed), reason=_PASSED)
+        drop = BucketSwitch(topic_id=topic_id, expected=listed.version, removed=tuple(passed), reason=_PASSED)
         return len(passed) if self._index.switch(drop) else 0
 
     def _begin(self, topic_id: TopicId, *, force: bool) -> _Course | None:
@@ -171,7 +171,7 @@ class Sealer:
         """Read, and end a bucket wherever one is full; what is left becomes one if it is time for it, too."""
         wanted = Wanted(topic_id=course.topic_id, hidden=course.frontier.hidden, now_ms=course.now_ms)
         for segment, rows in self._log.rows(self._behind(course), wanted):
-            course.gathering = course.gathering or Gathering(Position(segment.ledger_id, segment.first_entry))
+            course.gathering = course.gathering or BucketDraft(Position(segment.ledger_id, segment.first_entry))
             course.gathering.add(rows, last=end_of(segment))
             course.delayed += len(rows) if segment.delayed is None else segment.delayed
             if course.gathering.is_full(self._limits) and not self._end_bucket(course):
@@ -202,4 +202,4 @@ class Sealer:
         with new_snapshot(self._scratch, course.topic_id, first, last) as (file, writer):
             writer.add(rows)
             footer = writer.close()
-            return self._snapshots.write(file, footer, lambda born: self._index.switch(replace(switch, born=(born,))))
+            return self._snapshots.write(file, footer, lambda born: self._index.switch(replace(switch, added=(born,))))

@@ -21,7 +21,7 @@ from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter
-from logstore.delayed.tracker import Segments, Tracker, open_buckets
+from logstore.delayed.tracker import SnapshotReader, Tracker, open_buckets
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position
 
@@ -37,7 +37,7 @@ Alarm = Callable[[Topic, Bucket], None]
 class MeasuredSegments:
     """Counts what is loaded, and how long that takes; trackers of several topics may share it."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: SnapshotReader) -> None:
         """Read there."""
         self._segments = segments
         self._lock = threading.Lock()
@@ -85,7 +85,14 @@ class SharedTracker:
     """
 
     def __init__(
-        self, topic: Topic, *, index: DelayedIndex, segments: Segments, clock: Clock, tolerance_ms: int, alarm: Alarm
+        self,
+        topic: Topic,
+        *,
+        index: DelayedIndex,
+        segments: SnapshotReader,
+        clock: Clock,
+        tolerance_ms: int,
+        alarm: Alarm,
     ) -> None:
         """Read nothing yet."""
         self.lock = threading.RLock()
@@ -126,12 +133,12 @@ class SharedTracker:
         rows = self.tracker.take_due(self.due_ms(), limit)
         for reading in self.readings:
             reading.offer(rows)
-        self._rewind(self.tracker.rewinds())
+        self._rewind(self.tracker.pop_rewinds())
         return len(rows) == limit
 
     def is_behind(self) -> bool:
         """Whether `catch_up` has something to read: a segment that is due, or the list, because a bucket is missed."""
-        return bool(self._missed()) or self.tracker.to_read(self.due_ms()) is not None
+        return bool(self._missed()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def catch_up(self) -> None:
         """Read one segment that is due, unless another thread has, and the list where a bucket is missed.
@@ -141,12 +148,12 @@ class SharedTracker:
         """
         with self._loading:
             with self.lock:
-                rows = self.tracker.to_read(self.due_ms())
+                rows = self.tracker.bucket_to_read(self.due_ms())
             if rows:
-                segment = rows.read()
+                segment = rows.read_next_segment()
                 with self.lock:
-                    self.tracker.put(rows, segment)
-                    self._rewind(self.tracker.rewinds())
+                    self.tracker.load_segment(rows, segment)
+                    self._rewind(self.tracker.pop_rewinds())
         self._look_after_missed()
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
@@ -166,9 +173,9 @@ class SharedTracker:
         """Read the list, and load it unless it is the one that we have; whether it was loaded. `_listing` is held."""
         listed = self._index.listed(self._topic.topic_id)
         with self.lock:
-            if self._looked_s is not None and listed.version == self.tracker.listed.version:
+            if self._looked_s is not None and listed.version == self.tracker.bucket_list.version:
                 return False
-            new = self.tracker.unopened(listed)
+            new = self.tracker.unopened_buckets(listed)
         opened = open_buckets(new, self._segments)
         with self.lock:
             self._rewind(self.tracker.load(listed, opened))
@@ -176,7 +183,7 @@ class SharedTracker:
 
     def _missed(self) -> list[Bucket]:
         """Buckets that cannot be read, that were not reported yet."""
-        return [bucket for bucket in self.tracker.lost if bucket.bucket_id not in self._alarmed]
+        return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._alarmed]
 
     def _look_after_missed(self) -> None:
         """Read the list again where a bucket is missed: it may be merged or dropped."""

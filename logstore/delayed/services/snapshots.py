@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import read_segment
-from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment, parse_footer
+from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment_digest, parse_footer
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, segment_key
@@ -103,7 +103,7 @@ class BucketSnapshots:
         with _telling_what_is_gone(bucket):
             file = ranges_of(self._objects, opened.row)
             content = file.read_range(start, length)
-            check_segment(opened.footer, number, content)
+            check_segment_digest(opened.footer, number, content)
             file.hold([(start, content)], compared=bool(opened.footer.digests))
             source = cast("BinaryIO", file)
             return read_segment(source, number, footer=opened.footer, metadata=opened.metadata, name=name)
@@ -127,7 +127,7 @@ class BucketSnapshots:
         found = _facts(bucket.bucket_id, footer)
         if found != bucket:
             raise CorruptData(f"{name}: expected {bucket}, found {found}")
-        return _Opened(row=rows[0], metadata=metadata, footer=replace(footer, packed=b""))
+        return _Opened(row=rows[0], metadata=metadata, footer=replace(footer, compressed_bitmaps=b""))
 
 
 @contextmanager

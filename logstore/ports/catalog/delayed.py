@@ -27,8 +27,8 @@ class BucketSwitch:
 
     topic_id: TopicId
     expected: int  # version
-    gone: tuple[LedgerId, ...] = ()
-    born: tuple[NewBucket, ...] = ()
+    removed: tuple[LedgerId, ...] = ()
+    added: tuple[NewBucket, ...] = ()
     sealed_to: Position | None = None  # None: stays
     reason: str = ""  # of the audit log, for what is retired
 

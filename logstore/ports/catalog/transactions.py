@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from pyroaring import BitMap
 
 from logstore.ports.catalog.claims import Cause, Claim
-from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.buffer import NOWHERE, Buffer
+from logstore.positions import EARLIEST, LedgerId, Position, TopicId
+from logstore.transactions.buffer import Buffer
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 
@@ -204,7 +204,7 @@ class StoredSnapshot:
     """What the catalog says of a topic's snapshot."""
 
     ledger_id: LedgerId | None = None  # None: there is none
-    read_to: Position = NOWHERE  # the last entry that it knows of
+    read_to: Position = EARLIEST  # the last entry that it knows of
     due_us: int | None = None  # when the next one is to be written; None: nothing has changed
 
 

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
+from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.delivery import Delivery
 from logstore.deletion.retention import RetentionPolicy
@@ -20,7 +20,7 @@ from logstore.log.services import Clock, ManagedLedger, RollPolicy
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import DelayedIndex, Topic
-from logstore.positions import LedgerId, Position, TopicId
+from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
@@ -141,14 +141,14 @@ class World:
         if not wanted:
             return
         end = max(self.messages)
-        made = self._put(DelayedRows.of(wanted), min(at for _, at in wanted), end)
+        made = self._put(DelayedRows.from_messages(wanted), min(at for _, at in wanted), end)
         self._switch([*self.buckets.buckets, made], end)
 
     def merge(self, at: int) -> None:
         """Two adjacent buckets become one, without what is past."""
         one, two = self.buckets.buckets[at : at + 2]
-        rows = DelayedRows.united([self.rows(one), self.rows(two)])
-        rows = rows.slice(rows.due(self.now_ms))
+        rows = DelayedRows.merge([self.rows(one), self.rows(two)])
+        rows = rows.slice(rows.count_due(self.now_ms))
         kept = [bucket for bucket in self.buckets.buckets if bucket not in {one, two}]
         born = [self._put(rows, one.first, two.last)] if len(rows) else []
         self._switch(sorted([*kept, *born], key=lambda bucket: bucket.first), self.buckets.sealed_to)
@@ -163,7 +163,7 @@ class World:
     def clear(self) -> None:
         """As `delayed clear`."""
         gone = self.buckets.buckets
-        self._switch([], NOWHERE)
+        self._switch([], EARLIEST)
         self._delete(*gone)
 
     def trim(self) -> None:
@@ -176,7 +176,7 @@ class World:
 
     def rows(self, bucket: Bucket) -> DelayedRows:
         """All of a bucket."""
-        return DelayedRows.joined([self.snapshots.segment(bucket, number) for number in range(bucket.segments)])
+        return DelayedRows.concatenate([self.snapshots.segment(bucket, number) for number in range(bucket.segments)])
 
     def advance(self, ms: int) -> None:
         """Move the clock of all processes."""

@@ -32,7 +32,7 @@ def made(count: int, ledgers: Sequence[int] = (1,), *, kind: Kind = "random", se
         "delay": np.arange(len(entries)) * 7,
         "minute": random.integers(0, 60, len(entries)) * 60_000,
     }[kind]
-    return DelayedRows.sort(times.astype(np.int64) + START_MS, ledger_ids, entries)
+    return DelayedRows.from_columns(times.astype(np.int64) + START_MS, ledger_ids, entries)
 
 
 def windows(rows: DelayedRows, size: int) -> Iterator[DelayedRows]:
@@ -59,13 +59,13 @@ def take_due(tracker: Tracker, now_ms: int, limit: int) -> DelayedRows:
     """
     parts = [tracker.take_due(now_ms, limit)]
     try:
-        while (left := limit - sum(map(len, parts))) and (rows := tracker.to_read(now_ms)):
-            tracker.put(rows, rows.read())
+        while (left := limit - sum(map(len, parts))) and (rows := tracker.bucket_to_read(now_ms)):
+            tracker.load_segment(rows, rows.read_next_segment())
             parts.append(tracker.take_due(now_ms, left))
     except StoreUnavailable:
         if not any(map(len, parts)):
             raise
-    return DelayedRows.joined(parts)
+    return DelayedRows.concatenate(parts)
 
 
 class Snapshots:

@@ -25,7 +25,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World, at
 
 _FIRST, _LAST = at(3, 0), at(4, 99)
-_ROWS = DelayedRows.of((1_000 + 7 * number, at(3 + number % 2, number)) for number in range(100))
+_ROWS = DelayedRows.from_messages((1_000 + 7 * number, at(3 + number % 2, number)) for number in range(100))
 _SEGMENT = 30  # rows
 
 
@@ -110,7 +110,7 @@ def test_snapshot_reads_back_segment_by_segment(world: World, snapshots: BucketS
     assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.HEAD, Operation.GET_RANGE]
     begun = len(world.objects.calls)
     assert snapshots.segment(bucket, 2) == _ROWS.slice(2 * _SEGMENT, 3 * _SEGMENT)
-    assert DelayedRows.joined(list(snapshots.rows(bucket))) == _ROWS
+    assert DelayedRows.concatenate(list(snapshots.rows(bucket))) == _ROWS
     assert [operation for operation, _ in world.objects.calls[begun:]] == [Operation.GET_RANGE] * 5
 
 
@@ -195,7 +195,9 @@ def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
     """The checksums of its pages came with it: the digest in the footer tells. An earlier build wrote none."""
     first = _written(world, tmp_path)
     start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
-    others = DelayedRows.of((1_000 + 7 * number, at(3 + number % 2, (number + 5) % 100)) for number in range(100))
+    others = DelayedRows.from_messages(
+        (1_000 + 7 * number, at(3 + number % 2, (number + 5) % 100)) for number in range(100)
+    )
     second = _written(world, tmp_path, others)
     assert group_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
     key = segment_key(first.bucket_id, 0)
@@ -215,7 +217,7 @@ def test_snapshot_from_before_digests_of_segments_is_read(
     monkeypatch.setattr(snapshot_file, "to_metadata", lambda footer: to_metadata(replace(footer, digests=())))
     bucket = _written(world, tmp_path)
     assert snapshots.footer(bucket).digests == ()
-    assert DelayedRows.joined(list(snapshots.rows(bucket))) == _ROWS
+    assert DelayedRows.concatenate(list(snapshots.rows(bucket))) == _ROWS
 
 
 def test_store_that_does_not_answer_changes_nothing(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_writer_that_dies_leaves_a_newborn_and_its_file(world: World, tmp_path: 
 def test_position_of_a_message_reads_back_as_it_was_written(world: World) -> None:
     """Ledger and entry ids as large as they can be."""
     big = Position(LedgerId(2**62), 2**31)
-    rows = DelayedRows.of([(5, big)])
+    rows = DelayedRows.from_messages([(5, big)])
     file = io.BytesIO()
     writer = SnapshotWriter(file, world.topic.topic_id, big, big)
     writer.add(rows)

@@ -53,16 +53,16 @@ def test_a_list_changes_by_what_goes_and_what_comes_and_says_that_it_did() -> No
     one, two, three = (_bucket(number, 5) for number in (1, 2, 3))
     before = BucketList(version=4, sealed_to=three.last, buckets=(one, two, three))
     gone, merged = (one.bucket_id, two.bucket_id), replace(one, bucket_id=LedgerId(200), last=two.last, messages=9)
-    after = before.changed(gone=gone, born=[merged])
+    after = before.next_version(removed=gone, added=[merged])
     assert after == BucketList(version=5, sealed_to=three.last, buckets=(merged, three))
-    change: dict[str, Any] = {"expected": 4, "gone": gone, "born": [merged.bucket_id], "sealed_to": None}
-    assert after.reflects(**change)
-    assert replace(after, version=9).reflects(**change)
-    assert not before.reflects(**change)
-    assert not after.reflects(**change | {"expected": 5}), "of a later version nothing is known"
-    assert not after.reflects(**change | {"gone": (three.bucket_id,)})
-    assert not after.reflects(**change | {"born": [one.bucket_id]})
-    assert not after.reflects(**change | {"sealed_to": Position(LedgerId(4), 0)})
+    change: dict[str, Any] = {"expected": 4, "removed": gone, "added": [merged.bucket_id], "sealed_to": None}
+    assert after.includes_change(**change)
+    assert replace(after, version=9).includes_change(**change)
+    assert not before.includes_change(**change)
+    assert not after.includes_change(**change | {"expected": 5}), "of a later version nothing is known"
+    assert not after.includes_change(**change | {"removed": (three.bucket_id,)})
+    assert not after.includes_change(**change | {"added": [one.bucket_id]})
+    assert not after.includes_change(**change | {"sealed_to": Position(LedgerId(4), 0)})
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_a_list_refuses_buckets_that_overlap_are_empty_or_reach_too_far(
     """Each would deliver a message twice, or name none."""
     before = BucketList(version=1, sealed_to=Position(LedgerId(1), 0), buckets=(_bucket(1, 1),))
     with pytest.raises(InvalidInput, match=expected):
-        before.changed(born=born, sealed_to=Position(LedgerId(sealed), 0))
+        before.next_version(added=born, sealed_to=Position(LedgerId(sealed), 0))

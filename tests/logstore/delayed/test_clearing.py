@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.delayed.buckets import NOWHERE, BucketList
+from logstore.delayed.buckets import BucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import ledger_prefix
+from logstore.positions import EARLIEST
 from tests.activities.world import chunk_input, done
 from tests.contracts.catalog.world import CAUSE, claim
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -63,7 +64,7 @@ def test_clear_while_a_snapshot_is_written_leaves_nothing(
         Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _clear(topic)),
     )
     work(topic)
-    assert topic.index.listed(topic.topic_id) == BucketList(version=3, sealed_to=NOWHERE)
+    assert topic.index.listed(topic.topic_id) == BucketList(version=3, sealed_to=EARLIEST)
     assert _snapshots_left(topic) == []
     assert topic.index.unsealed(topic.topic_id).entries == 8
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.jobs import BuiltIndex, IndexFiles, cut
+from logstore.delayed.jobs import BuiltIndex, IndexFiles, cut_log
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -21,7 +21,7 @@ def test_stretches_cover_every_delayed_entry_once_and_are_not_more_than_a_topic_
 ) -> None:
     """Each has enough messages, but the last one; what holds none is covered as it comes, or not at all."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), count) for n, count in enumerate(counts)]
-    found = cut(segments, total=sum(counts), messages=messages, buckets=buckets)
+    found = cut_log(segments, total=sum(counts), messages=messages, buckets=buckets)
     assert sum(one.entries for one in found) == sum(counts)
     assert len(found) <= buckets
     assert all(one.entries >= messages for one in found[:-1])
@@ -34,19 +34,23 @@ def test_stretches_cover_every_delayed_entry_once_and_are_not_more_than_a_topic_
 def test_no_stretch_is_larger_than_a_task_can_take() -> None:
     """Then there are more than a topic may have, and merges follow."""
     segments = [(Position(LedgerId(n), 0), Position(LedgerId(n), 9), 1_000_000) for n in range(20)]
-    assert [one.entries for one in cut(segments, total=20_000_000, messages=50_000, buckets=2)] == [5_000_000] * 4
+    assert [one.entries for one in cut_log(segments, total=20_000_000, messages=50_000, buckets=2)] == [5_000_000] * 4
 
 
 def test_topics_of_a_part_read_back_and_damage_is_told(tmp_path: Path) -> None:
     """A part that is not there is no empty part."""
     files = IndexFiles(tmp_path)
     one = BuiltIndex(
-        topic_id=TopicId(7), expected=3, gone=(LedgerId(5),), sealed_to=Position(LedgerId(9), 4), files=("a", "b")
+        topic_id=TopicId(7),
+        expected_version=3,
+        removed=(LedgerId(5),),
+        sealed_to=Position(LedgerId(9), 4),
+        files=("a", "b"),
     )
-    files.write(2, [one])
-    assert files.read(2) == [one]
+    files.write_part(2, [one])
+    assert files.read_part(2) == [one]
     with pytest.raises(CorruptData, match="topics-00001"):
-        files.read(1)
+        files.read_part(1)
     (tmp_path / "topics-00002.json").write_text("[{}]")
     with pytest.raises(CorruptData, match="topics-00002"):
-        files.read(2)
+        files.read_part(2)

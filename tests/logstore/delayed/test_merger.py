@@ -180,7 +180,7 @@ def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> 
 
     def drop() -> None:
         version = topic.index.listed(topic.topic_id).version
-        assert topic.index.switch(BucketSwitch(topic_id=topic.topic_id, expected=version, gone=(second.bucket_id,)))
+        assert topic.index.switch(BucketSwitch(topic_id=topic.topic_id, expected=version, removed=(second.bucket_id,)))
         topic.world.objects.delete([segment_key(second.bucket_id, 0)])
 
     topic.world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=drop))
@@ -193,7 +193,7 @@ def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> 
 def test_bucket_whose_bitmaps_lack_a_row_is_damaged_and_no_merge_fails_of_it(topic: Stored, second: bool) -> None:
     """Field case 58: it is named, so that the others are merged. What is left out is looked for in the bitmaps."""
     at = topic.append(1, 2, 3)
-    rows = DelayedRows.of([(topic.now_ms + HOUR_MS, at[0]), (topic.now_ms + 2 * HOUR_MS, at[1])])
+    rows = DelayedRows.from_messages([(topic.now_ms + HOUR_MS, at[0]), (topic.now_ms + 2 * HOUR_MS, at[1])])
     odd = _put(topic, rows, at, known={at[0].ledger_id: BitMap([at[1].entry_id, at[2].entry_id])})
     topic.sealed([7])
     pair = topic.buckets[2:4] if second else topic.buckets[3:5]
@@ -238,7 +238,7 @@ def test_merge_holds_one_segment_of_each_source_at_a_time(topic: Stored) -> None
 def _of_many_segments(topic: Stored, number: int) -> Bucket:
     """A bucket of ten segments of ten messages, at the end of the log."""
     first = topic.append(*[None] * 100)
-    rows = DelayedRows.of((topic.now_ms + HOUR_MS + 2 * at + number, one) for at, one in enumerate(first))
+    rows = DelayedRows.from_messages((topic.now_ms + HOUR_MS + 2 * at + number, one) for at, one in enumerate(first))
     return _put(topic, rows, first)
 
 
@@ -247,11 +247,11 @@ def _put(
 ) -> Bucket:
     """A bucket of these rows at the end of the log, whose segments have ten rows; its bitmaps may be others."""
     listed, file = topic.index.listed(topic.topic_id), io.BytesIO()
-    writer = SnapshotWriter(file, topic.topic_id, covered[0], covered[-1], segment_rows=(10, 10), known=known)
+    writer = SnapshotWriter(file, topic.topic_id, covered[0], covered[-1], segment_rows=(10, 10), entries=known)
     writer.add(rows)
     footer = writer.close()
     file.seek(0)
     born = topic.snapshots.store(file, footer)
-    switch = BucketSwitch(topic_id=topic.topic_id, expected=listed.version, born=(born,), sealed_to=covered[-1])
+    switch = BucketSwitch(topic_id=topic.topic_id, expected=listed.version, added=(born,), sealed_to=covered[-1])
     assert topic.index.switch(switch)
     return born.bucket

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import merge
+from logstore.delayed.sealing import merge_sorted
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, made, windows
 
@@ -21,13 +21,15 @@ def test_a_merge_yields_the_rows_of_all_sources_sorted_and_none_is_lost(
 ) -> None:
     """Field case 57: the multiset of messages is unchanged by a merge, but for those whose time had passed."""
     sources = [
-        DelayedRows.of([(time, Position(LedgerId(ledger), entry)) for entry, time in enumerate(each)])
+        DelayedRows.from_messages([(time, Position(LedgerId(ledger), entry)) for entry, time in enumerate(each)])
         for ledger, each in enumerate(times)
     ]
-    merged = list(merge([windows(rows, size) for rows, size in zip(sources, sizes, strict=False)], from_ms=from_ms))
+    merged = list(
+        merge_sorted([windows(rows, size) for rows, size in zip(sources, sizes, strict=False)], from_ms=from_ms)
+    )
     assert all(len(part) for part in merged)
-    whole = DelayedRows.united(sources)
-    assert DelayedRows.joined(merged) == whole.slice(whole.due(from_ms - 1) if from_ms is not None else 0)
+    whole = DelayedRows.merge(sources)
+    assert DelayedRows.concatenate(merged) == whole.slice(whole.count_due(from_ms - 1) if from_ms is not None else 0)
 
 
 def test_a_merge_holds_one_window_of_each_source_though_all_is_due_at_once() -> None:
@@ -41,9 +43,9 @@ def test_a_merge_holds_one_window_of_each_source_though_all_is_due_at_once() -> 
 
     same = [made(1_000, [ledger]) for ledger in (1, 2)]
     same = [DelayedRows(rows.deliver_at_ms * 0 + START_MS, *rows.columns()[1:]) for rows in same]
-    same = [DelayedRows.sort(*rows.columns()) for rows in same]
+    same = [DelayedRows.from_columns(*rows.columns()) for rows in same]
     seen = 0
-    for part in merge([counted(number, rows) for number, rows in enumerate(same)]):  # type: ignore[misc]
+    for part in merge_sorted([counted(number, rows) for number, rows in enumerate(same)]):  # type: ignore[misc]
         seen += len(part)
         assert len(part) <= 100
         assert sum(drawn) * 50 <= seen + 100

@@ -101,10 +101,10 @@ def test_file_that_is_no_snapshot_of_the_topic_is_refused(topic: Stored, files: 
     built, publisher = built_of(topic, files), topic.world.log.delayed.publisher
     other = built_of(topic, files, TopicId(99))
     before = topic.index.listed(topic.topic_id)
-    files.snapshot(other.files[0]).replace(files.snapshot(built.files[0]))
+    files.snapshot_path(other.files[0]).replace(files.snapshot_path(built.files[0]))
     with pytest.raises(CorruptData, match="found those of topic 99"):
         publisher.publish(built, files)
-    files.snapshot(built.files[0]).write_bytes(b"PAR1 is not enough")
+    files.snapshot_path(built.files[0]).write_bytes(b"PAR1 is not enough")
     with pytest.raises(CorruptData, match="not a snapshot"):
         publisher.publish(built, files)
     assert topic.index.listed(topic.topic_id) == before

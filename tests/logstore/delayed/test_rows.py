@@ -24,12 +24,12 @@ def test_rows_of_messages_in_any_order_are_sorted_and_tell_what_is_due(
     messages: list[tuple[int, Position]], now_ms: int
 ) -> None:
     """Ascending by time, ledger and entry; what is due stands first."""
-    rows = DelayedRows.of(messages)
+    rows = DelayedRows.from_messages(messages)
     expected = sorted((time, position) for time, position in messages)
     assert list(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True)) == expected
-    assert rows.due(now_ms) == sum(1 for time, _ in messages if time <= now_ms)
+    assert rows.count_due(now_ms) == sum(1 for time, _ in messages if time <= now_ms)
     shuffled = np.random.default_rng(len(rows)).permutation(len(rows))
-    assert DelayedRows.sort(*(column[shuffled] for column in rows.columns())) == rows
+    assert DelayedRows.from_columns(*(column[shuffled] for column in rows.columns())) == rows
 
 
 @given(messages=_MESSAGES, gone=st.lists(_POSITIONS), some=st.integers(1, 3))
@@ -41,8 +41,8 @@ def test_rows_without_bitmaps_are_those_whose_entries_are_in_none(
     bitmaps: dict[LedgerId, BitMap] = {}
     for position in left_out:
         bitmaps.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
-    rows = DelayedRows.of(messages)
-    assert rows.without(bitmaps) == DelayedRows.of([one for one in messages if one[1] not in left_out])
+    rows = DelayedRows.from_messages(messages)
+    assert rows.without(bitmaps) == DelayedRows.from_messages([one for one in messages if one[1] not in left_out])
 
 
 @pytest.mark.parametrize(("count", "ledgers"), [(40, 40), (6_000, 40), (6_000, 3), (90, 3)])
@@ -59,7 +59,7 @@ def test_rows_of_few_and_many_ledgers_are_left_out_alike(count: int, ledgers: in
 @given(messages=_MESSAGES)
 def test_the_bitmaps_of_rows_hold_their_entries(messages: list[tuple[int, Position]]) -> None:
     """One a ledger, ascending by ledger."""
-    found = DelayedRows.of(messages).bitmaps()
+    found = DelayedRows.from_messages(messages).bitmaps()
     assert list(found) == sorted(found)
     held = {Position(ledger_id, entry_id) for ledger_id, bits in found.items() for entry_id in bits}
     assert held == {position for _, position in messages}
@@ -86,4 +86,4 @@ def test_an_entry_beyond_32_bits_fits_no_bitmap_and_is_refused() -> None:
     """It would be another entry."""
     for odd in (-1, 2**32):
         with pytest.raises(OverflowError, match="32 bits"):
-            DelayedRows.of_tuples([(1, 1, odd), (1, 1, 5)]).bitmaps()
+            DelayedRows.from_tuples([(1, 1, odd), (1, 1, 5)]).bitmaps()

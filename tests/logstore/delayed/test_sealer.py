@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from logstore.delayed.buckets import NOWHERE, BucketLimits
+from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.services.sealing import Sealed
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, BucketSwitch, Claim, EndTransaction
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transactions import TransactionId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import HOUR_MS, Pending, Stored, stored
@@ -209,7 +209,7 @@ def test_list_that_is_cleared_right_after_a_bucket_ends_the_seal(topic: Stored) 
 
     topic.sealer._index = ClearedAfterwards()  # type: ignore[assignment]  # by delegation
     assert topic.sealer.seal(topic.topic_id, force=True).overtaken
-    assert (topic.buckets, index.listed(topic.topic_id).sealed_to) == ((), NOWHERE)
+    assert (topic.buckets, index.listed(topic.topic_id).sealed_to) == ((), EARLIEST)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -6,7 +6,7 @@ from pyroaring import BitMap
 
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import Gathering, delayed_rows, is_time
+from logstore.delayed.sealing import BucketDraft, select_delayed_rows, should_seal
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made
 
@@ -17,7 +17,7 @@ def _found(times: list[int | None], *, wanted: range, hidden: BitMap | None = No
     table = pa.table(
         {"deliver_at_ms": pa.chunked_array([pa.array(part, pa.int64()) for part in (times[:2], times[2:])])}
     )
-    rows = delayed_rows(_LEDGER, 10, table, wanted=wanted, hidden=hidden, now_ms=100)
+    rows = select_delayed_rows(_LEDGER, 10, table, wanted=wanted, hidden=hidden, now_ms=100)
     assert set(rows.ledger_id.tolist()) <= {_LEDGER}
     return list(zip(rows.deliver_at_ms.tolist(), rows.entry_id.tolist(), strict=True))
 
@@ -53,22 +53,22 @@ def test_it_is_time_to_seal_by_messages_ledgers_or_idleness(
 ) -> None:
     """Each limit alone is enough, and nothing delayed is nothing to seal."""
     limits = BucketLimits(messages=3, ledgers=2, idle_s=5.0)
-    assert is_time(limits, entries=entries, ledgers=ledgers, idle_s=idle_s) is expected
+    assert should_seal(limits, entries=entries, ledgers=ledgers, idle_s=idle_s) is expected
 
 
 def test_a_bucket_is_full_by_messages_or_by_ledgers_with_a_message() -> None:
     """Ledgers without one are covered by the bucket that comes."""
     limits = BucketLimits(messages=3, ledgers=2)
     one, two = made(1, [5]), made(2, [3])
-    found = Gathering(first=Position(LedgerId(0), 0))
+    found = BucketDraft(first=Position(LedgerId(0), 0))
     found.add(DelayedRows.empty(), last=Position(LedgerId(0), 9))
     found.add(DelayedRows.empty(), last=Position(LedgerId(1), 9))
     assert not found.is_full(limits)
     found.add(one, last=Position(LedgerId(2), 9))
     assert found.is_full(limits)
-    many = Gathering(first=Position(LedgerId(0), 0))
+    many = BucketDraft(first=Position(LedgerId(0), 0))
     many.add(two, last=Position(LedgerId(3), 4))
     assert not many.is_full(limits)
     many.add(one, last=Position(LedgerId(3), 5))
     assert many.is_full(limits)
-    assert (many.messages, many.last, many.rows()) == (3, Position(LedgerId(3), 5), DelayedRows.united([one, two]))
+    assert (many.messages, many.last, many.rows()) == (3, Position(LedgerId(3), 5), DelayedRows.merge([one, two]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
-from logstore.delayed.snapshot_footer import SegmentFacts, SnapshotFooter, parse_footer
+from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, parse_footer
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, TOPIC, Kind, made, windows, written
@@ -39,18 +39,22 @@ def test_a_snapshot_reads_back_and_its_segments_are_cut_by_time_and_length(
     times: list[int], window: int, least: int, more: int, step_ms: int
 ) -> None:
     """However it was added: a segment has at most so many rows, and not more time than a step unless it had too few."""
-    rows = DelayedRows.of([(time, Position(LedgerId(1), entry)) for entry, time in enumerate(times)])
+    rows = DelayedRows.from_messages([(time, Position(LedgerId(1), entry)) for entry, time in enumerate(times)])
     file = io.BytesIO()
     writer = SnapshotWriter(file, TOPIC, _FIRST, _LAST, segment_rows=(least, least + more), step_ms=step_ms)
     for part in windows(rows, window):
         writer.add(part)
     closed = writer.close()
     footer, segments = _read(file.getvalue())
-    assert (footer.segments, footer.packed, footer.messages) == (closed.segments, closed.packed, len(rows))
+    assert (footer.segments, footer.compressed_bitmaps, footer.messages) == (
+        closed.segments,
+        closed.compressed_bitmaps,
+        len(rows),
+    )
     assert (footer.topic_id, footer.first, footer.last) == (TOPIC, _FIRST, _LAST)
     assert (footer.first_ms, footer.last_ms) == (min(times), max(times))
     assert footer.bitmaps == rows.bitmaps()
-    assert DelayedRows.joined(segments) == rows
+    assert DelayedRows.concatenate(segments) == rows
     for number, part in enumerate(segments):
         assert 1 <= len(part) <= least + more
         assert len(part) >= least or number == len(segments) - 1
@@ -63,12 +67,12 @@ def test_a_segment_has_a_step_of_time_but_10000_to_100000_rows() -> None:
     even = made(60_000)  # in an hour
     footer, _ = _read(written(even))
     assert {one.messages for one in footer.segments[:-1]} == {10_000}
-    dense = DelayedRows.sort(even.deliver_at_ms // 60 + START_MS, even.ledger_id, even.entry_id)
+    dense = DelayedRows.from_columns(even.deliver_at_ms // 60 + START_MS, even.ledger_id, even.entry_id)
     assert [one.messages for one in _read(written(dense))[0].segments] == [60_000]
-    many = DelayedRows.joined(
+    many = DelayedRows.concatenate(
         [DelayedRows(dense.deliver_at_ms + n, dense.ledger_id + n, dense.entry_id) for n in (0, 1)]
     )
-    same = DelayedRows.sort(many.deliver_at_ms * 0, many.ledger_id, many.entry_id)
+    same = DelayedRows.from_columns(many.deliver_at_ms * 0, many.ledger_id, many.entry_id)
     assert [one.messages for one in _read(written(same))[0].segments] == [100_000, 20_000]
 
 
@@ -87,12 +91,12 @@ def test_a_writer_takes_a_path_and_refuses_what_is_no_snapshot(tmp_path: Path) -
     with pytest.raises(InvalidInput, match="a time from"):
         back.add(made(10, [2], seed=1))
     twice = SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _LAST)
-    twice.add(DelayedRows.of([(1, _FIRST)]))
-    twice.add(DelayedRows.of([(2, _FIRST)]))
+    twice.add(DelayedRows.from_messages([(1, _FIRST)]))
+    twice.add(DelayedRows.from_messages([(2, _FIRST)]))
     with pytest.raises(InvalidInput, match="none twice"):
         twice.close()
     outside = SnapshotWriter(io.BytesIO(), TOPIC, _FIRST, _FIRST)
-    outside.add(DelayedRows.of([(1, _LAST)]))
+    outside.add(DelayedRows.from_messages([(1, _LAST)]))
     with pytest.raises(InvalidInput, match="of the bucket's range"):
         outside.close()
     for one in (back, twice, outside):
@@ -128,16 +132,16 @@ class _Told:
 def test_bitmaps_that_contradict_the_facts_are_refused() -> None:
     """Fewer entries than messages would hide none; more would hide some for ever; so does another range."""
     footer, _ = _read(written(made(100, [1, 2])))
-    one = replace(footer, packed=_read(written(made(50, [1])))[0].packed)
+    one = replace(footer, compressed_bitmaps=_read(written(made(50, [1])))[0].compressed_bitmaps)
     with pytest.raises(CorruptData, match="expected bitmaps of 100 messages, found 50"):
         _ = one.bitmaps
     with pytest.raises(CorruptData, match="expected 1:1 to"):
         _ = replace(footer, first=Position(LedgerId(1), 1)).bitmaps
     with pytest.raises(CorruptData, match="expected bitmaps, found 0 bytes"):
-        _ = replace(footer, packed=b"").bitmaps
-    for odd in (footer.packed[:-1], footer.packed[:4] + footer.packed):
-        with pytest.raises(CorruptData, match="it: bitmaps that cannot be read"):
-            _ = replace(footer, packed=odd).bitmaps
+        _ = replace(footer, compressed_bitmaps=b"").bitmaps
+    for odd in (footer.compressed_bitmaps[:-1], footer.compressed_bitmaps[:4] + footer.compressed_bitmaps):
+        with pytest.raises(CorruptData, match="it: the bitmaps cannot be read"):
+            _ = replace(footer, compressed_bitmaps=odd).bitmaps
 
 
 def test_a_damaged_segment_is_refused() -> None:
@@ -152,7 +156,7 @@ def test_a_damaged_segment_is_refused() -> None:
     assert len(read_segment(file, 0, footer=footer, metadata=metadata, name="it")) == 10_000
     with pytest.raises(CorruptData, match="it, segment 1"):
         read_segment(file, 1, footer=footer, metadata=metadata, name="it")
-    others = replace(footer, segments=(SegmentFacts(10_000, 1, 2), *footer.segments[1:]))
+    others = replace(footer, segments=(SnapshotSegment(10_000, 1, 2), *footer.segments[1:]))
     with pytest.raises(CorruptData, match="it, segment 0: expected"):
         read_segment(file, 0, footer=others, metadata=metadata, name="it")
 

@@ -5,11 +5,11 @@ from typing import Final
 import pytest
 
 from logstore.cursors.state import pack_acknowledged
-from logstore.delayed.buckets import NOWHERE, Bucket, BucketList
+from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, Snapshots, made, take_due
 
 _ONE: Final = LedgerId(101)
@@ -37,13 +37,13 @@ class _Topic:
 
     def listed(self, *buckets: Bucket) -> BucketList:
         found = buckets or tuple(self.buckets)
-        return BucketList(version=1, sealed_to=found[-1].last if found else NOWHERE, buckets=found)
+        return BucketList(version=1, sealed_to=found[-1].last if found else EARLIEST, buckets=found)
 
     def drained(self, now_ms: int = _END_MS, limit: int = 1_000) -> DelayedRows:
         parts = []
         while len(part := take_due(self.tracker, now_ms, limit)):
             parts.append(part)
-        return DelayedRows.joined(parts)
+        return DelayedRows.concatenate(parts)
 
 
 def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due() -> None:
@@ -52,7 +52,7 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
     topic = _Topic(one, two)
     for time, position in zip(three.deliver_at_ms.tolist(), three.positions(), strict=True):
         assert topic.tracker.add(position, time)
-    expected = DelayedRows.united([one, two, three])
+    expected = DelayedRows.merge([one, two, three])
     assert topic.tracker.messages == len(expected)
     found: list[DelayedRows] = []
     for minute in range(60):
@@ -60,10 +60,10 @@ def test_messages_of_buckets_and_of_the_log_come_out_in_order_when_they_are_due(
         while len(part := take_due(topic.tracker, now_ms, 7)):
             assert len(part) <= 7
             found.append(part)
-        assert sum(len(part) for part in found) == expected.due(now_ms)
-    assert DelayedRows.joined(found) == expected
+        assert sum(len(part) for part in found) == expected.count_due(now_ms)
+    assert DelayedRows.concatenate(found) == expected
     tracker = topic.tracker
-    assert (tracker.messages, tracker.next_ms(), tracker.tracked(), tracker.lost) == (0, None, {}, ())
+    assert (tracker.messages, tracker.next_ms(), tracker.tracked(), tracker.lost_buckets) == (0, None, {}, ())
 
 
 def test_the_first_message_after_a_restart_needs_footers_and_one_segment() -> None:
@@ -72,7 +72,7 @@ def test_the_first_message_after_a_restart_needs_footers_and_one_segment() -> No
     topic = _Topic(*rows)
     assert sorted(topic.snapshots.reads) == [(bucket.bucket_id, None) for bucket in topic.buckets]
     topic.snapshots.reads.clear()
-    first = DelayedRows.united(rows).slice(0, 1)
+    first = DelayedRows.merge(rows).slice(0, 1)
     assert take_due(topic.tracker, int(first.deliver_at_ms[0]), 1) == first
     assert len(topic.snapshots.reads) <= len(topic.buckets)
     assert {number for _, number in topic.snapshots.reads} == {0}
@@ -117,19 +117,19 @@ def test_a_clock_that_went_back_makes_nothing_early_and_loses_nothing() -> None:
 def test_what_was_handed_out_does_not_come_again_with_a_merged_bucket() -> None:
     """Field case 57: the merged bucket holds messages that this tracker took already, and all the others."""
     one, two = made(200, [1]), made(200, [2], seed=1)
-    topic, both = _Topic(one, two), DelayedRows.united([one, two])
+    topic, both = _Topic(one, two), DelayedRows.merge([one, two])
     taken = topic.drained(START_MS + _HOUR_MS // 3)
     assert 0 < len(taken) < len(both)
     merged = topic.stored(103, both)
     assert topic.tracker.load(topic.listed(merged)) == []
     assert topic.tracker.messages == len(both) - len(taken)
-    assert DelayedRows.joined([taken, topic.drained()]) == both
+    assert DelayedRows.concatenate([taken, topic.drained()]) == both
 
 
 def test_what_a_merge_left_out_is_read_in_the_log() -> None:
     """Field case 58: it was due, so it is tracked no longer, and readers go back to where it stands."""
     one, two = made(200, [1]), made(200, [2], seed=1)
-    topic, both = _Topic(one, two), DelayedRows.united([one, two])
+    topic, both = _Topic(one, two), DelayedRows.merge([one, two])
     left_out, kept = both.slice(0, 30), both.slice(30)
     merged = topic.stored(103, kept)
     assert topic.tracker.load(topic.listed(merged)) == [min(left_out.positions())]
@@ -146,7 +146,7 @@ def test_a_message_that_was_sealed_is_tracked_once_by_the_bucket() -> None:
     topic.tracker.load(BucketList(version=1))
     assert topic.tracker.load(topic.listed(topic.stored(101, rows))) == []
     assert topic.tracker.messages == 90
-    assert DelayedRows.joined([taken, topic.drained()]) == rows
+    assert DelayedRows.concatenate([taken, topic.drained()]) == rows
 
 
 def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_from_the_log() -> None:
@@ -157,12 +157,12 @@ def test_a_snapshot_that_is_gone_or_damaged_is_told_of_and_its_messages_come_fro
     topic.snapshots.errors[_TWO] = CorruptData("damaged")
     fresh = Tracker(topic.snapshots)
     assert fresh.load(topic.listed()) == []
-    assert [bucket.bucket_id for bucket in fresh.lost] == [_ONE, _TWO]
+    assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE, _TWO]
     assert list(fresh.tracked()) == [3]
     assert take_due(fresh, _END_MS, 1_000) == rows[2]
     topic.snapshots.errors.clear()
     fresh.load(topic.listed())
-    assert [bucket.bucket_id for bucket in fresh.lost] == [_ONE]
+    assert [bucket.bucket_id for bucket in fresh.lost_buckets] == [_ONE]
     assert take_due(fresh, _END_MS, 1_000) == rows[1]
 
 
@@ -175,9 +175,9 @@ def test_a_segment_that_cannot_be_read_makes_readers_go_back_to_its_messages(num
     found = topic.drained()
     mine = [position for position in found.positions() if position.ledger_id == 1]
     left = set(rows.positions()) - set(mine)
-    assert topic.tracker.rewinds() == [min(left)]
-    assert topic.tracker.rewinds() == []
-    assert [bucket.bucket_id for bucket in topic.tracker.lost] == [_ONE]
+    assert topic.tracker.pop_rewinds() == [min(left)]
+    assert topic.tracker.pop_rewinds() == []
+    assert [bucket.bucket_id for bucket in topic.tracker.lost_buckets] == [_ONE]
     assert len(found) == len(mine) + len(other)
     assert (len(mine) > 0) == (number > 0)
     assert topic.tracker.messages == 0
@@ -191,13 +191,13 @@ def test_a_bucket_whose_segments_lack_a_message_of_its_bitmaps_is_lost_and_not_t
     hidden = rows.position(7)
 
     def lacking(self: Snapshots, bucket: Bucket, number: int) -> DelayedRows:
-        return whole(self, bucket, number).without(DelayedRows.of([(0, hidden)]).bitmaps())
+        return whole(self, bucket, number).without(DelayedRows.from_messages([(0, hidden)]).bitmaps())
 
     topic.snapshots.segment = lacking.__get__(topic.snapshots)  # type: ignore[method-assign]
     assert len(topic.drained()) == 39
-    assert topic.tracker.rewinds() == [hidden]
+    assert topic.tracker.pop_rewinds() == [hidden]
     assert not topic.tracker.contains(hidden)
-    assert [bucket.bucket_id for bucket in topic.tracker.lost] == [_ONE]
+    assert [bucket.bucket_id for bucket in topic.tracker.lost_buckets] == [_ONE]
 
 
 def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> None:
@@ -212,16 +212,16 @@ def test_a_store_that_does_not_answer_takes_nothing_and_changes_nothing() -> Non
     third = topic.stored(103, made(100, [3], seed=3))
     with pytest.raises(StoreUnavailable):
         topic.tracker.load(topic.listed(*topic.buckets, third))
-    assert topic.tracker.listed == topic.listed()
-    assert (topic.tracker.messages, topic.tracker.lost, topic.tracker.rewinds()) == (200, (), [])
+    assert topic.tracker.bucket_list == topic.listed()
+    assert (topic.tracker.messages, topic.tracker.lost_buckets, topic.tracker.pop_rewinds()) == (200, (), [])
     topic.snapshots.damaged.clear()
-    assert topic.drained() == DelayedRows.united(rows)
+    assert topic.drained() == DelayedRows.merge(rows)
 
 
 def test_what_is_in_memory_is_taken_though_the_store_is_silent() -> None:
     """Rows of a loaded segment wait for no other segment that begins later."""
     one = made(100, [1])
-    later = DelayedRows.sort(one.deliver_at_ms + 2 * _HOUR_MS, one.ledger_id + 1, one.entry_id)
+    later = DelayedRows.from_columns(one.deliver_at_ms + 2 * _HOUR_MS, one.ledger_id + 1, one.entry_id)
     topic = _Topic(one, later)
     topic.snapshots.damaged = {(_TWO, 0): StoreUnavailable("silent")}
     assert take_due(topic.tracker, _END_MS + 2 * _HOUR_MS, 1_000) == one
@@ -235,19 +235,19 @@ def test_what_was_read_beside_the_tracker_is_taken_over_as_the_tracker_is_then()
     """The list has lost one of the buckets meanwhile, and a message of the new one was found in the log."""
     rows = [made(100, [ledger], seed=ledger) for ledger in (1, 2, 3)]
     topic = _Topic(*rows[:2])
-    gone = topic.tracker.to_read(_END_MS)
+    gone = topic.tracker.bucket_to_read(_END_MS)
     assert gone is not None
-    segment = gone.read()
+    segment = gone.read_next_segment()
     kept = [bucket for bucket in topic.buckets if bucket != gone.bucket]
     third = topic.stored(103, rows[2])
     listed = topic.listed(*kept, third)
-    opened = open_buckets(topic.tracker.unopened(listed), topic.snapshots)
+    opened = open_buckets(topic.tracker.unopened_buckets(listed), topic.snapshots)
     assert topic.tracker.add(rows[2].position(0), int(rows[2].deliver_at_ms[0]))
     topic.snapshots.files.pop(third.bucket_id)
     assert topic.tracker.load(listed, opened) == [_at(1 if gone.bucket.bucket_id == _ONE else 2, 0)]
-    topic.tracker.put(gone, segment)
-    topic.tracker.put(gone, None)
-    assert (topic.tracker.messages, topic.tracker.lost) == (200, ())
+    topic.tracker.load_segment(gone, segment)
+    topic.tracker.load_segment(gone, None)
+    assert (topic.tracker.messages, topic.tracker.lost_buckets) == (200, ())
 
 
 def test_a_cleared_list_leaves_everything_to_the_log() -> None:

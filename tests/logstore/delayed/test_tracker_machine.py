@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from logstore.delayed.buckets import NOWHERE, Bucket, BucketLimits, BucketList, pair_to_merge
+from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, pair_to_merge
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import Gathering, merge
-from logstore.delayed.sources import BucketRows
+from logstore.delayed.sealing import BucketDraft, merge_sorted
+from logstore.delayed.sources import BucketSource
 from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due
 from tests.state_machines import play
 
@@ -67,31 +67,31 @@ class Delivery(RuleBasedStateMachine):
     def restart(self) -> None:
         self.tracker = Tracker(self.snapshots)
         self.taken: set[Position] = set()
-        self.segment: tuple[BucketRows, DelayedRows | None] | None = None  # was read, and not taken over yet
-        self.looked: tuple[BucketList, dict[LedgerId, BucketRows | None]] | None = None
+        self.segment: tuple[BucketSource, DelayedRows | None] | None = None  # was read, and not taken over yet
+        self.looked: tuple[BucketList, dict[LedgerId, BucketSource | None]] | None = None
         self.rewind(self.tracker.load(self.listed))
 
     @rule()
     def read_segment(self) -> None:
         """Storage is asked for what is due, and answers late."""
-        if self.segment is None and (rows := self.tracker.to_read(self.now_ms)):
+        if self.segment is None and (rows := self.tracker.bucket_to_read(self.now_ms)):
             with suppress(StoreUnavailable):
-                self.segment = rows, rows.read()
+                self.segment = rows, rows.read_next_segment()
 
     @rule()
     def read_list(self) -> None:
         """Another list may be there when this one is loaded."""
         if self.looked is None:
             with suppress(StoreUnavailable):
-                self.looked = self.listed, open_buckets(self.tracker.unopened(self.listed), self.snapshots)
+                self.looked = self.listed, open_buckets(self.tracker.unopened_buckets(self.listed), self.snapshots)
 
     def take_over(self) -> None:
         """What was read, in the order in which it may come."""
         if self.looked:
             self.rewind(self.tracker.load(*self.looked))
         if self.segment:
-            self.tracker.put(*self.segment)
-            self.rewind(self.tracker.rewinds())
+            self.tracker.load_segment(*self.segment)
+            self.rewind(self.tracker.pop_rewinds())
         self.looked = self.segment = None
 
     def rewind(self, positions: list[Position]) -> None:
@@ -128,7 +128,7 @@ class Delivery(RuleBasedStateMachine):
         """Take what is due and hand it to all; then each one reads on."""
         self.now_ms += after_ms
         self.take_over()
-        before = {bucket.bucket_id for bucket in self.tracker.lost}
+        before = {bucket.bucket_id for bucket in self.tracker.lost_buckets}
         expected = sorted((self.times[at], at) for at in self.tracked() if self.times[at] <= self.now_ms)[:limit]
         try:
             rows = take_due(self.tracker, self.now_ms, limit)
@@ -136,7 +136,7 @@ class Delivery(RuleBasedStateMachine):
             assert self.snapshots.errors or self.snapshots.damaged
             return
         found = list(zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True))
-        lost = {bucket.bucket_id for bucket in self.tracker.lost} - before
+        lost = {bucket.bucket_id for bucket in self.tracker.lost_buckets} - before
         if not lost and not self.unanswered():
             assert found == expected
         assert all(self.times[at] == time <= self.now_ms for time, at in found)
@@ -146,7 +146,7 @@ class Delivery(RuleBasedStateMachine):
         self.taken |= positions
         for one in self.subscriptions:
             one.has |= positions
-        self.rewind(self.tracker.rewinds())
+        self.rewind(self.tracker.pop_rewinds())
         for one in self.subscriptions:
             self.read(one, read)
 
@@ -174,7 +174,7 @@ class Delivery(RuleBasedStateMachine):
         if kind == "crash":
             self.crash(number + 1)
         elif kind == "clear":
-            self.switch((), NOWHERE, heard)
+            self.switch((), EARLIEST, heard)
         elif kind == "build":
             self.build(number, heard)
         else:
@@ -195,12 +195,12 @@ class Delivery(RuleBasedStateMachine):
     def reload(self) -> None:
         """A running tracker hears that the list changed, at any time after the change."""
         self.take_over()
-        before, listed = self.tracked(), self.tracker.listed
+        before, listed = self.tracked(), self.tracker.bucket_list
         try:
             self.rewind(self.tracker.load(self.listed))
         except StoreUnavailable:
             assert self.snapshots.errors
-            assert (self.tracked(), self.tracker.listed) == (before, listed)
+            assert (self.tracked(), self.tracker.bucket_list) == (before, listed)
 
     @rule(part=st.integers(1, 20), skew=st.integers(-2, 2), heard=_HEARD)
     def seal(self, part: int, skew: int, heard: bool) -> None:
@@ -208,13 +208,13 @@ class Delivery(RuleBasedStateMachine):
         behind = [one for one in self.log if one[0] > self.listed.sealed_to][:part]
         if not behind:
             return
-        born, gathering = list[Bucket](), Gathering(first=behind[0][0])
+        born, gathering = list[Bucket](), BucketDraft(first=behind[0][0])
         for position, time in behind:
             wanted = time is not None and time > self.now_ms + skew
-            gathering.add(DelayedRows.of([(time or 0, position)] if wanted else []), last=position)
+            gathering.add(DelayedRows.from_messages([(time or 0, position)] if wanted else []), last=position)
             if gathering.is_full(self.limits):
                 born.append(self.stored(gathering.rows(), gathering.first, position))
-                gathering = Gathering(first=Position(position.ledger_id, position.entry_id + 1))
+                gathering = BucketDraft(first=Position(position.ledger_id, position.entry_id + 1))
         if gathering.messages:
             born.append(self.stored(gathering.rows(), gathering.first, behind[-1][0]))
         self.switch((*self.listed.buckets, *born), behind[-1][0], heard)
@@ -243,9 +243,9 @@ class Delivery(RuleBasedStateMachine):
         except StoreUnavailable:
             return
         from_ms = self.now_ms - _SLACK_MS
-        merged = DelayedRows.joined(list(merge([iter(rows) for rows in sources], from_ms=from_ms)))
-        pending = DelayedRows.united([DelayedRows.joined(rows) for rows in sources])
-        assert merged == pending.slice(pending.due(from_ms - 1))
+        merged = DelayedRows.concatenate(list(merge_sorted([iter(rows) for rows in sources], from_ms=from_ms)))
+        pending = DelayedRows.merge([DelayedRows.concatenate(rows) for rows in sources])
+        assert merged == pending.slice(pending.count_due(from_ms - 1))
         born = (self.stored(merged, pair[0].first, pair[1].last),) if len(merged) else ()
         at = self.listed.buckets.index(pair[0])
         self.switch((*self.listed.buckets[:at], *born, *self.listed.buckets[at + 2 :]), self.listed.sealed_to, heard)
@@ -265,8 +265,8 @@ class Delivery(RuleBasedStateMachine):
         """All buckets anew, from the whole log, by a clock that is behind."""
         rows = [(time, at) for at, time in self.log if time is not None and time > self.now_ms - 2]
         parts = [rows[:cut], rows[cut:]] if cut else [rows]
-        born = tuple(self.stored(DelayedRows.of(part), part[0][1], part[-1][1]) for part in parts if part)
-        self.switch(born, self.log[-1][0] if self.log else NOWHERE, heard)
+        born = tuple(self.stored(DelayedRows.from_messages(part), part[0][1], part[-1][1]) for part in parts if part)
+        self.switch(born, self.log[-1][0] if self.log else EARLIEST, heard)
 
     def storage_fails(self, number: int) -> None:
         """A snapshot vanishes, its footer or one of its segments cannot be read, or nobody answers."""
@@ -327,7 +327,7 @@ class Delivery(RuleBasedStateMachine):
         """Merging brings any number of buckets to any limit."""
         self.snapshots = Snapshots()
         self.now_ms = 0
-        self.listed = replace(self.listed, buckets=(), sealed_to=NOWHERE)
+        self.listed = replace(self.listed, buckets=(), sealed_to=EARLIEST)
         self.append([50] * 7, roll=True)
         self.seal(10_000, 0, heard=False)
         while len(self.listed.buckets) > self.limits.buckets:

@@ -71,7 +71,7 @@ class _Builds:
         )
         done = self._jobs.run(job, lambda _: None)
         self.files = IndexFiles(Path(done.folder))
-        found = [one for part in range(done.counts["parts"]) for one in self.files.read(part)]
+        found = [one for part in range(done.counts["parts"]) for one in self.files.read_part(part)]
         return done, sorted(found, key=lambda one: one.topic_id)
 
 
@@ -149,11 +149,11 @@ def test_a_build_takes_the_place_of_all_buckets_and_says_so_again(log: LogStore,
     assert len(before.buckets) == 2
 
     _, (built,) = builds.build(topic)
-    assert built.gone == tuple(one.bucket_id for one in before.buckets)
+    assert built.removed == tuple(one.bucket_id for one in before.buckets)
     assert log.delayed.publisher.publish(built, builds.files)
     after = log.catalog.delayed.listed(topic.topic_id)
     assert (len(after.buckets), sorted(_indexed(log, topic))) == (1, [*first, *second])
-    assert {one.ledger_id for one in log.catalog.deletions.list(None, limit=10)} == set(built.gone)
+    assert {one.ledger_id for one in log.catalog.deletions.list(None, limit=10)} == set(built.removed)
     assert log.delayed.publisher.publish(built, builds.files)
     assert log.catalog.delayed.listed(topic.topic_id) == after
 

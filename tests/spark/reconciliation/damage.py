@@ -139,7 +139,7 @@ class Damaged:
         new = NewBucket(bucket=bucket, size_bytes=made.size_bytes, sha256=made.sha256)
         expected = catalog.delayed.listed(topic.topic_id).version
         assert catalog.delayed.switch(
-            BucketSwitch(topic_id=topic.topic_id, expected=expected, born=(new,), sealed_to=last)
+            BucketSwitch(topic_id=topic.topic_id, expected=expected, added=(new,), sealed_to=last)
         )
         return made.ledger_id
 

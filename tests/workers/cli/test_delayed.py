@@ -50,7 +50,7 @@ def _put(services: FakeServices, *counts: int) -> list[Bucket]:
     index, made = services.log.index, list[Bucket]()
     for number, count in enumerate(counts):
         ledger = LedgerId(number)
-        rows = DelayedRows.of([(_DUE_MS + at, Position(ledger, at)) for at in range(count)])
+        rows = DelayedRows.from_messages([(_DUE_MS + at, Position(ledger, at)) for at in range(count)])
         made.append(index.snapshots.put(50 + number, rows, Position(ledger, 0), Position(ledger, 9_999)))
     index.list = BucketList(version=1, sealed_to=made[-1].last, buckets=tuple(made))
     return made

@@ -45,7 +45,7 @@ def born(*buckets: Bucket) -> tuple[NewBucket, ...]:
 
 def seal_of(topic_id: TopicId, made: Bucket, *, expected: int) -> BucketSwitch:
     """The switch that puts one bucket behind the others."""
-    return BucketSwitch(topic_id=topic_id, expected=expected, born=born(made), sealed_to=made.last)
+    return BucketSwitch(topic_id=topic_id, expected=expected, added=born(made), sealed_to=made.last)
 
 
 def seal(
@@ -71,7 +71,7 @@ def merge(found: BucketList, pair: tuple[Bucket, Bucket], into: LedgerId, topic_
     left, right = pair
     made = bucket(into, left.first, right.last, messages=left.messages + right.messages)
     gone = (left.bucket_id, right.bucket_id)
-    return BucketSwitch(topic_id=topic_id, expected=found.version, gone=gone, born=born(made), reason="merged")
+    return BucketSwitch(topic_id=topic_id, expected=found.version, removed=gone, added=born(made), reason="merged")
 
 
 def snapshots(world: World, topic_id: TopicId) -> list[LedgerId]:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from logstore.delayed.buckets import NOWHERE, BucketList
+from logstore.delayed.buckets import BucketList
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import BucketSwitch, TopicState
-from logstore.positions import TopicId
+from logstore.positions import EARLIEST, TopicId
 from tests.contracts.catalog.delayed.steps import (
     born,
     bucket,
@@ -58,7 +58,7 @@ def test_merge_replaces_its_sources_and_retires_them(world: World) -> None:
     switch = merge(world.catalog.delayed.listed(topic_id), (first, second), newborn(world, topic_id), topic_id)
     assert world.catalog.delayed.switch(switch)
     found = world.catalog.delayed.listed(topic_id)
-    merged = switch.born[0].bucket
+    merged = switch.added[0].bucket
     assert found == BucketList(version=4, sealed_to=third.last, buckets=(merged, third))
     assert snapshots(world, topic_id) == [third.bucket_id, merged.bucket_id]
     assert world.catalog.delayed.switch(switch)
@@ -103,7 +103,7 @@ def test_drop_retires_a_bucket_and_leaves_the_end(world: World) -> None:
     """A second time it has nothing to do, and is done."""
     topic_id = _topic(world)
     first, second = sealed(world, topic_id, 2)
-    drop = BucketSwitch(topic_id=topic_id, expected=2, gone=(first.bucket_id,), reason="all of it came due")
+    drop = BucketSwitch(topic_id=topic_id, expected=2, removed=(first.bucket_id,), reason="all of it came due")
     assert world.catalog.delayed.switch(drop)
     assert world.catalog.delayed.switch(drop)
     assert world.catalog.delayed.listed(topic_id) == BucketList(version=3, sealed_to=second.last, buckets=(second,))
@@ -116,7 +116,9 @@ def test_build_replaces_all_buckets_by_several(world: World) -> None:
     before = sealed(world, topic_id, 2)
     made = [bucket(newborn(world, topic_id), at(one, 0), at(one, 9)) for one in (0, 1)]
     gone = tuple(one.bucket_id for one in before)
-    switch = BucketSwitch(topic_id=topic_id, expected=2, gone=gone, born=born(*made), sealed_to=at(1, 9), reason="b")
+    switch = BucketSwitch(
+        topic_id=topic_id, expected=2, removed=gone, added=born(*made), sealed_to=at(1, 9), reason="b"
+    )
     assert world.catalog.delayed.switch(switch)
     assert world.catalog.delayed.listed(topic_id) == BucketList(version=3, sealed_to=at(1, 9), buckets=tuple(made))
     assert snapshots(world, topic_id) == [one.bucket_id for one in made]
@@ -137,7 +139,7 @@ def test_buckets_that_overlap_are_refused(
     topic_id = _topic(world)
     stands = seal(world, topic_id, at(0, 0), at(0, 4))
     made = bucket(newborn(world, topic_id), at(*first), at(*last))
-    switch = BucketSwitch(topic_id=topic_id, expected=1, born=born(made), sealed_to=at(*sealed_to))
+    switch = BucketSwitch(topic_id=topic_id, expected=1, added=born(made), sealed_to=at(*sealed_to))
     with pytest.raises(InvalidInput, match=field):
         world.catalog.delayed.switch(switch)
     assert world.catalog.delayed.listed(topic_id) == BucketList(version=1, sealed_to=at(0, 4), buckets=(stands,))
@@ -153,7 +155,7 @@ def test_abandoned_newborn_joins_no_list(world: World) -> None:
     world.phase_one(topic_id)
     assert world.intents() == [late]
     both = born(bucket(late, at(0, 0), at(0, 4)), bucket(other, at(0, 5), at(0, 9)))
-    assert not world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=0, born=both, sealed_to=at(0, 9)))
+    assert not world.catalog.delayed.switch(BucketSwitch(topic_id=topic_id, expected=0, added=both, sealed_to=at(0, 9)))
     assert (world.catalog.delayed.listed(topic_id), world.intents()) == (BucketList(), [late, other])
 
 
@@ -166,10 +168,10 @@ def test_cleared_list_is_empty_and_work_in_flight_retires_what_it_wrote(world: W
     found = world.catalog.delayed.listed(topic_id)
     flight = merge(found, (found.buckets[0], found.buckets[1]), newborn(world, topic_id), topic_id)
     assert world.catalog.delayed.clear(topic_id, reason="asked") == 2
-    assert world.catalog.delayed.listed(topic_id) == BucketList(version=3, sealed_to=NOWHERE)
+    assert world.catalog.delayed.listed(topic_id) == BucketList(version=3, sealed_to=EARLIEST)
     assert not world.catalog.delayed.switch(flight)
     assert snapshots(world, topic_id) == []
-    assert world.intents() == sorted([*flight.gone, flight.born[0].bucket.bucket_id])
+    assert world.intents() == sorted([*flight.removed, flight.added[0].bucket.bucket_id])
     assert world.catalog.delayed.unsealed(topic_id).entries == 4
     assert world.catalog.delayed.clear(topic_id, reason="asked") == 0
     late = BucketSwitch(topic_id=topic_id, expected=3, sealed_to=end)
@@ -225,7 +227,7 @@ def test_seal_merge_and_clear_at_once_leave_list_and_ledgers_alike(world: World)
     assert not [one for one in results if isinstance(one, Exception)]
     standing = [one.bucket_id for one in world.catalog.delayed.listed(topic_id).buckets]
     assert snapshots(world, topic_id) == sorted(standing) == []
-    every = {one.bucket_id for one in (*pair, made, merging.born[0].bucket)}
+    every = {one.bucket_id for one in (*pair, made, merging.added[0].bucket)}
     assert set(world.intents()) == every
     assert len(world.intents()) == len(every)
 

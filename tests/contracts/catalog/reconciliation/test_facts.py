@@ -15,7 +15,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog import Ended, SnapshotSwitch, Topic, TopicState
-from logstore.transactions.buffer import NOWHERE
+from logstore.positions import EARLIEST
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded
@@ -53,7 +53,7 @@ def _schema(world: SqlWorld, topic: Topic, digest: str) -> int:
 
 def _buffer_snapshot(world: SqlWorld, topic: Topic) -> int:
     born = world.catalog.components.create(topic.topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
-    switch = SnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=NOWHERE)
+    switch = SnapshotSwitch(topic_id=topic.topic_id, expected=None, read_to=EARLIEST)
     assert world.catalog.transaction_snapshots.publish(switch, born, size_bytes=5, sha256="ab")
     return born
 

@@ -206,4 +206,4 @@ def test_indexes_of_delayed_messages(log: _Log) -> None:
 def _cleared(world: SqlWorld, topic_id: TopicId) -> BucketSwitch:
     listed = world.catalog.delayed.listed(topic_id)
     gone = tuple(one.bucket_id for one in listed.buckets)
-    return BucketSwitch(topic_id=topic_id, expected=listed.version, gone=gone, reason="cleared")
+    return BucketSwitch(topic_id=topic_id, expected=listed.version, removed=gone, reason="cleared")
