@@ -30,7 +30,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSummary:
-    """Bucket in a form for progress and reports."""
+    """Range and number of messages of one bucket."""
 
     bucket_id: int
     messages: int

@@ -168,7 +168,7 @@ class DelayedRows:
             return {}
         low, high = int(self.entry_id.min()), int(self.entry_id.max())
         if low < 0 or high >> 32:
-            raise OverflowError(f"entry_id: expected 0 to 2**32 - 1, found {low} to {high}")
+            raise OverflowError(f"entry_id: expected an integer of 32 bits, found {low} to {high}")
         ledger_ids, ledger_numbers = self._number_ledgers()
         span = high - low + 1
         # One key per entry, in the order of (ledger, entry), so that each ledger's entries are one slice.
