@@ -4,15 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3
+PARTS ?= 24
 SECONDS ?= 600
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE # each of the processes that tests start would compile the whole project anew
 CODE := logstore activities workflows infra spark workers tests
 
-.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults soak wheel wheel-demo bench screenshots demo up down clean
+.PHONY: help setup lock tables reference fmt lint types imports check test test-replay test-external faults faults-in-parts soak wheel wheel-demo bench screenshots demo up down clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with pinned and hashed dependencies; the command is then .venv/bin/sexton
 
@@ -67,7 +68,14 @@ test-external: setup ## Only the tests that start real servers
 	$(BIN)/pytest -m external_service
 
 faults: setup ## What `make test` only samples, in full: failpoints, SIGKILL, machines, contracts on PostgreSQL (long)
-	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal
+	$(BIN)/pytest tests/faults tests/ownership tests/contracts tests/logstore tests/workers/hosting tests/infra/catalog/records tests/spark/records/test_cluster.py tests/workers/operations/test_sizing.py tests/deploy/test_wheel.py tests/soak tests/e2e/test_demo.py tests/e2e/test_secrets.py tests/e2e/test_beyond_one_machine.py --all-faults -n $(JOBS) --dist worksteal $(if $(PART),--part $(PART))
+
+faults-in-parts: setup ## Run `make faults` in PARTS pieces; skip those that passed at this commit
+	@mkdir -p .faults; commit=$$(git rev-parse HEAD); for number in $$(seq $(PARTS)); do \
+		done=.faults/$$number-of-$(PARTS); \
+		if [ "$$(cat $$done 2>/dev/null)" = "$$commit" ]; then echo "part $$number/$(PARTS): passed before"; continue; fi; \
+		$(MAKE) --no-print-directory faults PART=$$number/$(PARTS) && echo "$$commit" > $$done || exit 1; \
+	done
 
 soak: setup ## All jobs at once on real servers under seeded faults; SECONDS=600 SEED=n DATABASE=postgresql REPORT=file
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(DATABASE),--database $(DATABASE)) \

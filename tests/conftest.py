@@ -14,6 +14,7 @@ from infra.stack import stack
 from logstore import failpoints
 from tests import postgres, shared
 from tests import servers as real_servers
+from tests.parts import Part, split_tests
 from tests.prepared import share_compiled_statements, share_descriptions_of_services, try_each_workflow_once
 from workers.settings import Settings
 
@@ -40,8 +41,16 @@ What begins first is not taken over by another process: tests of Spark stay in o
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all-faults`: in full what is else a sample; CONTRIBUTING.md says of what."""
+    """Add `--all-faults`, which runs in full what is else a sample, and `--part`. CONTRIBUTING.md explains both."""
     parser.addoption("--all-faults", action="store_true", help="every hit of every failpoint, every variant; no sample")
+    parser.addoption("--part", default=Part(), type=_parse_part, metavar="3/8", help="one of so many parts of the run")
+
+
+def _parse_part(text: str) -> Part:
+    try:
+        return Part.parse(text)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 hypothesis_settings.register_profile("sexton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -79,6 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = [item for item in items if item.get_closest_marker("all_faults")]
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=out)
+    items[:], others = split_tests(items, config.getoption("--part"))
+    config.hook.pytest_deselected(items=others)
     items[:] = _longest_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
 
 
@@ -131,6 +142,13 @@ def servers(pytestconfig: pytest.Config) -> Iterator[stack.StackAddresses]:
 def settings(servers: stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own on the shared servers."""
     return real_servers.settings_on(servers, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def run_part(pytestconfig: pytest.Config) -> Part:
+    """Part of the run. A test that takes it runs in every part and selects its cases by it."""
+    chosen: Part = pytestconfig.getoption("--part")
+    return chosen
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from tests.faults.conftest import COURSES, SEED, Course
 from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, named_in_source
 from tests.faults.operators import Operators
 from tests.faults.scripts import AnyOrder, FirstOfEach
+from tests.parts import Part
 from workers.assembly.activities import activities_over
 from workers.hosting.worker_sets import WORKFLOWS
 
@@ -69,10 +70,10 @@ def _require_no_change_by_a_second_run(operators: Operators) -> None:
     assert not wrong_at_rest(after, operators.expected)
 
 
-def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> list[Course]:
-    """The courses that come to the effect; the first of them will do, but with --all-faults."""
-    found = [course for course in courses.values() if any(hit.rpartition(".")[0] == effect for hit in course.hits)]
-    return found if config.getoption("--all-faults") else found[:1]
+def _where(effect: str, courses: dict[str, Course], config: pytest.Config) -> list[str]:
+    """Return the names of courses that come to the effect: the first, or with --all-faults all."""
+    names = [name for name, course in courses.items() if any(hit.rpartition(".")[0] == effect for hit in course.hits)]
+    return names if config.getoption("--all-faults") else names[:1]
 
 
 @pytest.mark.parametrize("name", COURSES)
@@ -106,7 +107,7 @@ def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(co
 @pytest.mark.parametrize("action", ["crash", "fail"])
 @pytest.mark.parametrize("effect", _EFFECTS)
 def test_main_job_interrupted_at_an_effect_keeps_every_promise(
-    effect: str, action: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    effect: str, action: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """At every crash point a ledger is referenced, newborn, intended or gone (apache/pulsar#13526, #16569, #350).
 
@@ -114,12 +115,13 @@ def test_main_job_interrupted_at_an_effect_keeps_every_promise(
     What such a run does not come to has a run of its own, and with --all-faults every one has.
     """
     moments, done = [moment for moment, its in INTERRUPTIONS if its == action], 0
-    for course in _where(effect, courses, pytestconfig):
+    for name in _where(effect, courses, pytestconfig):
+        course = courses[name]
         armed = [one for moment in moments for one in _hits(course, effect, moment, action, pytestconfig)]
         every = pytestconfig.getoption("--all-faults")
         twice = _DONE_TWICE if every else _DONE_TWICE[:1]
         met = set() if every or effect in _ALONE else _interrupt(course, *armed, twice=twice)
-        for one in armed:
+        for one in run_part.select(name, armed):
             if one not in met:
                 assert _interrupt(course, one, twice=twice), f"{one} did not happen"
         done += len(armed)
@@ -147,19 +149,25 @@ def _hits(course: Course, effect: str, moment: str, action: str, config: pytest.
 
 @pytest.mark.parametrize("name", COURSES)
 def test_main_job_killed_before_any_write_keeps_every_promise(
-    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """Before every commit and every key put or deleted, failpoint or not: no effect hides two (apache/pulsar#13526)."""
     every = pytestconfig.getoption("--all-faults")
     writes = range(1, courses[name].writes + 1) if every else range(_WRITES, courses[name].writes + 1, _WRITES)
-    for fatal in [[one] for one in writes] if every else [writes]:
+    for fatal in run_part.select(name, [[one] for one in writes]) if every else [writes]:
         assert _survive(courses[name], fatal=fatal).crashes == [f"write {one}" for one in fatal]
 
 
 @pytest.mark.parametrize(("moment", "action"), INTERRUPTIONS)
 @pytest.mark.parametrize("effect", _BEHIND_A_WALK)
 def test_chunk_that_shared_a_listing_interrupted_behind_it_keeps_every_promise(
-    effect: str, moment: str, action: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    effect: str,
+    moment: str,
+    action: str,
+    *,
+    courses: dict[str, Course],
+    run_part: Part,
+    pytestconfig: pytest.Config,
 ) -> None:
     """Between the walk and the deletes, between data and statements, and as the rows end: it is walked anew.
 
@@ -168,12 +176,12 @@ def test_chunk_that_shared_a_listing_interrupted_behind_it_keeps_every_promise(
     most = _EVERY if pytestconfig.getoption("--all-faults") else 2
     every = interruptions(courses["beside"].hits, effect, moment, action, most=most)
     assert len(every) > 1
-    for one in every:
+    for one in run_part.select("beside", every):
         assert _interrupt(courses["beside"], one, twice=_DONE_TWICE) == {one}
 
 
 def test_chunk_that_shared_a_listing_killed_before_any_delete_keeps_every_promise(
-    courses: dict[str, Course], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a page: each key that is left is found by the next walk, or by its name."""
     undisturbed = courses["beside"].start()
@@ -191,13 +199,13 @@ def test_chunk_that_shared_a_listing_killed_before_any_delete_keeps_every_promis
     walked = [call for call in world.store.calls if call == (Operation.LIST, shard_prefix(0))]
     assert len(walked) >= 2
     assert len(deletes) > 12
-    for one in deletes if pytestconfig.getoption("--all-faults") else deletes[1::4]:
+    for one in run_part.select("delete", deletes if pytestconfig.getoption("--all-faults") else deletes[1::4]):
         assert _survive(courses["beside"], fatal=[one]).crashes == [f"write {one}"]
 
 
 @pytest.mark.parametrize("name", COURSES)
 def test_main_job_interrupted_twice_keeps_every_promise(
-    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """A second crash may meet what the first one left behind (apache/pulsar#982)."""
     dice = random.Random(f"{SEED} {name}")
@@ -208,8 +216,9 @@ def test_main_job_interrupted_twice_keeps_every_promise(
         for one in interruptions(courses[name].hits, effect, moment, action, most=_EVERY)
     ]
     assert len(every) > 100, f"{name}: too few interruptions to choose from"
-    for _ in range(_PAIRS * (80 if pytestconfig.getoption("--all-faults") else 1)):
-        first, second = sorted(dice.sample(every, 2))
+    draws = range(_PAIRS * (80 if pytestconfig.getoption("--all-faults") else 1))
+    pairs = [sorted(dice.sample(every, 2)) for _ in draws]
+    for first, second in (pairs[draw] for draw in run_part.select(name, draws)):
         if first.point != second.point:  # a point is armed once
             _survive(courses[name], first, second)
 
@@ -235,8 +244,8 @@ def test_workflows_that_are_replayed_and_continued_as_often_as_can_be_keep_every
 
 @pytest.mark.parametrize("name", COURSES)
 def test_workflows_whose_steps_come_in_any_order_keep_every_promise(
-    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """Runs that go on beside each other, and attempts that are lost or late, as chance has it (dust-tt/dust#4272)."""
-    for seed in range(100 if pytestconfig.getoption("--all-faults") else 2):
+    for seed in run_part.select(name, range(100 if pytestconfig.getoption("--all-faults") else 2)):
         _survive(courses[name], script=AnyOrder(SEED + seed))

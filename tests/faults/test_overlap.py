@@ -18,6 +18,7 @@ from tests.faults.operators import Operators
 from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import SHORT
 from tests.faults.world import World
+from tests.parts import Part
 from workers.assembly.activities import activities_over
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and each activity in a run of its own
@@ -89,12 +90,13 @@ def _gone(course: Course, script: Counted) -> Operators:
 
 
 def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes(
-    template: Path, fresh: Callable[[], Path], pytestconfig: pytest.Config
+    template: Path, fresh: Callable[[], Path], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """Two attempts may overlap, and what ended keeps its outcome (temporalio/sdk-python#1048, dust-tt/dust#4272)."""
     written = Operators(World(fresh(), template), SHORT)
     written.drive(written.write)
-    for before in range(1, _MOST_CALLS, 1 if pytestconfig.getoption("--all-faults") else _STEP):
+    steps = range(1, _MOST_CALLS, 1 if pytestconfig.getoption("--all-faults") else _STEP)
+    for before in run_part.select(_CHUNK, steps):
         script = Overtaken({_CHUNK: before})
         script.operators = written.fork(written.world.fork(fresh()), script=script)
         world = script.operators.world
@@ -111,7 +113,7 @@ def test_chunk_overtaken_by_its_retry_at_any_call_counts_once_and_keeps_outcomes
 
 @pytest.mark.parametrize("name", COURSES)
 def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
-    name: str, courses: dict[str, Course], pytestconfig: pytest.Config
+    name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """Each activity that no course before comes to: before its last call, and before one in the middle.
 
@@ -124,7 +126,8 @@ def test_attempt_of_any_activity_overtaken_by_its_retry_keeps_every_promise(
     activities = sorted(courses[name].activities.difference(*(courses[other].activities for other in before)))
     most = {activity: counted.calls[activity] for activity in activities}
     if every:
-        _overtake_alone(courses[name], ((it, call) for it in activities for call in range(1, most[it] + 1)))
+        calls_alone = [(it, call) for it in activities for call in range(1, most[it] + 1)]
+        _overtake_alone(courses[name], run_part.select(name, calls_alone))
         return
     for calls in ({it: -(-count // 2) for it, count in most.items()}, most):
         met = _overtake(courses[name], calls)

@@ -42,6 +42,7 @@ from tests.faults.reminding import (
 )
 from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
+from tests.parts import Part
 from tests.servers import settings_on
 from workers.client import visibility
 from workers.client.connections import connect_client
@@ -285,7 +286,8 @@ def test_build_goes_on_after_a_worker_was_killed_at_an_effect_of_its_switch(
 @pytest.mark.all_faults
 @pytest.mark.timeout(3_600)
 def test_processes_killed_at_every_effect_lose_nothing(
-    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld]
+    every_case: list[tuple[Case, Interruption]], worlds: Callable[[], RealWorld], run_part: Part
 ) -> None:
     """All of it, for `make faults`."""
-    _side_by_side(every_case, worlds)
+    selected = [(case, point) for case, point in every_case if run_part.includes(f"{case.__name__} {point}")]
+    _side_by_side(selected, worlds)
