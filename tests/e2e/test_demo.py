@@ -11,6 +11,7 @@ from tests.logstore.eventually import assert_eventually
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_200)]
 
+_WITHIN_S = 400.0  # on a busy machine, where a process alone takes a minute to start
 _SMALL = ("demo", "--topics", "3", "--ledgers", "4")
 
 _ELSEWHERE = {
@@ -72,10 +73,10 @@ def test_demo_keeps_every_promise_and_leaves_nothing_behind(shell: Shell) -> Non
 def test_demo_that_is_asked_to_end_twice_leaves_nothing_behind(shell: Shell) -> None:
     """It is asked again while it cleans up, and a server and a worker are only just being started."""
     demo = shell.start(*_SMALL)
-    assert_eventually(lambda: [*shell.folder.glob("sexton-demo-*/pids/worker-1.json")], within_s=60)
+    assert_eventually(lambda: [*shell.folder.glob("sexton-demo-*/pids/worker-1.json")], within_s=_WITHIN_S)
     for number in (signal.SIGINT, signal.SIGTERM):
         demo.send_signal(number)
-    assert demo.wait(60) == 130
+    assert demo.wait(_WITHIN_S) == 130
     assert shell.left_running() == []
     assert shell.left_on_disk() == []
 

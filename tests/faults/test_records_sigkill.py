@@ -23,7 +23,7 @@ from workers.assembly.adapters import open_log
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client
 
-pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_500)]
 
 
 class _Workers:

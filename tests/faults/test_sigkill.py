@@ -48,7 +48,7 @@ from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.settings import Settings
 
-pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_500)]
 
 _SIDE_BY_SIDE = 3
 _DEATHS = (("before", "kill"), ("after", "kill"), ("reported_failed", "fail"))

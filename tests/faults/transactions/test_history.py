@@ -127,7 +127,7 @@ class _Run:
 
 @pytest.mark.external_service
 @pytest.mark.sigkill
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1_500)
 def test_concurrent_transactions_whose_workers_are_killed_have_a_serial_order(
     servers: stack.StackAddresses, tmp_path: Path
 ) -> None:
