@@ -6,7 +6,7 @@ import typer
 
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import SHARDS
-from logstore.records.absence import MAX_ABSENT_SHARE
+from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords, counts
 from workers.cli.command import command
 from workers.cli.context import CommandContext

@@ -25,7 +25,7 @@ from infra.catalog.engine.connections import shown_url
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.markers import Role
-from logstore.records.absence import MAX_ABSENT_SHARE
+from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.cold_start import ColdStart

@@ -40,7 +40,7 @@ from logstore.ports.catalog.rebuilding import (
 )
 from logstore.ports.objects import Buckets, ObjectInfo, OwnedStore
 from logstore.positions import LedgerId, TopicId
-from logstore.records.absence import MAX_ABSENT_SHARE, check_absent_share
+from logstore.records.absent_share import MAX_ABSENT_SHARE, check_absent_share
 from logstore.records.adoption import Upload
 from logstore.records.services.absence import (
     UnlistedObjectError,
