@@ -29,17 +29,17 @@ def read_twice(read: Callable[[], Content]) -> Content:
 
 
 def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
-    """Require the object that was uploaded, as a HEAD shows it now.
+    """Require the object that was uploaded, as a HEAD shows it now. A gateway may have added entries to its metadata.
 
     Raises:
-        UploadUnproven: The store has no such object, or one of another length or with other metadata.
+        UploadUnproven: The store has no such object, or one of another length or without an entry of the metadata.
         StoreUnavailable: The store did not answer.
     """
     found = objects.head(key)
     if found is None:
         raise UploadUnproven(f"{key}: the upload was answered and the object is not there")
     info, stored_metadata = found
-    if info.size_bytes != size_bytes or stored_metadata != metadata:
+    if info.size_bytes != size_bytes or not metadata.items() <= stored_metadata.items():
         expected = f"{size_bytes} bytes of {dict(metadata)}"
         stored = f"{info.size_bytes} bytes of {dict(stored_metadata)}"
         raise UploadUnproven(f"{key}: expected {expected}, found {stored}")
