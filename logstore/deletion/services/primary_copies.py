@@ -209,11 +209,17 @@ class PrimaryCopies:
         return {row: removal(copies[row], left[row] or meta_left[row]) for row in copies}
 
     def _left(self, copy: StoredCopy, *, alone: bool) -> UnconfirmedKeys | None:
-        """Data that a second listing shows: of a ledger that is removed alone, or whose first listing was short."""
+        """Data that a second listing shows: of a ledger that is removed alone, or whose first listing was short.
+
+        A listing that gets no answer keeps this ledger's statement. It says nothing of the other ledgers.
+        """
         if not (copy.short or alone) or not copy.meta_keys:
             return None
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
-        again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
+        try:
+            again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
+        except StoreUnavailable as error:
+            return UnconfirmedKeys(0, f"the second listing got no answer: {error}", answered=False)
         return UnconfirmedKeys(len(again), f"{again[0]} appeared in a second listing") if again else None
 
 

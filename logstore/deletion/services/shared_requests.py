@@ -110,8 +110,8 @@ def _end(ledger_id: LedgerId) -> str:
 class UnconfirmedKeys(NamedTuple):
     """Keys that storage did not confirm as deleted."""
 
-    keys: int
-    first: str
+    keys: int  # 0: storage did not tell
+    first: str  # key and reason; with 0 keys the reason alone
     answered: bool = True  # False: about some of them storage said nothing
 
 
@@ -157,6 +157,6 @@ def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> Removal:
         return Removal(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
     return Removal(
         objects=max(0, len(copy.data_keys) - left.keys),
-        error=f"{left.keys} keys kept, first {left.first}",
+        error=f"{left.keys} keys kept, first {left.first}" if left.keys else left.first,
         answered=left.answered,
     )

@@ -345,6 +345,25 @@ def test_primary_copy_of_a_short_listing_is_looked_at_again_before_meta_goes() -
     assert objects.keys == sorted([_META, late])
 
 
+@pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.MIDWAY])
+def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(kind: FaultKind) -> None:
+    """What is left of the ledger is unknown, so no number of keys counts as its progress."""
+    objects, other = _store(into=_Blind({segment_key(_L, 2)})), LedgerId(8)
+    for key in (meta_key(other, OWNER), segment_key(other, 0)):
+        objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
+    storage = PrimaryCopies(objects)
+    copies = {0: storage.inspect(intent(_L, segments=3)), 1: storage.inspect(intent(other, segments=1))}
+    assert [copy.short for copy in copies.values()] == [True, False]
+    objects.plan(Fault(operation=Operation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
+    removals = storage.remove(copies, on_progress=lambda _: None)
+    assert (removals[0].objects, removals[0].answered) == (3, False)
+    assert (removals[0].error or "").startswith("the second listing got no answer: ")
+    assert removals[1] == Removal(objects=2, size_bytes=2)
+    assert objects.keys == [_META]
+    assert storage.remove({0: storage.inspect(intent(_L, segments=3))}, on_progress=lambda _: None)[0].error is None
+    assert objects.keys == []
+
+
 def test_primary_copy_short_for_good_goes_whole() -> None:
     """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316, apache/pulsar#15992)."""
     objects = _store(segments=2)
