@@ -25,7 +25,7 @@ from activities.records.values import (
 from logstore.clock import Clock
 from logstore.errors import PreconditionFailed
 from logstore.identity.markers import Role
-from logstore.identity.services.own_stores import ASKED_EVERY_S
+from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog.rebuilding import Load, Rebuild
 from logstore.ports.catalog.records import Records
@@ -170,7 +170,7 @@ class Rebuilding:
         return PublishedManifest(manifest=number)
 
     def _await_old_processes(self) -> None:
-        until_s = self._clock.monotonic_s() + ASKED_EVERY_S + _IN_FLIGHT_S
+        until_s = self._clock.monotonic_s() + MAX_UNANSWERED_S + _IN_FLIGHT_S
         while self._clock.monotonic_s() < until_s:
             between_units()
             self._clock.sleep(1.0)

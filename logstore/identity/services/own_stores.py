@@ -42,6 +42,8 @@ _FIRST_KEYS: Final = {Role.PRIMARY: segment_key(LedgerId(0), 0), Role.RECORDS: m
 _MARKER_READS: Final = 3  # of a marker of which GET and HEAD say different things: an answer may have been cut off
 ASKED_EVERY_S: Final = 30.0
 """How often a process that only writes and reads asks whether its catalog is still the one, in seconds."""
+MAX_UNANSWERED_S: Final = 60.0
+"""How long after the last question that was answered a process still writes. A rebuild waits for so long."""
 
 
 class OwnStores:
@@ -164,7 +166,7 @@ class OwnStore:
         self._connected = cache(connect)
         self._lock = threading.Lock()
         self._seen = False
-        self._ask_at_s = 0.0
+        self._ask_at_s = self._answered_s = 0.0  # the second: when the last question that was answered was asked
 
     def confirm(self) -> None:
         """See `OwnedStore.confirm`."""
@@ -196,13 +198,15 @@ class OwnStore:
 
     def _require_current(self) -> None:
         if self._still_current is not None:
+            asked_s = self._now_s()
             self._still_current()
-            self._ask_at_s = self._now_s() + ASKED_EVERY_S
+            self._answered_s, self._ask_at_s = asked_s, asked_s + ASKED_EVERY_S
 
     def _ask_again(self) -> None:
         """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
 
-        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `removing`.
+        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `removing` and, once
+        the last answer is too old, in `_writing`.
         """
         if self._still_current is None or self._now_s() < self._ask_at_s or not self._lock.acquire(blocking=False):
             return
@@ -218,6 +222,17 @@ class OwnStore:
         self._ask_again()
         return self._connected()
 
+    def _writing(self) -> ObjectStore:
+        """Return the store for an upload. Require an answer that is not too old.
+
+        Behind a store that does not answer this one question a process of an old catalog would append for ever. What it
+        appends once a rebuild has looked at storage is lost.
+        """
+        store = self._own()
+        if self._now_s() - self._answered_s >= MAX_UNANSWERED_S:
+            self._require_current()
+        return store
+
     def removing(self) -> ObjectStore:
         """See `OwnedStore.removing`; what cannot be undone needs an answer of this moment, and there must be one."""
         if not self._compared_now():
@@ -226,13 +241,13 @@ class OwnStore:
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
         """See `ObjectStore`."""
-        self._own().put_if_absent(key, body, metadata=metadata)
+        self._writing().put_if_absent(key, body, metadata=metadata)
 
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
         """See `ObjectStore`."""
-        self._own().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+        self._writing().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
 
     def open_uploads(self, prefix: str) -> list[OpenUpload]:
         """See `ObjectStore`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BytesIO
 
 import pytest
 
@@ -14,7 +15,7 @@ from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, 
 from logstore.failpoints import SimulatedCrash
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
 from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.identity.services.own_stores import MAX_UNANSWERED_S, OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind, CopyState, meta_key, segment_key
 from logstore.offload.tiered import index_key
 from logstore.ports.objects import StoredObject
@@ -251,6 +252,49 @@ def test_record_log_that_does_not_answer_stops_no_append(catalog: FakeCatalog, b
     asked.now_s += 30
     store.head("k")
     assert asked.asked == 3
+
+
+def test_process_whose_questions_get_no_answer_writes_no_longer_than_a_rebuild_waits(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """It counts from the question that was answered, and reads go on. Each upload asks until there is an answer."""
+    asked = _Catalog()
+    store = asked.own(catalog, bucket)
+    store.require()
+    asked.refuses = StoreUnavailable("no answer")
+    asked.now_s += MAX_UNANSWERED_S - 1
+    store.put_if_absent("in time", b"", metadata={})
+    asked.now_s += 1
+    store.head("in time")
+    questions = asked.asked
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            store.put_if_absent("late", b"", metadata={})
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            store.put_file_if_absent("late", BytesIO(b""), metadata={}, proceed=lambda: None)
+    assert asked.asked == questions + 4
+    assert "late" not in bucket.keys
+    asked.refuses = None
+    store.put_if_absent("late", b"", metadata={})
+    assert "late" in bucket.keys
+
+
+def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
+    """A rebuild may have put its manifest right behind the question."""
+    asked = _Catalog()
+    slow = OwnStores(catalog.identities).own(
+        LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
+    )
+    slow.require()
+    asked.refuses = CatalogOutdated("another")
+    asked.now_s += 1
+    with pytest.raises(CatalogOutdated):
+        slow.put_if_absent("k", b"", metadata={})
+
+
+def _pass_and_ask(asked: _Catalog, seconds: float) -> None:
+    asked.now_s += seconds
+    asked.still_current()
 
 
 def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:

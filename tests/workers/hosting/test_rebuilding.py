@@ -23,7 +23,7 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
-from logstore.records.absence import MAX_ABSENT_SHARE
+from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import Pin, RecordLog
@@ -204,7 +204,9 @@ def test_rebuild_is_refused_while_a_worker_of_the_catalog_lives(settings: Settin
             assert await asyncio.to_thread(_held, settings) == []
             assert len(await asyncio.to_thread(manifests, settings)) == count
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr("activities.records.rebuilding.ASKED_EVERY_S", -5.0)  # nobody appends: it need not wait
+                patched.setattr(
+                    "activities.records.rebuilding.MAX_UNANSWERED_S", -5.0
+                )  # nobody appends: it need not wait
                 assert (await asyncio.to_thread(rebuilt, settings, take_over=True, **told)).refused is None
 
     asyncio.run(rebuild_beside_a_worker())
@@ -227,7 +229,9 @@ def test_rebuild_that_was_loaded_is_refused_too_while_a_worker_lives(settings: S
                 await asyncio.to_thread(rebuilt, settings)
             assert len(await asyncio.to_thread(manifests, settings)) == count
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr("activities.records.rebuilding.ASKED_EVERY_S", -5.0)  # nobody appends: it need not wait
+                patched.setattr(
+                    "activities.records.rebuilding.MAX_UNANSWERED_S", -5.0
+                )  # nobody appends: it need not wait
                 assert (await asyncio.to_thread(rebuilt, settings, take_over=True)).refused is None
 
     asyncio.run(rebuild_beside_a_worker())

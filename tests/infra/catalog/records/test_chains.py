@@ -11,7 +11,7 @@ import pytest
 from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
-from logstore.identity.services.own_stores import ASKED_EVERY_S
+from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
@@ -234,16 +234,16 @@ def test_rebuild_that_takes_over_adopts_what_the_old_catalog_answers_meanwhile(c
         chain.append_by(old, topic, "before the rebuild")
 
         def sleep(_: float) -> None:
-            if next(times) < ASKED_EVERY_S:
+            if next(times) < MAX_UNANSWERED_S:
                 chain.append_by(old, topic, "while it waits")
 
         now = iter(range(1_000))
         chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=sleep)
         assert chain.rebuild(url, take_over=True) is not None
-        assert next(times) > ASKED_EVERY_S
+        assert next(times) > MAX_UNANSWERED_S
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
-    assert len(chain.answered) > ASKED_EVERY_S
+    assert len(chain.answered) > MAX_UNANSWERED_S
 
 
 def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
