@@ -155,12 +155,12 @@ def _read(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]
         target = reader.target(row)
         counts["elsewhere" if target is None else "objects"] += 1
         found += filter(None, [reader.copy(row, *target)] if target else [])
+    target_file = folder / f"findings-{lane.number:06d}.parquet"
     if found:
-        with (
-            replacing(folder / f"findings-{lane.number:06d}.parquet") as new,
-            pq.ParquetWriter(new, SCHEMA) as writer,
-        ):
+        with replacing(target_file) as new, pq.ParquetWriter(new, SCHEMA) as writer:
             writer.write_table(as_table(found), row_group_size=PAGE)
+    else:
+        target_file.unlink(missing_ok=True)  # of an earlier run of this task, whose findings do not count
     counts.update(findings=len(found), size_bytes=reader.pace.spent)
     return counts
 

@@ -12,6 +12,7 @@ import pytest
 
 from logstore.log.ledgers import segment_key
 from logstore.offload.tiered import data_key
+from logstore.positions import LedgerId
 from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, CutScrub, ScrubPage
@@ -195,6 +196,38 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
     assert standing <= set(read)
     assert len(read) == len(set(read)) == sum(per_lane)
     assert max(per_lane) < 2 * min(per_lane)
+
+
+def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes the counts of the second run: a file of the first would say something else."""
+    damaged = {3, 5}
+
+    class Reader:
+        pace = Pace(1)
+
+        def __init__(self, *_: object) -> None: ...
+
+        def segment(self, row: dict[str, int]) -> Finding | None:
+            is_damaged = row["ledger_id"] in damaged
+            return Finding(kind=_K.CORRUPT_DATA, ledger_id=LedgerId(row["ledger_id"])) if is_damaged else None
+
+    class Catalog:
+        def table(self, query: str) -> pa.Table:
+            return pa.Table.from_pylist([{"ledger_id": ledger} for ledger in range(9 if query == "segments" else 0)])
+
+    monkeypatch.setattr(scrub, "adbc_connect", lambda _: nullcontext(Catalog()))
+    monkeypatch.setattr(scrub, "_Reader", Reader)
+    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
+    addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
+    (lane,) = scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=1)
+    for still_damaged in ({3, 5}, {5}, set[int]()):
+        damaged &= still_damaged
+        assert scrub._read(addresses, tmp_path, lane)["findings"] == len(still_damaged)
+        found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).all()}
+        assert found == still_damaged
 
 
 @pytest.mark.parametrize(("rate", "pages"), [(1 << 20, 25), (4 << 20, 6), (1 << 40, 1)])
