@@ -30,7 +30,7 @@ class KnownOwner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCopy:
+class CopyRow:
     """A row of `ledger_copy`."""
 
     kind: str
@@ -39,11 +39,11 @@ class KnownCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLedger:
+class LedgerRows:
     """Rows of the catalog that name one ledger id."""
 
     has_row: bool = False  # in `ledger`
-    copies: Sequence[KnownCopy] = ()
+    copies: Sequence[CopyRow] = ()
     owners: Sequence[KnownOwner] = ()  # stated by the ledger's row and by its deletions, finished ones too
     tables: Sequence[str] = ()  # others whose rows name it
     is_primary_deleted: bool = False  # a deletion of its primary copy ended
@@ -57,33 +57,33 @@ class CatalogDoubt:
     reason: str
 
 
-def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, known: KnownLedger) -> CatalogDoubt | None:
+def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> CatalogDoubt | None:
     """Return why a stored copy is no orphan by the catalog's own rows, or None if nothing there forbids it.
 
     Args:
         statement: What storage states of the copy.
         copy: Its kind.
         uuid: Of a tiered copy.
-        known: The rows that name the ledger.
+        rows: The rows that name the ledger.
     """
-    if any(_is_same(copy, uuid, one) for one in known.copies):
+    if any(_is_same(copy, uuid, row) for row in rows.copies):
         return CatalogDoubt(kind=None, reason=f"its row names this {copy.value} copy")
-    if other := doubt_owner(statement, known):
+    if other := doubt_owner(statement, rows):
         return other
-    if not known.has_row:
-        tables = [*(["ledger_copy"] if known.copies else []), *known.tables]
+    if not rows.has_row:
+        tables = [*(["ledger_copy"] if rows.copies else []), *rows.tables]
         reason = _LOST_LEDGER.format(tables=" and ".join(tables))
         return CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=reason) if tables else None
-    if not any(one.is_live for one in known.copies):
+    if not any(row.is_live for row in rows.copies):
         return CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=_LOST_COPY)
-    if copy is CopyKind.LEDGER and not known.is_primary_deleted:
+    if copy is CopyKind.LEDGER and not rows.is_primary_deleted:
         return CatalogDoubt(kind=FindingKind.MISMATCH, reason=_UNEXPLAINED)
     return None
 
 
-def doubt_owner(statement: LedgerStatement, known: KnownLedger) -> CatalogDoubt | None:
+def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
     """Return which row states another owner of the ledger id than storage does, or None."""
-    for owner in known.owners:
+    for owner in rows.owners:
         if owner.digest != statement.owner.digest:
             reason = f"{owner.row}: it is of {owner.topic}, and storage states a ledger of {statement.owner.topic}"
             return CatalogDoubt(kind=FindingKind.MISMATCH, reason=reason)
@@ -93,7 +93,7 @@ def doubt_owner(statement: LedgerStatement, known: KnownLedger) -> CatalogDoubt 
     return None
 
 
-def _is_same(copy: CopyKind, uuid: str, row: KnownCopy) -> bool:
+def _is_same(copy: CopyKind, uuid: str, row: CopyRow) -> bool:
     if row.kind != copy.value:
         return False
     return copy is CopyKind.LEDGER or row.uuid is None or row.uuid == uuid

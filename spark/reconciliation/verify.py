@@ -33,7 +33,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.known_ledgers import KnownLedger, doubt_orphan, doubt_owner
+from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan, doubt_owner
 from logstore.reconciliation.services.orphans import (
     GONE,
     OTHER_APPLICATION,
@@ -197,12 +197,12 @@ def _judge_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterato
             yield one
 
 
-def _judged_orphan(one: Finding, known: KnownLedger) -> Finding | None:
+def _judged_orphan(one: Finding, rows: LedgerRows) -> Finding | None:
     statement = LedgerStatement.from_metadata(one.statement)
     if one.kind is _KIND.ORPHAN_SEGMENT:
-        doubt = doubt_owner(statement, known)
+        doubt = doubt_owner(statement, rows)
     else:
-        doubt = doubt_orphan(statement, CopyKind(one.copy), one.uuid, known)
+        doubt = doubt_orphan(statement, CopyKind(one.copy), one.uuid, rows)
     if doubt is None:
         return one
     return None if doubt.kind is None else replace(one, kind=doubt.kind, detail=doubt.reason)

@@ -35,7 +35,7 @@ from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Detached
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
-from logstore.reconciliation.known_ledgers import KnownLedger, doubt_orphan
+from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan
 
 _P, _L = t.pending_deletion.c, t.ledger.c
 
@@ -165,8 +165,8 @@ def _by_ledger(rows: Iterable[Any]) -> defaultdict[int, list[Any]]:
     return found
 
 
-def _contradicted(one: OrphanCopy, known: KnownLedger) -> str | None:
-    doubt = doubt_orphan(one.statement, one.copy, _uuid(one), known)
+def _contradicted(one: OrphanCopy, rows: LedgerRows) -> str | None:
+    doubt = doubt_orphan(one.statement, one.copy, _uuid(one), rows)
     return f"ledger {one.statement.ledger_id}: {doubt.reason}" if doubt else None
 
 

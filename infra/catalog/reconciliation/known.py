@@ -13,7 +13,7 @@ from infra.catalog.log.components import BY_ROW
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
 from logstore.positions import TopicId
-from logstore.reconciliation.known_ledgers import KnownCopy, KnownLedger, KnownOwner
+from logstore.reconciliation.known_ledgers import CopyRow, KnownOwner, LedgerRows
 
 _MAX_LEDGERS_PER_QUERY: Final = 5_000
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
@@ -22,12 +22,12 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 """Runs one query, and returns its rows by the names of their columns."""
 
 
-def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, KnownLedger]:
+def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
     """Return what the catalog's rows say of each of the ledgers, of those without any row too.
 
     Copies are read before deletions: a copy that leaves in between is seen as the one or as the other.
     """
-    found: dict[int, KnownLedger] = {}
+    found: dict[int, LedgerRows] = {}
     asked = sorted(set(ledger_ids))
     for at in range(0, len(asked), _MAX_LEDGERS_PER_QUERY):
         ids = asked[at : at + _MAX_LEDGERS_PER_QUERY]
@@ -40,7 +40,7 @@ def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, Know
                 *(_owner(row, "the ledger's row") for row in rows),
                 *(_owner(row, f"deletion {row['row_id']}") for row in deleted),
             ]
-            found[ledger_id] = KnownLedger(
+            found[ledger_id] = LedgerRows(
                 has_row=bool(rows),
                 copies=[_copy(row) for row in copies[ledger_id]],
                 owners=[owner for owner in stated if owner],
@@ -74,10 +74,10 @@ def _owner(row: Mapping[str, Any], name: str) -> KnownOwner | None:
         return None
 
 
-def _copy(row: Mapping[str, Any]) -> KnownCopy:
+def _copy(row: Mapping[str, Any]) -> CopyRow:
     context = context_or_none(row["context"])
     uuid = None if context is None else context.get("uuid", "")
-    return KnownCopy(kind=row["kind"], uuid=uuid, is_live=row["state"] == CopyState.LIVE.value)
+    return CopyRow(kind=row["kind"], uuid=uuid, is_live=row["state"] == CopyState.LIVE.value)
 
 
 def _is_over(row: Mapping[str, Any]) -> bool:
