@@ -21,9 +21,9 @@ class FindingKind(StrEnum):
     ORPHAN_LEDGER = "orphan_ledger"  # objects of a copy that no row names
     ORPHAN_SEGMENT = "orphan_segment"  # an object under a live ledger that no segment's row names
     ORPHAN_OFFLOAD = "orphan_offload"  # tiered objects, or parts of an upload, that no offload context names
-    UNREFERENCED_LEDGER = "unreferenced_ledger"  # a row that no list, cursor or schema names
+    UNREFERENCED_LEDGER = "unreferenced_ledger"  # a row that no list, cursor or schema names, and that nobody needs
     STALLED_DELETION = "stalled_deletion"  # an unfinished intent that no workflow works on
-    MISSING_DATA = "missing_data"  # a row whose objects are absent or short: data loss
+    MISSING_DATA = "missing_data"  # a row whose objects are absent or short, or that is lost itself: data loss
     CORRUPT_DATA = "corrupt_data"  # bytes that differ from their digest, read twice: a scrub finds them
     MISMATCH = "mismatch"  # storage's statement contradicts the row; objects of a refused deletion
     CONFIRMATION = "confirmation"  # an upload that vouches for a registered segment, and goes with its ledger

@@ -35,6 +35,8 @@ from spark.reconciliation.sides import (
 
 _META: Final = -1
 _LIVE: Final = 2
+_LOST_COPIES: Final = "the rows of all of the ledger's copies are lost; repair the catalog by hand"
+_LOST_SEGMENTS: Final = "rows of the ledger's segments are lost; repair the catalog by hand"
 _NUMBERS: Final = 100_000_000  # of segments in a ledger
 
 
@@ -67,7 +69,8 @@ def compare(group: Group, limits: Limits) -> Compared:
         *held.statements(),
         *held.segments(group.segments_of, skipped=unreferenced),
         _absent(stored, rows, limits, skipped=unreferenced),
-        _without_copy(stored, rows, limits, without_copy & ~unreferenced),
+        _without_rows(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
+        _without_rows(stored, rows, limits, rows.lacking & ~without_copy & ~unreferenced, _LOST_SEGMENTS),
         _unreferenced(rows, unreferenced),
         _stalled(group.intents, limits),
         *compare_tiered(group, intents, limits),
@@ -196,7 +199,7 @@ class _Held:
         same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
         same &= (size == rows.size[row]) & (last == rows.last_segment[row])
         moment = np.add.reduceat(np.where(is_segment, moments(s.number.astype(np.int64), s.size), 0), s.start)
-        same &= (rows.moment[row] < 0) | (moment == rows.moment[row])
+        same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.lacking[row]
         closer = self.which & ~same & ~skipped[row]
         return self._compare_closer(np.flatnonzero(closer), segments_of) if closer.any() else []
 
@@ -244,8 +247,8 @@ def _absent(stored: Stored, rows: Rows, limits: Limits, *, skipped: Mask) -> pa.
     return _primary(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
 
 
-def _without_copy(stored: Stored, rows: Rows, limits: Limits, which: Mask) -> pa.Table:
-    """Ledgers in use of which the catalog has lost the rows of all copies, with what storage holds of them."""
+def _without_rows(stored: Stored, rows: Rows, limits: Limits, which: Mask, detail: str) -> pa.Table:
+    """Ledgers in use of which the catalog has lost rows of copies or of segments, with what storage holds of them."""
     lost = which & ~rows.creating & (rows.created_us < limits.rows_before_us)
     ids = rows.ids[lost]
     at, there = find(stored.ids, ids)
@@ -256,7 +259,7 @@ def _without_copy(stored: Stored, rows: Rows, limits: Limits, which: Mask) -> pa
         ledger_id=pa.array(ids),
         objects=pa.array(objects),
         size_bytes=pa.array(rows.size[lost]),
-        detail="the rows of all of the ledger's copies are lost; repair the catalog by hand",
+        detail=detail,
     )
 
 

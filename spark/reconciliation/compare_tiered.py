@@ -44,6 +44,7 @@ def compare_tiered(group: Group, intents: Intents, limits: Limits) -> list[pa.Ta
         ),
         _pairs([row for row in told if not _orphan(row, intents, limits)], FindingKind.MISMATCH, _REFUSED),
         _pairs(doubtful, FindingKind.MISMATCH, _UNREADABLE),
+        _ledgers_lost(named),
         _copies_lost(named, found, limits),
         *_copies_of_another_length(named, pairs.to_pylist(), limits),
     ]
@@ -68,6 +69,13 @@ def _pairs(rows: Sequence[dict[str, Any]], kind: FindingKind, detail: str) -> pa
         newest_us=[row["modified_us_max"] for row in rows],
         detail=[f"an unfinished upload: {detail}" if set(row["part_list"]) == {"upload"} else detail for row in rows],
     )
+
+
+def _ledgers_lost(named: pa.Table) -> pa.Table:
+    """Copies whose ledger has lost its row, of which the time of its creation is null."""
+    ledger_ids = pc.unique(named.filter(pc.is_null(named["created_us"]))["ledger_id"])
+    detail = "the ledger's row is lost; repair the catalog by hand"
+    return findings(FindingKind.MISSING_DATA, len(ledger_ids), ledger_id=ledger_ids, detail=detail)
 
 
 def _copies_lost(named: pa.Table, found: dict[tuple[int, str], set[str]], limits: Limits) -> pa.Table:

@@ -101,6 +101,7 @@ class Rows:
     last_segment: Ids
     size: Ids
     created_us: Ids
+    lacking: Mask
     moment: Ids
 
     @staticmethod

@@ -33,7 +33,14 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan, doubt_owner
+from logstore.reconciliation.known_ledgers import (
+    LedgerRows,
+    describe_lost_ledger,
+    describe_lost_segments,
+    doubt_orphan,
+    doubt_segment,
+    doubt_unreferenced,
+)
 from logstore.reconciliation.services.orphans import (
     GONE,
     OTHER_APPLICATION,
@@ -184,23 +191,45 @@ def _still_named(asked: Sequence[Finding], catalog: ArrowReader) -> list[Finding
 
 def _judge_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
     """Orphans as the catalog's other rows show them: damage, another store's objects, or None if a copy has its row."""
-    ids = {one.ledger_id for one in asked if one.ledger_id is not None and (_is_orphan(one) or _is_row(one))}
+    judged = (*filter(_is_orphan, asked), *filter(_is_row, asked), *filter(_is_unreferenced, asked))
+    ids = {one.ledger_id for one in judged if one.ledger_id is not None}
     known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
     for one in asked:
         if one.ledger_id is None or one.ledger_id not in known:
             yield one
         elif _is_row(one):
-            yield one if known[one.ledger_id].has_row and not known[one.ledger_id].copies else None
+            yield _judge_lost_rows(one, known[one.ledger_id])
+        elif _is_unreferenced(one):
+            yield _judge_unreferenced(one, known[one.ledger_id])
         elif _is_orphan(one):
             yield _judged_orphan(one, known[one.ledger_id])
         else:
             yield one
 
 
+def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the finding if the ledger lacks rows still, with those that it lacks of its segments."""
+    if not rows.has_row:
+        reason = describe_lost_ledger(rows)
+        return replace(finding, detail=reason) if reason else None
+    if not rows.copies:
+        return finding
+    reason = describe_lost_segments(rows.counted, rows.summed)
+    return replace(finding, detail=f"{reason}; repair the catalog by hand") if reason else None
+
+
+def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the finding if rows prove that nobody needs the ledger, else the loss of the row that named it."""
+    if not rows.has_row:
+        return None
+    doubt = doubt_unreferenced(rows)
+    return replace(finding, kind=doubt.kind, detail=doubt.reason) if doubt and doubt.kind else finding
+
+
 def _judged_orphan(one: Finding, rows: LedgerRows) -> Finding | None:
     statement = LedgerStatement.from_metadata(one.statement)
     if one.kind is _KIND.ORPHAN_SEGMENT:
-        doubt = doubt_owner(statement, rows)
+        doubt = doubt_segment(statement, rows)
     else:
         doubt = doubt_orphan(statement, CopyKind(one.copy), one.uuid, rows)
     if doubt is None:
@@ -213,8 +242,12 @@ def _is_orphan(one: Finding) -> bool:
     return is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT
 
 
+def _is_unreferenced(finding: Finding) -> bool:
+    return finding.kind is _KIND.UNREFERENCED_LEDGER
+
+
 def _is_row(one: Finding) -> bool:
-    """Whether it is of a ledger that has lost the rows of its copies."""
+    """Whether it is of a ledger that has lost its own row, or rows of its copies or of its segments."""
     return one.kind is _KIND.MISSING_DATA and not one.copy
 
 

@@ -7,7 +7,7 @@ text, and where a row has no such text it is empty: see `ArrowReader.batches`.
 from collections.abc import Collection
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, select, union
+from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, or_, select, union
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
@@ -55,6 +55,17 @@ def segment_moments(first: int, end: int) -> Select[Any]:
     moment = func.sum(place * place * (c.size_bytes % literal_column(str(SIZE_MODULUS), t.Big)))
     query = select(c.ledger_id, cast(moment, t.Big).label("moment")).where(*_within(c.ledger_id, first, end))
     return query.group_by(c.ledger_id).having(func.count() > one).order_by(c.ledger_id)
+
+
+def ledgers_without_segment_rows(first: int, end: int) -> Select[Any]:
+    """Those of these ledgers whose rows of segments are not what the ledger's row counts, at one moment."""
+    c, zero = t.segment.c, literal_column("0", t.Big)
+    counted = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
+    columns = [total.label(name) for name, total in counted.items()]
+    sums = select(c.ledger_id, *columns).where(*_within(c.ledger_id, first, end)).group_by(c.ledger_id).subquery()
+    differs = or_(*(_L[name] != func.coalesce(sums.c[name], zero) for name in counted))
+    source = t.ledger.outerjoin(sums, sums.c.ledger_id == _L.ledger_id)
+    return select(_L.ledger_id).select_from(source).where(*_within(_L.ledger_id, first, end), differs)
 
 
 def most_segments(first: int, end: int) -> Select[Any]:

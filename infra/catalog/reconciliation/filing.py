@@ -35,7 +35,7 @@ from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Detached
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
-from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan
+from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan, doubt_unreferenced
 
 _P, _L = t.pending_deletion.c, t.ledger.c
 
@@ -222,8 +222,9 @@ def _detach(connection: Connection, page: PageOfFindings, kept: dict[int, str], 
     query = select(_L.ledger_id, _L.place, _L.state, t.ledger_list.c.component).select_from(of_list)
     found = {row.ledger_id: row for row in connection.execute(query.where(among(connection, _L.ledger_id, ids)))}
     by_row = {component: _names(connection, key, ids) for component, key in BY_ROW.items()}
+    rows = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
     for number, ledger_id in page.unreferenced.items():
-        if why := _reason_to_stay(found.get(ledger_id), by_row):
+        if why := _reason_to_stay(found.get(ledger_id), by_row, rows[ledger_id]):
             kept[number] = f"ledger {ledger_id}: {why}"
     gone = {ledger_id for number, ledger_id in page.unreferenced.items() if number not in kept}
     to_delete = among(connection, _L.ledger_id, gone)
@@ -240,13 +241,16 @@ def _names(connection: Connection, key: Any, ids: Iterable[int]) -> set[int]:  #
     return set(connection.execute(select(key).where(among(connection, key, ids))).scalars())
 
 
-def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]]) -> str | None:  # noqa: ANN401 - a row
+def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) -> str | None:  # noqa: ANN401 - a row
     if row is None:
         return "it has left the catalog"
     if row.state == LedgerState.CREATING.value:
         return "it is being created"
     named = row.ledger_id in by_row[row.component] if row.component in by_row else row.place is not None
-    return "something names it" if named else None
+    if named:
+        return "something names it"
+    doubt = doubt_unreferenced(rows)
+    return doubt.reason if doubt else None
 
 
 def _take_up(connection: Connection, page: PageOfFindings, kept: dict[int, str], now_us: int) -> int:

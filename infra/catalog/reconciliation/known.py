@@ -5,15 +5,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Select, Text, cast, func, literal_column, select, union
+from sqlalchemy import ColumnElement, Select, Text, cast, func, literal_column, select, union
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import as_text, context_or_none, text_or_empty
 from infra.catalog.log.components import BY_ROW
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
-from logstore.positions import TopicId
-from logstore.reconciliation.known_ledgers import CopyRow, KnownOwner, LedgerRows
+from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.known_ledgers import CopyRow, KnownOwner, LedgerRows, SegmentSums
 
 _MAX_LEDGERS_PER_QUERY: Final = 5_000
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
@@ -34,6 +34,7 @@ def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, Ledg
         owners, copies, tables, deletions = (
             _by_ledger(read(query(ids))) for query in (_ledger_owners, _copy_states, _naming_tables, _deletions_of)
         )
+        successors = _successors(read, [row for rows in owners.values() for row in rows])
         for ledger_id in ids:
             rows, deleted = owners[ledger_id], deletions[ledger_id]
             stated = [
@@ -42,6 +43,10 @@ def known_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, Ledg
             ]
             found[ledger_id] = LedgerRows(
                 has_row=bool(rows),
+                component=rows[0]["component"] if rows else "",
+                counted=_sums(rows[0], "") if rows else SegmentSums(),
+                summed=_sums(rows[0], "summed_") if rows else SegmentSums(),
+                successor=successors.get(ledger_id),
                 copies=[_copy(row) for row in copies[ledger_id]],
                 owners=[owner for owner in stated if owner],
                 tables=[str(row["named_by"]) for row in tables[ledger_id]],
@@ -74,6 +79,41 @@ def _owner(row: Mapping[str, Any], name: str) -> KnownOwner | None:
         return None
 
 
+def _sums(row: Mapping[str, Any], prefix: str) -> SegmentSums:
+    names = ("segments", "entries", "size_bytes")
+    return SegmentSums(**{name: int(row[f"{prefix}{name}"]) for name in names})
+
+
+def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
+    """Return for ledgers of cursors and of transaction snapshots the newer ledger that the same row names by now.
+
+    A cursor that is younger than the ledger is another one under the same name, and proves nothing.
+    """
+    cursors, snapshots = (
+        [row for row in ledgers if row["component"] == component.value]
+        for component in (Component.MANAGED_CURSOR, Component.TXN_SNAPSHOT)
+    )
+    newest: dict[tuple[int, str], tuple[int, int]] = {}
+    for rows, query in ((cursors, _cursor_snapshots), (snapshots, _buffer_snapshots)):
+        topic_ids = {int(row["topic_id"]) for row in rows}
+        for named in read(query(topic_ids)) if topic_ids else ():
+            newest[int(named["topic_id"]), str(named["cursor"])] = int(named["newest"]), int(named["since_us"])
+    found: dict[int, LedgerId] = {}
+    for row in (*cursors, *snapshots):
+        named_ledger, since_us = newest.get((int(row["topic_id"]), _cursor_of(row)), (-1, 0))
+        if named_ledger > int(row["ledger_id"]) and since_us <= int(row["created_us"]):
+            found[int(row["ledger_id"])] = LedgerId(named_ledger)
+    return found
+
+
+def _cursor_of(row: Mapping[str, Any]) -> str:
+    """Return the cursor that the list's keys name; empty if there is none, or the row was damaged."""
+    try:
+        return str(json.loads(row["keys"]).get("cursor", ""))
+    except (ValueError, AttributeError, TypeError):
+        return ""
+
+
 def _copy(row: Mapping[str, Any]) -> CopyRow:
     context = context_or_none(row["context"])
     uuid = None if context is None else context.get("uuid", "")
@@ -100,8 +140,38 @@ def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
         text_or_empty(t.topic.c.name, "topic"),
         text_or_empty(lists.owner, "keys"),
         _L.created_us,
+        _L.segments,
+        _L.entries,
+        _L.size_bytes,
+        *segment_sums(),
     )
     return select(*columns).select_from(source).where(_L.ledger_id.in_(ledger_ids))
+
+
+def segment_sums() -> list[ColumnElement[int]]:
+    """Return as `summed_segments`, `summed_entries` and `summed_size_bytes` what a ledger's rows in `segment` hold."""
+    c, zero = t.segment.c, literal_column("0", t.Big)
+    sums = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
+    return [
+        func.coalesce(select(cast(total, t.Big)).where(c.ledger_id == _L.ledger_id).scalar_subquery(), zero).label(
+            f"summed_{name}"
+        )
+        for name, total in sums.items()
+    ]
+
+
+def _cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+    """Cursors of these topics whose state is in a ledger, with that ledger and the time of the cursor's creation."""
+    c = t.cursor.c
+    columns = (c.topic_id, c.name.label("cursor"), c.snapshot_ledger.label("newest"), c.created_us.label("since_us"))
+    return select(*columns).where(c.topic_id.in_(topic_ids), c.snapshot_ledger.is_not(None))
+
+
+def _buffer_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+    """Ledgers that hold the transaction snapshots of these topics; in the columns of cursors."""
+    c, zero = t.transaction_snapshot.c, literal_column("0", t.Big)
+    columns = (c.topic_id, literal_column("''", Text).label("cursor"), c.ledger_id.label("newest"))
+    return select(*columns, zero.label("since_us")).where(c.topic_id.in_(topic_ids), c.ledger_id.is_not(None))
 
 
 def _copy_states(ledger_ids: Collection[int]) -> Select[Any]:

@@ -17,6 +17,7 @@ from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.reconciliation.filing import file_page
+from infra.catalog.reconciliation.known import segment_sums
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause, Claim
@@ -30,6 +31,7 @@ from logstore.ports.catalog.reconciliation import (
 )
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import plan_run_id
+from logstore.reconciliation.known_ledgers import SegmentSums, describe_lost_segments
 from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
@@ -175,16 +177,8 @@ def _locked(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
     hold_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
-    standing = [
-        select(counted).where(_S.ledger_id == _L.ledger_id).scalar_subquery().label(name)
-        for name, counted in (
-            ("segment_rows", func.count()),
-            ("segment_entries", func.coalesce(func.sum(_S.entries), 0)),
-        )
-    ]
-    query = select(
-        _L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _C.kind.label("primary"), *standing
-    )
+    columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
+    query = select(*columns, _C.kind.label("primary"), *segment_sums())
     rows = connection.execute(query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(mine))
     return {row.ledger_id: row for row in rows}
 
@@ -202,10 +196,11 @@ def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]
         return "the ledger has left the catalog"
     if at in named:
         return "a row names it"
-    if (ledger.segments, ledger.entries) != (ledger.segment_rows, ledger.segment_entries):
-        return (
-            f"rows of segments are lost: expected {ledger.segments} segments with {ledger.entries} entries, found"
-            f" {ledger.segment_rows} with {ledger.segment_entries}; the object may be one of them"
-        )
+    counted = SegmentSums(segments=ledger.segments, entries=ledger.entries, size_bytes=ledger.size_bytes)
+    summed = SegmentSums(
+        segments=ledger.summed_segments, entries=ledger.summed_entries, size_bytes=ledger.summed_size_bytes
+    )
+    if reason := describe_lost_segments(counted, summed):
+        return f"{reason}; the object may be one of them"
     state, primary = LedgerState(ledger.state), ledger.primary is not None
     return reason_to_keep_segment(state, last_segment=ledger.last_segment, primary=primary, number=at[1])

@@ -133,8 +133,9 @@ class Reconciliation(Protocol):
         An orphan: kept if a ledger's row names this very copy (for a tiered one: its uuid), if an intent for it is
         unfinished or a dead letter, if its id was never given out, or if its epoch is higher than the catalog's; an
         intent that had ended is not opened again, another generation is filed. An unreferenced ledger: kept if it is
-        referenced now, is CREATING, is gone, or has lost the rows by which it is filed; otherwise it leaves the
-        catalog, as phase one detaches. A stalled deletion: kept if it is not stalled any more. One row in the audit
+        referenced now, is CREATING, is gone, has lost the rows by which it is filed, or may have lost the row that
+        named it (`doubt_unreferenced`); otherwise it leaves the catalog, as phase one detaches. A stalled deletion:
+        kept if it is not stalled any more. One row in the audit
         log.
 
         Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.

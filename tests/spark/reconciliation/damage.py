@@ -12,8 +12,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
+from pyroaring import BitMap
 
 from logstore.clock import Clock
+from logstore.cursors.state import Snapshot
 from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -28,11 +30,11 @@ from logstore.log.ledgers import (
     segment_key,
     segment_number,
 )
-from logstore.log.services.component_ledgers import ComponentLedgers, Draft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
 from logstore.log.services.registration import confirm
 from logstore.names import TopicName
 from logstore.offload.tiered import CopyLengths, data_key, index_key
-from logstore.ports.catalog import BucketSwitch, NewBucket, Topic
+from logstore.ports.catalog import BucketSwitch, NewBucket, SnapshotChange, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
 from workers.assembly.log import LogStore
@@ -128,13 +130,7 @@ class Damaged:
     def sealed(self, topic: Topic, ledger_id: LedgerId) -> LedgerId:
         """A bucket of the topic's delayed messages, of that data ledger's entries; the ledger that holds it."""
         catalog, (first, last) = self.log.catalog, (Position(ledger_id, 0), Position(ledger_id, 1))
-        written = ComponentLedgers(
-            components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
-        )
-        draft = Draft(
-            topic_id=topic.topic_id, component=Component.DELAYED_INDEX, keys={}, content=b"bucket", properties={}
-        )
-        made = written.store(draft)
+        made = self._stored(topic, Component.DELAYED_INDEX, {})
         bucket = Bucket(bucket_id=made.ledger_id, first=first, last=last, messages=1, segments=1, first_ms=1, last_ms=1)
         new = NewBucket(bucket=bucket, size_bytes=made.size_bytes, sha256=made.sha256)
         expected = catalog.delayed.listed(topic.topic_id).version
@@ -142,6 +138,38 @@ class Damaged:
             BucketSwitch(topic_id=topic.topic_id, expected=expected, added=(new,), sealed_to=last)
         )
         return made.ledger_id
+
+    def snapshot(self, topic: Topic, cursor: str, entry: Position) -> LedgerId:
+        """Return the cursor's new ledger, which states that entry as acknowledged."""
+        made = self._stored(topic, Component.MANAGED_CURSOR, {"cursor": cursor})
+        row = self.log.catalog.cursors.get(topic.topic_id, cursor)
+        change = SnapshotChange(
+            topic_id=topic.topic_id, subscription=cursor, expected=row.snapshot_ledger, seeks=row.seeks
+        )
+        held = Snapshot(ledger_id=made.ledger_id, acknowledged={entry.ledger_id: BitMap([entry.entry_id])})
+        publish = self.log.catalog.cursors.publish_snapshot
+        assert publish(change, held, size_bytes=made.size_bytes, sha256=made.sha256)
+        return made.ledger_id
+
+    def buffer_snapshot(self, topic: Topic) -> CreatedLedger:
+        """Return a ledger for the topic's transaction buffer, which no row names yet."""
+        return self._stored(topic, Component.TXN_SNAPSHOT, {})
+
+    def keys(self, ledger_id: LedgerId | None, *, tiered: bool = False) -> list[str]:
+        """Return the keys of one ledger's primary objects, or with `None` all keys of a bucket."""
+        bucket = self.settings.tiered_bucket if tiered else self.settings.primary_bucket
+        prefix = "" if ledger_id is None else ledger_prefix(ledger_id)
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+
+    def _stored(self, topic: Topic, component: Component, keys: dict[str, str]) -> CreatedLedger:
+        catalog = self.log.catalog
+        written = ComponentLedgers(
+            components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
+        )
+        return written.store(
+            Draft(topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={})
+        )
 
     def offload(self, ledger_id: LedgerId, uuid: str) -> None:
         """A tiered copy, published."""
@@ -161,7 +189,7 @@ def orphan_ledgers(store: Damaged) -> None:
         found = store.orphan(first, **changes)
         store.truth.add((_K.ORPHAN_LEDGER, found, ledger_prefix(found)))
     late = store.orphan(first)
-    _intent(store, store.statement(late), "DELETED", "DELETED")
+    file_intent(store, store.statement(late), "DELETED", "DELETED")
     store.truth.add((_K.ORPHAN_LEDGER, late, ledger_prefix(late)))
 
 
@@ -199,21 +227,50 @@ def orphan_offloads(store: Damaged) -> None:
 
 
 def unreferenced_ledgers(store: Damaged) -> None:
-    """A data ledger that its list has lost, and a bucket of delayed messages that no row names."""
+    """An older snapshot of a cursor that names a newer one."""
+    topic, ledgers = store.topic("left")
+    store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
+    old = store.snapshot(topic, "billing", Position(ledgers[0], 1))
+    store.sql("UPDATE cursor SET snapshot_ledger = NULL WHERE snapshot_ledger = ?", old)
+    store.snapshot(topic, "billing", Position(ledgers[0], 1))
+    store.truth.add((_K.UNREFERENCED_LEDGER, old, ""))
+
+
+def lost_references(store: Damaged) -> None:
+    """The one row that names a ledger: its place in a list, a bucket, a schema's version, a cursor."""
     topic, ledgers = store.topic("lost")
     bucket = store.sealed(topic, ledgers[1])
     store.sql("DELETE FROM delayed_bucket WHERE ledger_id = ?", bucket)
-    store.truth.add((_K.UNREFERENCED_LEDGER, bucket, ""))
     store.sql("UPDATE ledger SET place = NULL WHERE ledger_id = ?", ledgers[0])
     store.healthy.remove(ledgers[0])
-    store.truth.add((_K.UNREFERENCED_LEDGER, ledgers[0], ""))
+    schema = store.log.schemas.set(topic, b"{}").ledger_id
+    store.sql("DELETE FROM schema_version WHERE ledger_id = ?", schema)
+    store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
+    snapshot = store.snapshot(topic, "billing", Position(ledgers[1], 1))
+    store.sql("DELETE FROM cursor WHERE snapshot_ledger = ?", snapshot)
+    store.truth |= {(_K.MISSING_DATA, one, "") for one in (ledgers[0], bucket, schema, snapshot)}
+
+
+def lost_segment_rows(store: Damaged) -> None:
+    """One row of two, the other one, and all rows; beside the last, an object that never had a row may be one, too."""
+    _, ledgers = store.topic("sums", ledgers=4)
+    lost = {ledgers[0]: (1,), ledgers[1]: (0,), ledgers[2]: (0, 1)}
+    for ledger_id, numbers in lost.items():
+        store.truth.add((_K.MISSING_DATA, ledger_id, ""))
+        for number in numbers:
+            store.sql("DELETE FROM segment WHERE ledger_id = ? AND number = ?", ledger_id, number)
+            store.aged.add((_K.MISSING_DATA, ledger_id, segment_key(ledger_id, number)))
+        store.healthy.remove(ledger_id)
+    store.put(segment_key(ledgers[2], 7), store.statement(ledgers[2]))
+    store.aged.add((_K.MISSING_DATA, ledgers[2], segment_key(ledgers[2], 7)))
+    store.truth |= store.aged
 
 
 def stalled_deletions(store: Damaged) -> None:
     """An intent whose batch nobody works on, its objects in place."""
     _, (first, *_) = store.topic("stalled")
     ledger_id = store.orphan(first)
-    _intent(store, store.statement(ledger_id), "PENDING", None)
+    file_intent(store, store.statement(ledger_id), "PENDING", None)
     store.truth.add((_K.STALLED_DELETION, ledger_id, ""))
 
 
@@ -276,7 +333,7 @@ def mismatches(store: Damaged) -> None:
     store.put(segment_key(ledgers[1], 0), store.statement(ledgers[1]), b"x" * 100_000)
     store.truth.add((_K.MISMATCH, ledgers[1], segment_key(ledgers[1], 0)))
     refused = store.orphan(ledgers[2])
-    _intent(store, store.statement(refused), "DEAD_LETTERED", "METADATA_MISMATCH")
+    file_intent(store, store.statement(refused), "DEAD_LETTERED", "METADATA_MISMATCH")
     store.truth.add((_K.MISMATCH, refused, ledger_prefix(refused)))
     future = LedgerId(1 << 40)
     stated = replace(statement, ledger_id=future)
@@ -297,7 +354,7 @@ def lost_rows(store: Damaged) -> None:
         store.put(key, statement, tiered=True)
     for found in list(store.log.objects.list(ledger_prefix(ledgers[2]))):
         store.remove(found.key)
-    store.aged = {
+    store.aged |= {
         (_K.MISSING_DATA, ledgers[1], ledger_prefix(ledgers[1])),
         (_K.MISSING_DATA, ledgers[2], data_key(uuid, ledgers[2])),
     }
@@ -318,7 +375,7 @@ def objects_of_another_store(store: Damaged) -> None:
     theirs = replace(statement, ledger_id=twin, created_us=statement.created_us + 1)
     for key in (meta_key(twin, theirs.owner), segment_key(twin, 0)):
         store.put(key, theirs)
-    _intent(store, replace(statement, ledger_id=twin), "DELETED", "DELETED")
+    file_intent(store, replace(statement, ledger_id=twin), "DELETED", "DELETED")
     beside = replace(statement, owner=replace(statement.owner, topic="persistent://test/ns/theirs"))
     keys = [meta_key(first, beside.owner), segment_key(first, 9)]
     for key in keys:
@@ -349,6 +406,8 @@ EVERY: Final[tuple[Damage, ...]] = (
     confirmations,
     orphan_offloads,
     unreferenced_ledgers,
+    lost_references,
+    lost_segment_rows,
     stalled_deletions,
     missing_data,
     moved_bytes,
@@ -370,7 +429,8 @@ def healthy(store: Damaged) -> None:
     store.offload(ledgers[1], str(uuid4()))
 
 
-def _intent(store: Damaged, statement: LedgerStatement, state: str, outcome: str | None) -> None:
+def file_intent(store: Damaged, statement: LedgerStatement, state: str, outcome: str | None) -> None:
+    """File a deletion of the primary copy of that ledger, in that state."""
     owner: LedgerOwner = statement.owner
     row = {
         "batch_id": "", "ledger_id": statement.ledger_id, "copy": "LEDGER", "generation": 1,

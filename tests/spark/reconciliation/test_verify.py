@@ -174,13 +174,24 @@ def test_lost_segment_is_lost_while_a_row_names_it_and_the_object_is_short(store
     assert _found(store, replace(short, size_bytes=9), catalog) == []  # it was written whole meanwhile
 
 
-_OWNED = "ledger_id_application_component_topic_id_topic_keys_created_us"
+_SUMS = ("segments", "entries", "size_bytes")
+_OWNED = "_".join(
+    ("ledger_id_application_component_topic_id_topic_keys_created_us", *_SUMS, *(f"summed_{name}" for name in _SUMS))
+)
+_NEWEST = "topic_id_cursor_newest_since_us"
 _DELETED = "row_id_ledger_id_copy_state_application_component_topic_id_topic_keys_created_us"
 _COPIED = "ledger_id_kind_state_context"
 _ROW = {
     "ledger_id": _ID, "application": "sexton", "component": "MANAGED_LEDGER", "topic_id": 1, "topic": _TOPIC,
-    "keys": "{}", "created_us": 1,
+    "keys": "{}", "created_us": 1, "segments": 2, "entries": 3, "size_bytes": 20,
+    "summed_segments": 2, "summed_entries": 3, "summed_size_bytes": 20,
 }  # fmt: skip
+_LOST_SEGMENT = _ROW | {"summed_segments": 1, "summed_entries": 1, "summed_size_bytes": 9}
+_CURSOR = _ROW | {"component": "MANAGED_CURSOR", "keys": '{"cursor": "billing"}'}
+_EMPTY = _ROW | dict.fromkeys((*_SUMS, *(f"summed_{name}" for name in _SUMS)), 0)
+_BARE = Finding(kind=_K.MISSING_DATA, ledger_id=_ID, topic=_TOPIC)
+_UNREFERENCED = Finding(kind=_K.UNREFERENCED_LEDGER, ledger_id=_ID)
+_UNNAMED = [{"ledger_id": _ID}]
 _DELETION = {**_ROW, "row_id": 7, "copy": PRIMARY, "state": "DELETED"}
 _LIVE = {"ledger_id": _ID, "kind": PRIMARY, "state": "LIVE", "context": "{}"}
 _COLD = {**_LIVE, "kind": TIERED, "context": '{"uuid": "v"}'}
@@ -206,6 +217,11 @@ _COLD = {**_LIVE, "kind": TIERED, "context": '{"uuid": "v"}'}
         (_PAIR, {_OWNED: [_ROW]}, _K.MISSING_DATA),
         (_PAIR, {_OWNED: [_ROW | {"topic_id": 2}], _COPIED: [_LIVE]}, _K.MISMATCH),
         (replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0)), {_OWNED: [_ROW]}, _K.ORPHAN_SEGMENT),
+        (
+            replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0)),
+            {_OWNED: [_LOST_SEGMENT]},
+            _K.MISSING_DATA,
+        ),
         (
             replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=segment_key(_ID, 0)),
             {_OWNED: [_ROW | {"topic_id": 2}]},
@@ -235,10 +251,50 @@ def test_ledger_without_copies_is_one_while_its_row_stands_alone(
 @pytest.mark.parametrize(
     ("one", "rows"),
     [
-        (Finding(kind=_K.UNREFERENCED_LEDGER, ledger_id=_ID), {"ledger_id": [{"ledger_id": _ID}]}),
+        (_UNREFERENCED, {"ledger_id": _UNNAMED, _OWNED: [_EMPTY]}),
         (Finding(kind=_K.STALLED_DELETION, ledger_id=_ID, row_id=7), {"row_id": [{"row_id": 7}]}),
     ],
 )
 def test_row_is_a_finding_while_the_catalog_says_it_still(one: Finding, rows: Any, store: FakeObjectStore) -> None:
     assert _found(store, one, _Catalog(**rows)) == [one]
     assert _found(store, one) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "named", "table"),
+    [
+        (_ROW, [], "ledger_list"),
+        (_EMPTY | {"segments": 1}, [], "ledger_list"),
+        (_EMPTY | {"summed_entries": 1}, [], "ledger_list"),
+        (_EMPTY | {"component": ""}, [], "a table"),
+        (_EMPTY | {"component": "SCHEMA_STORAGE"}, [], "schema_version"),
+        (_EMPTY | {"component": "DELAYED_INDEX"}, [], "delayed_bucket"),
+        (_CURSOR, [], "cursor"),
+        (_CURSOR, [("billing", 2, 1)], "cursor"),
+        (_CURSOR, [("billing", 4, 2)], "cursor"),
+        (_CURSOR, [("else", 4, 1)], "cursor"),
+        (_CURSOR, [("billing", 4, 1)], None),
+        (_ROW | {"component": "TXN_SNAPSHOT"}, [], "transaction_snapshot"),
+        (_ROW | {"component": "TXN_SNAPSHOT"}, [("", 4, 0)], None),
+    ],
+)
+def test_unreferenced_ledger_is_a_loss_unless_rows_prove_that_nobody_needs_it(
+    row: dict[str, Any], named: list[tuple[str, int, int]], table: str | None, store: FakeObjectStore
+) -> None:
+    """Published with the row that names it, it lost that one; the name, the id or the age of another proves nothing."""
+    newest = [dict(zip(("topic_id", "cursor", "newest", "since_us"), (1, *cursor), strict=True)) for cursor in named]
+    catalog = _Catalog(**{"ledger_id": _UNNAMED, _OWNED: [row], _NEWEST: newest})
+    detail = f"the row of {table} that named the ledger is lost; repair the catalog by hand"
+    lost = replace(_UNREFERENCED, kind=_K.MISSING_DATA, detail=detail)
+    assert _found(store, _UNREFERENCED, catalog) == [lost if table else _UNREFERENCED]
+    assert _found(store, _UNREFERENCED, _Catalog(ledger_id=_UNNAMED)) == []  # detached between the reads
+
+
+@pytest.mark.parametrize("name", _SUMS)
+def test_ledger_that_lacks_rows_of_segments_is_told_by_what_it_lacks(name: str, store: FakeObjectStore) -> None:
+    """Whichever of the three sums differs; a segment may have been registered between two reads of the plan."""
+    (found,) = _found(store, _BARE, _Catalog(**{_OWNED: [_ROW | {name: 21}], _COPIED: [_LIVE]}))
+    assert replace(found, detail="") == _BARE
+    assert found.detail.startswith("rows of segments are lost: expected ")
+    assert "found 2 with 3 in 20; repair the catalog by hand" in found.detail
+    assert _found(store, _BARE, _Catalog(**{_OWNED: [_ROW], _COPIED: [_LIVE]})) == []

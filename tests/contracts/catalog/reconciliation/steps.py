@@ -8,7 +8,9 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
 from logstore.ports.catalog.reconciliation import Filing, OrphanCopy, PageOfFindings
-from logstore.positions import LedgerId
+from logstore.positions import LedgerId, TopicId
+from tests.contracts.catalog.log.component_steps import CURSOR, publish
+from tests.contracts.catalog.sql_world import SqlWorld
 from tests.contracts.catalog.world import CAUSE, World, claim
 
 
@@ -78,3 +80,12 @@ def lost(world: World) -> LedgerId:
     world.phase_one(topic.topic_id)
     world.forget_intents()
     return ledger_id
+
+
+def superseded(world: SqlWorld, topic_id: TopicId, entry: tuple[int, int]) -> LedgerId:
+    """An older snapshot of a cursor that names a newer one, left behind without a deletion as no build of ours does."""
+    world.catalog.cursors.subscribe(topic_id, CURSOR, latest=False)
+    old = publish(world, topic_id, entry).ledger_id
+    world.sql("UPDATE cursor SET snapshot_ledger = NULL WHERE snapshot_ledger = :id", id=old)
+    publish(world, topic_id, entry)
+    return old

@@ -10,14 +10,22 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import Ended, Filed
+from logstore.ports.catalog import Ended, Filed, SnapshotSwitch
 from logstore.ports.catalog.reconciliation import FiledCopy, Filing
-from logstore.positions import LedgerId
+from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.offload.test_offloads import begin, offloaded, remove
-from tests.contracts.catalog.reconciliation.steps import created_us, file, intents, lost, orphan, tiered_orphan
-from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
+from tests.contracts.catalog.reconciliation.steps import (
+    created_us,
+    file,
+    intents,
+    lost,
+    orphan,
+    superseded,
+    tiered_orphan,
+)
+from tests.contracts.catalog.steps import NAME, filled, listed, new_topic, newborn, race, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
 pytestmark = pytest.mark.postgres
@@ -169,8 +177,7 @@ def test_copy_of_a_ledger_that_any_row_still_names_is_kept(sql_world: SqlWorld, 
     )
     done = file(sql_world, orphans=[stored])
     assert done.detached.intents == 0
-    same = table == "ledger_copy" and not is_tiered
-    assert ("its row names this LEDGER copy" if same else "repair the catalog by hand") in done.kept[0]
+    assert "repair the catalog by hand" in done.kept[0]
 
 
 def test_primary_copy_whose_removal_is_not_known_is_kept(sql_world: SqlWorld) -> None:
@@ -209,20 +216,38 @@ def test_objects_that_state_another_owner_than_the_catalog_s_own_history_are_kep
     assert [part in done.kept[number] for number, part in enumerate(told, 1)] == [True] * 4, done.kept
 
 
-def test_unreferenced_ledger_leaves_the_catalog_with_all_of_its_copies(world: World) -> None:
+def test_unreferenced_ledger_leaves_the_catalog_with_all_of_its_copies(sql_world: SqlWorld) -> None:
     """As phase one detaches: an intent for each copy, with what the row said."""
-    topic = new_topic(world)
-    ids = filled(world, topic.topic_id, 3)
-    offloaded(world, ids[0])
-    world.unlist(ids[0])
-    done = file(world, unreferenced={4: ids[0]})
+    topic = new_topic(sql_world)
+    ids = filled(sql_world, topic.topic_id, 1)
+    old = superseded(sql_world, topic.topic_id, (ids[0], 1))
+    sql_world.add_copy(old, CopyState.LIVE)
+    done = file(sql_world, unreferenced={4: old})
     assert (done.kept, done.detached.ledgers, done.detached.intents) == ({}, 1, 2)
-    rows = intents(world, ids[0])
+    rows = intents(sql_world, old)
     assert [(row.copy.value, row.generation, row.batch_id) for row in rows] == [
         ("LEDGER", 1, "apply"), ("OFFLOADED_LEDGER", 1, "apply")
     ]  # fmt: skip
-    assert {(row.segments, row.last_segment, row.size_bytes, row.reason) for row in rows} == {(1, 0, 100, "a test")}
-    assert world.rows().ledgers == ids[1:]
+    assert {(row.segments, row.last_segment, row.size_bytes, row.reason) for row in rows} == {(1, 0, 50, "a test")}
+    assert sql_world.rows().ledgers == [*ids, sql_world.catalog.cursors.get(topic.topic_id, CURSOR).snapshot_ledger]
+
+
+def test_unlisted_data_ledger_leaves_the_catalog_only_if_nothing_was_registered_in_it(sql_world: SqlWorld) -> None:
+    """Entries were answered in a listed ledger, and nothing takes a ledger out of its list but its deletion."""
+    topic = new_topic(sql_world)
+    (ledger,) = filled(sql_world, topic.topic_id, 1)
+    empty, counted, summed = (roll(sql_world, topic.topic_id) for _ in range(3))
+    sql_world.sql("UPDATE ledger SET segments = 1, entries = 1, size_bytes = 1 WHERE ledger_id = :id", id=counted)
+    columns = "ledger_id, number, first_entry, entries, size_bytes"
+    sql_world.sql(f"INSERT INTO segment ({columns}) VALUES (:id, 0, 0, 1, 1)", id=summed)
+    unlisted = (ledger, empty, counted, summed)
+    for ledger_id in unlisted:
+        sql_world.unlist(ledger_id)
+    done = file(sql_world, unreferenced=dict(enumerate(unlisted)))
+    lost = "the row of ledger_list that named the ledger is lost; repair the catalog by hand"
+    assert done.kept == {at: f"ledger {one}: {lost}" for at, one in ((0, ledger), (2, counted), (3, summed))}
+    assert [row.ledger_id for row in intents(sql_world, empty)] == [empty]
+    assert sql_world.rows().ledgers == [ledger, counted, summed]
 
 
 def test_unreferenced_ledger_that_is_named_creating_or_gone_is_kept(world: World) -> None:
@@ -241,36 +266,74 @@ def test_unreferenced_ledger_that_is_named_creating_or_gone_is_kept(world: World
     assert world.rows().ledgers == before
 
 
-def test_component_ledger_that_its_row_forgot_is_detached(sql_world: SqlWorld) -> None:
-    """Its place in a list keeps it no more than that of any other component's ledger."""
+@pytest.mark.parametrize("table", ["schema_version", "cursor", "delayed_bucket", "transaction_snapshot"])
+def test_ledger_whose_referring_row_is_lost_is_kept(table: str, sql_world: SqlWorld) -> None:
+    """It was published with that row, and only its deletion takes the row away."""
     topic = new_topic(sql_world)
-    keys = {"schema": topic.name}
-    made = sql_world.catalog.components.create(topic.topic_id, Component.SCHEMA_STORAGE, keys, application="sexton")
-    sql_world.catalog.schemas.publish(topic.topic_id, made.ledger_id, digest="a", content_bytes=7, size_bytes=900)
-    assert file(sql_world, "early", unreferenced={0: made.ledger_id}).detached.ledgers == 0
-    sql_world.sql("DELETE FROM schema_version")
-    version = sql_world.rows().versions[-1]
-    assert file(sql_world, unreferenced={0: made.ledger_id}).detached.ledgers == 1
-    (row,) = intents(sql_world, made.ledger_id)
-    assert (row.component, row.keys) == ("SCHEMA_STORAGE", keys)
-    assert sql_world.rows().versions[-1] == version + 1
+    ids, topic_id = filled(sql_world, topic.topic_id, 1), topic.topic_id
+    components, keys = sql_world.catalog.components, {"schema": topic.name}
+    made = components.create(topic_id, Component.SCHEMA_STORAGE, keys, application="sexton").ledger_id
+    sql_world.catalog.schemas.publish(topic_id, made, digest="a", content_bytes=7, size_bytes=900)
+    sql_world.catalog.cursors.subscribe(topic_id, CURSOR, latest=False)
+    buffer = components.create(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton").ledger_id
+    switch = SnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+    assert sql_world.catalog.transaction_snapshots.publish(switch, buffer, size_bytes=5, sha256="ab")
+    ledgers = {
+        "schema_version": made,
+        "cursor": publish(sql_world, topic_id, (ids[0], 0)).ledger_id,
+        "delayed_bucket": sealed(sql_world, topic_id, 1)[0].bucket_id,
+        "transaction_snapshot": buffer,
+    }
+    assert file(sql_world, "early", unreferenced={0: ledgers[table]}).kept == {
+        0: f"ledger {ledgers[table]}: something names it"
+    }
+    sql_world.sql(f"DELETE FROM {table}")
+    before = sql_world.rows().ledgers
+    kept = file(sql_world, unreferenced=dict(enumerate(ledgers.values()))).kept
+    lost = f"ledger {ledgers[table]}: the row of {table} that named the ledger is lost; repair the catalog by hand"
+    assert (kept[list(ledgers).index(table)], len(kept)) == (lost, 4)
+    assert sql_world.rows().ledgers == before
 
 
-def test_bucket_that_its_topics_list_forgot_is_detached(sql_world: SqlWorld) -> None:
-    """One that a row names is kept, whoever asks."""
+@pytest.mark.parametrize("change", ["created_us = created_us + 1000000000", "snapshot_ledger = NULL"])
+def test_cursor_that_does_not_prove_a_newer_snapshot_keeps_the_older_one(change: str, sql_world: SqlWorld) -> None:
+    """A cursor that came later under the same name is another one; one without a snapshot proves nothing."""
+    topic = new_topic(sql_world)
+    (ledger,) = filled(sql_world, topic.topic_id, 1)
+    old = superseded(sql_world, topic.topic_id, (ledger, 1))
+    sql_world.sql(f"UPDATE cursor SET {change}")
+    assert "the row of cursor that named the ledger is lost" in file(sql_world, unreferenced={0: old}).kept[0]
+
+
+def test_cursor_of_another_name_or_topic_proves_nothing(sql_world: SqlWorld) -> None:
+    topic, other = new_topic(sql_world), new_topic(sql_world, f"{NAME}-2")
+    (ledger,) = filled(sql_world, topic.topic_id, 1)
+    old = superseded(sql_world, topic.topic_id, (ledger, 1))
+    for column, value in (("name", "'else'"), ("topic_id", str(other.topic_id))):
+        sql_world.sql(f"UPDATE cursor SET {column} = {value}")
+        done = file(sql_world, f"apply-{column}", unreferenced={0: old})
+        assert "the row of cursor that named the ledger is lost" in done.kept[0]
+
+
+def test_buffer_snapshot_that_a_newer_one_replaced_is_detached(sql_world: SqlWorld) -> None:
+    """Its topic has one row, which names the newer one."""
     topic_id = new_topic(sql_world).topic_id
-    filled(sql_world, topic_id, 1)
-    kept, forgotten = sealed(sql_world, topic_id, 2)
-    sql_world.sql("DELETE FROM delayed_bucket WHERE ledger_id = :id", id=forgotten.bucket_id)
-    done = file(sql_world, unreferenced={0: kept.bucket_id, 1: forgotten.bucket_id})
-    assert (done.detached.ledgers, done.kept) == (1, {0: f"ledger {kept.bucket_id}: something names it"})
-    assert [row.component for row in intents(sql_world, forgotten.bucket_id)] == ["DELAYED_INDEX"]
+    ids = []
+    for _ in range(2):
+        made = sql_world.catalog.components.create(topic_id, Component.TXN_SNAPSHOT, {}, application="sexton")
+        switch = SnapshotSwitch(topic_id=topic_id, expected=None, read_to=EARLIEST)
+        assert sql_world.catalog.transaction_snapshots.publish(switch, made.ledger_id, size_bytes=5, sha256="ab")
+        ids.append(made.ledger_id)
+        if len(ids) == 1:
+            sql_world.sql("UPDATE transaction_snapshot SET ledger_id = NULL")
+    assert file(sql_world, unreferenced={0: ids[0]}).detached.ledgers == 1
+    assert [row.component for row in intents(sql_world, ids[0])] == ["TXN_SNAPSHOT"]
 
 
 def test_ledger_whose_list_or_copies_have_no_row_is_kept(sql_world: SqlWorld) -> None:
     """Nothing can be filed for it, so nothing of it is taken away."""
     topic = new_topic(sql_world)
-    ids = filled(sql_world, topic.topic_id, 2)
+    ids = [roll(sql_world, topic.topic_id) for _ in range(2)]
     sql_world.unlist(ids[0])
     sql_world.remove_copy(ids[0], CopyKind.LEDGER)
     done = file(sql_world, unreferenced={0: ids[0]})
@@ -415,7 +478,7 @@ def test_ledger_that_is_created_between_two_reads_is_kept(postgres_url: str) -> 
 def test_unreferenced_ledger_detached_by_two_at_once_goes_once(world: World) -> None:
     """A trim, a second apply: its row is one, and so is its intent."""
     topic = new_topic(world)
-    ids = filled(world, topic.topic_id, 2)
+    ids = [roll(world, topic.topic_id) for _ in range(2)]
     world.unlist(ids[0])
     done = race(lambda number: file(world, f"apply-{number}", unreferenced={0: ids[0]}).detached.ledgers, 6)
     assert sorted(map(str, done)) == ["0"] * 5 + ["1"]
