@@ -284,7 +284,7 @@ _FILES: Final = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
 def _first_key(settings: Settings) -> str:
     codec = data_converter(settings.payload_key_file).payload_codec
     assert isinstance(codec, EncryptingCodec)
-    return codec.first
+    return codec.first_key_name
 
 
 def test_compose_file_has_every_service_and_waits_for_each() -> None:

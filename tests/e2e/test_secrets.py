@@ -142,8 +142,8 @@ def worker(secured: Secured) -> Iterator[subprocess.Popen[bytes]]:
 
         async def registered() -> bool:
             with suppress(RPCError):
-                await visibility.register_attributes(own)
-                return not await visibility.missing_attributes(own)
+                await visibility.register_search_attributes(own)
+                return not await visibility.missing_search_attributes(own)
             return False
 
         await assert_eventually(registered)

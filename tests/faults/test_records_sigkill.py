@@ -102,7 +102,7 @@ def test_workers_killed_in_a_flush_a_defragmentation_and_a_raid_are_replaced(
     world = RealWorld(settings_on(servers, tmp_path)).prepare()
 
     async def run() -> None:
-        await visibility.register_attributes(await connect_client(world.settings))
+        await visibility.register_search_attributes(await connect_client(world.settings))
         try:
             await _story(world)
         finally:

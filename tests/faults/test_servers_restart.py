@@ -68,7 +68,7 @@ def world(own_stack: OwnStack, tmp_path: Path) -> Iterator[RealWorld]:
     settings = settings_on(own_stack.addresses, tmp_path, **quick)
 
     async def register() -> None:
-        await visibility.register_attributes(await connect_client(settings))
+        await visibility.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = RealWorld(settings).prepare()

@@ -209,7 +209,7 @@ def worlds(servers: stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWo
             return RealWorld(settings_on(servers, tmp_path / str(next(numbers)), **quick)).prepare()
 
     async def register(settings: Settings) -> None:
-        await visibility.register_attributes(await connect_client(settings))
+        await visibility.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register(make().settings))
     return make

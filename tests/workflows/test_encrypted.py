@@ -30,7 +30,7 @@ from activities.deletion.values import AdoptInput, DetachResult
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
-from workers.client.payload_codec import ENCODING, data_converter, key_of
+from workers.client.payload_codec import ENCODING, data_converter, encryption_key_name
 from workers.hosting import inputs
 from workers.hosting.replaying import replay
 from workers.settings import Settings
@@ -155,7 +155,7 @@ async def test_keys_change_without_a_moment_at_which_something_cannot_be_read(ho
     history = await handle.fetch_history()
     began = history.events[0].workflow_execution_started_event_attributes.input.payloads[0]
     ended = history.events[-1].workflow_execution_completed_event_attributes.result.payloads[0]
-    assert (key_of(began), key_of(ended)) == ("", "two")
+    assert (encryption_key_name(began), encryption_key_name(ended)) == ("", "two")
     settings = Settings(home=Path("/nowhere"), payload_key_file=keys.file("two", "one"))
     assert (await asyncio.to_thread(replay, history, settings=settings)).failure is None
 
@@ -224,8 +224,8 @@ def recurrence(house: House, loop: asyncio.Runner) -> Iterator[Recurrence]:
 async def _carried(run: WorkflowHandle[Any, Any]) -> tuple[bool, bool]:
     """Whether a run was given a result or a failure of the run before it that only a key can read."""
     first = (await run.fetch_history()).events[0].workflow_execution_started_event_attributes
-    results = [key_of(payload) for payload in first.last_completion_result.payloads]
-    return any(results), bool(key_of(first.continued_failure.encoded_attributes))
+    results = [encryption_key_name(payload) for payload in first.last_completion_result.payloads]
+    return any(results), bool(encryption_key_name(first.continued_failure.encoded_attributes))
 
 
 async def _failing(client: Client, run: WorkflowHandle[Any, Any]) -> str:

@@ -27,8 +27,8 @@ from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from workers.client import Sexton, serving
 from workers.client import waiting as waits_for
-from workers.client.serving import why_not_taken
-from workers.client.waiting import JobStopped, _tree, result_of
+from workers.client.serving import explain_waiting_task
+from workers.client.waiting import JobStopped, _iterate_snapshots, result_of
 from workers.operations.new_builds import deploy_new
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -64,7 +64,7 @@ class Waiting:
 async def waiting(house: House, handle: WorkflowHandle[Any, Any]) -> AsyncIterator[Waiting]:
     """Wait impatiently while the block runs."""
     said: list[str] = []
-    task = asyncio.create_task(result_of(house.client, handle, said.append, patience_s=0.2, look_every_s=0.05))
+    task = asyncio.create_task(result_of(house.client, handle, said.append, patience_s=0.2, check_interval_s=0.05))
     yield Waiting(task, said)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -112,13 +112,15 @@ async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monke
     async def live(*_: object) -> list[PollerInfo]:
         return pollers
 
-    monkeypatch.setattr(serving, "described", described)
+    monkeypatch.setattr(serving, "describe_task_queue", described)
     monkeypatch.setattr(serving, "live_pollers", live)
     told, kind = WorkflowExecutionVersioningInfo(), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-    assert "though w2 polled it" in await why_not_taken(cast("Client", None), "replicate-records", told, "sexton", kind)
+    assert "though w2 polled it" in await explain_waiting_task(
+        cast("Client", None), "replicate-records", told, "sexton", kind
+    )
     told.behavior = VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
     told.deployment_version.deployment_name, told.deployment_version.build_id = "store", "a"
-    said = await why_not_taken(cast("Client", None), "replicate-records", told, "sexton", kind)
+    said = await explain_waiting_task(cast("Client", None), "replicate-records", told, "sexton", kind)
     expected = "replicate-records is pinned to build a of store, and no worker of it polls the task queue sexton"
     assert said == f"{expected}; start one of that build"
 
@@ -150,15 +152,18 @@ async def test_task_whose_time_is_over_is_no_progress(house: House) -> None:
         namespace=house.client.namespace, task_queue=TaskQueue(name=house.queue), identity="stopped"
     )
     await house.client.workflow_service.poll_workflow_task_queue(asked)
-    (before,) = [look async for look in _tree(house.client, handle.id, 1)]
+    (before,) = [look async for look in _iterate_snapshots(house.client, handle.id, 1)]
 
     async def timed_out() -> bool:
         kinds = [one.event_type async for one in handle.fetch_history_events()]
         return EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT in kinds
 
     await assert_eventually(timed_out)
-    (after,) = [look async for look in _tree(house.client, handle.id, 1)]
-    assert after.found.workflow_execution_info.history_length > before.found.workflow_execution_info.history_length
+    (after,) = [look async for look in _iterate_snapshots(house.client, handle.id, 1)]
+    assert (
+        after.description.workflow_execution_info.history_length
+        > before.description.workflow_execution_info.history_length
+    )
     assert after.progress() == before.progress()
     async with waiting(house, handle) as waits:
         await waits.hears("nobody has picked it up", "stopped polled it a while ago", "sexton worker run")
@@ -186,7 +191,7 @@ async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
     async def served(*_: object) -> str:
         return "nobody has picked it up"
 
-    monkeypatch.setattr(waits_for, "why_not_taken", served)
+    monkeypatch.setattr(waits_for, "explain_waiting_task", served)
     states = PendingActivityState
     state = states.PENDING_ACTIVITY_STATE_STARTED if running else states.PENDING_ACTIVITY_STATE_SCHEDULED
     one = PendingActivityInfo(state=state, attempt=2 if lost else 1, last_worker_identity="7@host")
@@ -196,7 +201,7 @@ async def test_waiting_for_an_activity_says_whether_a_worker_was_lost(
         one.last_failure.message = "activity Heartbeat timeout"
         one.last_failure.timeout_failure_info.timeout_type = TimeoutType.TIMEOUT_TYPE_HEARTBEAT
     look: Any = SimpleNamespace(id="reconcile-orphans/plan-1", queue="sexton", versioning=lambda: None)
-    told = await waits_for._of_activity(cast("Client", None), look, one)
+    told = await waits_for._explain_activity(cast("Client", None), look, one)
     assert told.startswith("activity reconciliation.run_bulk of reconcile-orphans/plan-1 ")
     assert ("after attempt 1 lost its worker" in told) is lost
     assert "tried again" not in told

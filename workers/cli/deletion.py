@@ -18,7 +18,7 @@ from workers.pages.texts import fields, topic_shown
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.client.deletion_batches import Batches, Progress
+    from workers.client.deletion_batches import BatchProgress, DeletionBatches
     from workflows.deletion.values import SweepDeletionsResult
 
 
@@ -95,7 +95,9 @@ def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate =
     return _asked(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
 
 
-def _asked(context: CommandContext, workflow_id: str, ask: "Callable[[Batches], Awaitable[Progress]]") -> Answer:
+def _asked(
+    context: CommandContext, workflow_id: str, ask: "Callable[[DeletionBatches], Awaitable[BatchProgress]]"
+) -> Answer:
     progress = context.with_client(lambda client: ask(client.batches))
     told = fields(progress, "paused rate intents done left outcomes objects size_bytes")
     return Answer(document={"workflow_id": workflow_id, **told})

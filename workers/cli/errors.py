@@ -127,7 +127,7 @@ def _remote(error: BaseException) -> Failure | None:
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
 
-    from workers.client.temporal_faults import temporal_fault  # noqa: PLC0415
+    from workers.client.temporal_faults import service_failure  # noqa: PLC0415
     from workers.hosting.facts import FIELD, TRACE_ID, detail_of  # noqa: PLC0415
 
     chain = list(_causes(error))
@@ -141,7 +141,7 @@ def _remote(error: BaseException) -> Failure | None:
             )
     for link in chain:
         if isinstance(link, RPCError):
-            fault = temporal_fault(link)
+            fault = service_failure(link)
             if fault is not None:
                 return Failure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
             return Failure(ExitCode.FAILED, "RPCError", f"temporal: {link.message} ({link.status.name})")

@@ -51,14 +51,14 @@ def deploy(
     """
     from infra.stack.home import StackHome  # noqa: PLC0415 - start-up time
     from infra.stack.workers import crashed_worker_ids  # noqa: PLC0415
-    from workers.client.connections import with_client  # noqa: PLC0415
+    from workers.client.connections import run_with_client  # noqa: PLC0415
     from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
     from workers.operations.builds import named  # noqa: PLC0415
 
     settings = context.settings
     name = named(settings)
     dead = crashed_worker_ids(StackHome.at(settings.home))
-    found = with_client(
+    found = run_with_client(
         settings,
         lambda client: deploy_build(client, name, build_id, ramp=ramp, without_workers=without_workers, dead=dead),
     )
@@ -74,14 +74,14 @@ def builds(context: CommandContext) -> Answer:
     Status: CURRENT and RAMPING get new runs; DRAINING has runs that are pinned to it, so its workers must go on;
     DRAINED has none any more; INACTIVE has served, and got no run yet. Looking changes nothing.
     """
-    from workers.client.connections import with_client  # noqa: PLC0415 - start-up time
+    from workers.client.connections import run_with_client  # noqa: PLC0415 - start-up time
     from workers.identity import own_build  # noqa: PLC0415
     from workers.operations.builds import named, read_deployment  # noqa: PLC0415
 
     settings = context.settings
     name = named(settings)
     own = own_build(settings)
-    found = with_client(settings, lambda client: read_deployment(client, name))
+    found = run_with_client(settings, lambda client: read_deployment(client, name))
     rows = [fields(row, "build_id status ramp_percent") | {"created": shown_us(row.created_us)} for row in found.builds]
     document = {
         "deployment": found.name,

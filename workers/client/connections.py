@@ -1,4 +1,4 @@
-"""Connections to Temporal, for clients and workers, and the spans of a client's calls."""
+"""Connections of clients and workers to Temporal, with a tracing span for each call of a client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -22,38 +22,35 @@ from temporalio.converter import PayloadConverter
 from temporalio.runtime import Runtime
 
 from workers.client.payload_codec import data_converter
-from workers.client.temporal_access import temporal_access, unreached
+from workers.client.temporal_access import connection_error, temporal_access
 from workers.settings import Settings
-from workflows.jobs import Request
 
-Q = TypeVar("Q", bound=Request)
-R = TypeVar("R")
 V = TypeVar("V")
 
-_CONNECT_S: Final = 10.0
-_HEADER: Final = "_tracer-data"  # the SDK's; workers of every language read it
+_CONNECT_TIMEOUT_S: Final = 10.0
+_TRACE_HEADER: Final = "_tracer-data"  # header name of the SDK; workers of every language read it
 
 
 async def connect_client(
     settings: Settings, *, identity: str | None = None, runtime: Runtime | None = None, plugins: Sequence[Plugin] = ()
 ) -> Client:
-    """A Temporal client that speaks our values and carries our traces.
+    """Connect to Temporal with Sexton's data converter and tracing.
 
     Args:
-        settings: The address and the namespace.
-        identity: Of a worker; otherwise the process's.
-        runtime: A worker's, with its metrics.
-        plugins: A worker's, which trace its calls too: then nothing else does. Its workflows run in `CheckedRunner`,
-            which refuses payloads that the client leaves to it.
+        settings: Address, namespace, TLS, API key and payload keys.
+        identity: Identity of a worker; `None` uses the SDK's default, which names the process.
+        runtime: Runtime of a worker, which carries its metrics.
+        plugins: Plugins of a worker. They trace its calls, so the client adds no spans. Its workflows run in
+            `CheckedRunner`, which refuses payloads that the client could not decrypt.
 
     Raises:
-        InvalidInput: Files of keys or certificates cannot be used.
-        ServiceFailed: No address is known, no Temporal server answers there, or it and we do not trust each other.
+        InvalidInput: A file of payload keys or certificates cannot be used.
+        ServiceFailed: No address is set, no Temporal server answers, or client and server do not trust each other.
     """
     address = settings.required("temporal_address")
     access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))
     try:
-        async with asyncio.timeout(_CONNECT_S):  # where no peer refuses, the SDK would wait without end
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits without end if no peer refuses the connection
             client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,
@@ -62,61 +59,61 @@ async def connect_client(
                 tls=access.tls or False,
                 api_key=access.api_key or None,
                 data_converter=converter,
-                interceptors=[] if plugins else [TracedCalls()],
+                interceptors=[] if plugins else [ClientTracingInterceptor()],
                 plugins=plugins,
             )
-    except (RuntimeError, OSError) as error:  # what temporalio raises when nothing listens, and the time-out
-        raise unreached(address, access, error) from error
-    access.follow(client)
+    except (RuntimeError, OSError) as error:  # the SDK's error if nothing listens, and the timeout
+        raise connection_error(address, access, error) from error
+    access.follow_key_file(client)
     return client
 
 
-def with_client(settings: Settings, work: Callable[[Client], Awaitable[V]]) -> V:
-    """The result of some work with a client of its own; for a caller without an event loop.
+def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]) -> V:
+    """Run `action` with a new client in a new event loop, and return its result.
 
     Raises:
-        InvalidInput, ServiceFailed: As `connect_client`.
+        InvalidInput, ServiceFailed: The connection failed, as in `connect_client`.
     """
 
-    async def connected() -> V:
-        return await work(await connect_client(settings))
+    async def connect_and_run() -> V:
+        return await action(await connect_client(settings))
 
-    return asyncio.run(connected())
+    return asyncio.run(connect_and_run())
 
 
-class TracedCalls(Interceptor):
-    """Makes a span of each start, query and update, and lets the job go on with its trace.
+class ClientTracingInterceptor(Interceptor):
+    """Client interceptor: makes a span of each start, query and update, and sends the trace along.
 
-    It does what `OpenTelemetryPlugin` does for a client, with the same names and the same header, and imports no
-    worker: that plugin costs a command as much as all its own modules.
+    Spans and header are those of the SDK's `OpenTelemetryPlugin`. That plugin imports the worker, which takes as long
+    as all modules of a command.
     """
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word
-        """An interceptor that makes the spans and then calls `next`."""
-        return _Traced(next)
+        """Return an interceptor that makes the spans and then calls `next`."""
+        return _TracingOutboundInterceptor(next)
 
 
-class _Traced(OutboundInterceptor):
+class _TracingOutboundInterceptor(OutboundInterceptor):
     async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
         verb = "SignalWithStartWorkflow" if input.start_signal else "StartWorkflow"
-        with _span(f"{verb}:{input.workflow}", input):
+        with _call_span(f"{verb}:{input.workflow}", input):
             return await super().start_workflow(input)
 
     async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002, ANN401
-        with _span(f"QueryWorkflow:{input.query}", input):
+        with _call_span(f"QueryWorkflow:{input.query}", input):
             return await super().query_workflow(input)
 
     async def start_workflow_update(self, input: StartWorkflowUpdateInput) -> WorkflowUpdateHandle[Any]:  # noqa: A002
-        with _span(f"StartWorkflowUpdate:{input.update}", input):
+        with _call_span(f"StartWorkflowUpdate:{input.update}", input):
             return await super().start_workflow_update(input)
 
 
 @contextmanager
-def _span(name: str, call: StartWorkflowInput | QueryWorkflowInput | StartWorkflowUpdateInput) -> Iterator[None]:
+def _call_span(name: str, call: StartWorkflowInput | QueryWorkflowInput | StartWorkflowUpdateInput) -> Iterator[None]:
     attributes = {"temporalWorkflowID": call.id}
     with get_tracer(__name__).start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes):
         carrier: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(carrier)
         if carrier:
-            call.headers = {**call.headers, _HEADER: PayloadConverter.default.to_payloads([carrier])[0]}
+            call.headers = {**call.headers, _TRACE_HEADER: PayloadConverter.default.to_payloads([carrier])[0]}
         yield

@@ -1,4 +1,4 @@
-"""Batches of deletions at work, under an operator's hand: looked at, paused, resumed, slowed down."""
+"""Control of running deletion batches: progress, pause, resume and rate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,146 +21,155 @@ from logstore.ports.catalog import Deletions
 from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersProgress, SetRate
 from workflows.reconciliation.values import APPLY_ORPHANS, ApplyOrphansProgress
 
-_TYPE: Final = DELETE_LEDGERS.name
-_APPLY: Final = APPLY_ORPHANS.name
-_NOBODY_ANSWERED: Final = {
+_DELETE_LEDGERS_TYPE: Final = DELETE_LEDGERS.name
+_APPLY_ORPHANS_TYPE: Final = APPLY_ORPHANS.name
+_NO_ANSWER_STATUSES: Final = {
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.CANCELLED,
-    RPCStatusCode.FAILED_PRECONDITION,  # "no poller seen for task queue recently": what a query is told
+    RPCStatusCode.FAILED_PRECONDITION,  # to a query: "no poller seen for task queue recently"
 }
-_ENDED: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}  # the second: the catalog calls it finished
-_ANSWERED_WITHIN: Final = timedelta(seconds=30)  # by a worker, which may be draining or starting
+# Types of update failures after the end of a batch. `PreconditionFailed`: the catalog has closed it already.
+_BATCH_ENDED_TYPES: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}
+_ANSWER_TIMEOUT: Final = timedelta(seconds=30)  # the worker may be draining or starting
 
-Batch = WorkflowHandle[Any, Any]
-Progress = DeleteLedgersProgress | ApplyOrphansProgress
-Release = Callable[[str], DeleteLedgersProgress | None]
-_ANSWER: Final[dict[str, type[Progress]]] = {_TYPE: DeleteLedgersProgress, _APPLY: ApplyOrphansProgress}
+BatchHandle = WorkflowHandle[Any, Any]
+BatchProgress = DeleteLedgersProgress | ApplyOrphansProgress
+ReleasePausedBatch = Callable[[str], DeleteLedgersProgress | None]
+_PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
+    _DELETE_LEDGERS_TYPE: DeleteLedgersProgress,
+    _APPLY_ORPHANS_TYPE: ApplyOrphansProgress,
+}
 
 
-class Batches:
-    """Batches in one namespace, by the ids of their workflows; the apply of a plan is one, of batches in turn.
+class DeletionBatches:
+    """Running batches of a namespace, addressed by the ids of their workflows.
+
+    An `apply-orphans` workflow counts as a batch: it deletes several batches in turn.
+
+    Args:
+        client: Client of the namespace.
+        release: Function that releases a paused batch without a workflow, by batch id, and returns its progress.
+            It returns `None` for any other batch.
 
     Every method may raise:
-        UnknownObject: There is no such workflow.
-        InvalidInput: It is no batch of deletions.
-        PreconditionFailed: It is not running any more.
-        ServiceFailed: No worker answered.
+        UnknownObject: The workflow does not exist.
+        InvalidInput: The workflow is not a batch of deletions.
+        PreconditionFailed: The batch is not running.
+        ServiceFailed: No worker answered in 30 s.
     """
 
-    def __init__(self, client: Client, release: Release = lambda _: None) -> None:
-        """Ask with this client.
-
-        Args:
-            client: Of the namespace.
-            release: Lets go of a paused batch whose workflow is gone, by its id, and says what is left of it; None of
-                any other.
-        """
+    def __init__(self, client: Client, release: ReleasePausedBatch = lambda _: None) -> None:
         self._client = client
         self._release = release
 
-    async def progress(self, workflow_id: str) -> Progress:
-        """How far it is."""
-        batch, answer = await self._running(workflow_id)
-        asked = batch.query("progress", result_type=answer, rpc_timeout=_ANSWERED_WITHIN)
-        return await _answered(workflow_id, asked)
+    async def progress(self, workflow_id: str) -> BatchProgress:
+        """Return how far the batch is."""
+        batch, progress_class = await self._require_running(workflow_id)
+        query = batch.query("progress", result_type=progress_class, rpc_timeout=_ANSWER_TIMEOUT)
+        return await _await_answer(workflow_id, query)
 
-    async def pause(self, workflow_id: str) -> Progress:
-        """Start no chunk of it any more; no page of an apply."""
+    async def pause(self, workflow_id: str) -> BatchProgress:
+        """Let the batch start no further chunk, or an apply no further page."""
         return await self._update(workflow_id, "pause")
 
-    async def resume(self, workflow_id: str) -> Progress:
-        """Go on with it; the rows of a paused batch whose workflow is gone are left to the next sweep."""
+    async def resume(self, workflow_id: str) -> BatchProgress:
+        """Let the batch continue. If its workflow is gone, leave the rows of a paused batch to the next sweep."""
         try:
-            await self._running(workflow_id)
+            await self._require_running(workflow_id)
         except (PreconditionFailed, UnknownObject):
-            left = await asyncio.to_thread(self._release, workflow_id.removeprefix(f"{_TYPE}/"))
-            if left is None:
+            progress = await asyncio.to_thread(self._release, workflow_id.removeprefix(f"{_DELETE_LEDGERS_TYPE}/"))
+            if progress is None:
                 raise
-            return left
+            return progress
         return await self._update(workflow_id, "resume")
 
-    async def set_rate(self, workflow_id: str, objects_per_s: int) -> Progress:
-        """Delete no faster than that from its next slice or page on; 0: unlimited."""
+    async def set_rate(self, workflow_id: str, objects_per_s: int) -> BatchProgress:
+        """Limit the deletion rate from the next slice or page on. 0 means unlimited."""
         return await self._update(workflow_id, "set_rate", SetRate(objects_per_s=objects_per_s))
 
-    async def _update(self, workflow_id: str, name: str, *args: object) -> Progress:
-        batch, answer = await self._running(workflow_id)
-        update = batch.execute_update(name, args=args, result_type=answer, rpc_timeout=_ANSWERED_WITHIN)
-        return await _answered(workflow_id, update)
+    async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:
+        batch, progress_class = await self._require_running(workflow_id)
+        update = batch.execute_update(name, args=args, result_type=progress_class, rpc_timeout=_ANSWER_TIMEOUT)
+        return await _await_answer(workflow_id, update)
 
-    async def _running(self, workflow_id: str) -> tuple[Batch, type[Progress]]:
-        handle: Batch = self._client.get_workflow_handle(workflow_id)
+    async def _require_running(self, workflow_id: str) -> tuple[BatchHandle, type[BatchProgress]]:
+        handle: BatchHandle = self._client.get_workflow_handle(workflow_id)
         try:
-            found = await handle.describe()
+            description = await handle.describe()
         except RPCError as error:
             if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT}:
-                expected = f"the id of a batch, {_TYPE}/…, as `sexton workflow list --type {_TYPE}` shows it"
+                listing = f"`sexton workflow list --type {_DELETE_LEDGERS_TYPE}`"
+                expected = f"the id of a batch, {_DELETE_LEDGERS_TYPE}/…, as {listing} shows it"
                 raise UnknownObject("workflow", expected=expected, found=workflow_id) from error
             raise
-        answer = _ANSWER.get(found.workflow_type)
-        if answer is None:
-            what = f"{workflow_id}, a {found.workflow_type}"
-            raise InvalidInput("workflow", expected=f"a {_TYPE} or {_APPLY} workflow", found=what)
-        if found.status is not WorkflowExecutionStatus.RUNNING:
-            raise _over(workflow_id, found.status.name if found.status else "that it is gone")
-        return handle, answer
+        progress_class = _PROGRESS_CLASS_BY_TYPE.get(description.workflow_type)
+        if progress_class is None:
+            expected = f"a {_DELETE_LEDGERS_TYPE} or {_APPLY_ORPHANS_TYPE} workflow"
+            found = f"{workflow_id}, a {description.workflow_type}"
+            raise InvalidInput("workflow", expected=expected, found=found)
+        if description.status is not WorkflowExecutionStatus.RUNNING:
+            raise _batch_not_running(workflow_id, description.status.name if description.status else "that it is gone")
+        return handle, progress_class
 
 
-def released(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
-    """Leave the rows of a paused batch without a workflow to the next sweep; its progress, or None for another one."""
+def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
+    """Release a paused batch whose workflow is gone, so that the next sweep continues it.
+
+    Returns:
+        Progress of the batch; `None` if it is not paused or its workflow still has the claim.
+    """
     if not deletions.release(batch_id):
         return None
-    found = deletions.tally(batch_id)
-    rows, left = sum(found.outcomes.values()), found.outcomes.get(Outcome.RETRYING.value, 0)
+    tally = deletions.tally(batch_id)
+    rows, remaining_rows = sum(tally.outcomes.values()), tally.outcomes.get(Outcome.RETRYING.value, 0)
     return DeleteLedgersProgress(
         intents=rows,
-        done=rows - left,
-        left=left,
-        outcomes=dict(found.outcomes),
-        objects=found.objects,
-        size_bytes=found.size_bytes,
+        done=rows - remaining_rows,
+        left=remaining_rows,
+        outcomes=dict(tally.outcomes),
+        objects=tally.objects,
+        size_bytes=tally.size_bytes,
     )
 
 
-async def _answered(workflow_id: str, asked: Awaitable[Progress]) -> Progress:
-    """The answer.
+async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
+    """Return the answer of a worker.
 
     Raises:
-        PreconditionFailed: The batch ended meanwhile.
-        ServiceFailed: No worker answered in time; the server keeps what was asked and may still hand it to one.
-        ApplicationError: A worker refused, of type `InvalidInput`.
+        PreconditionFailed: The batch ended in the meantime.
+        ServiceFailed: No worker answered in time. The server keeps an update and may still deliver it.
+        ApplicationError: A worker refused the update, with the type `InvalidInput`.
     """
-    before = _cancellations()
+    requests_before = _count_cancellation_requests()
     try:
-        async with asyncio.timeout(_ANSWERED_WITHIN.total_seconds()):
-            return await asked  # the SDK asks again, without end, when the server answers that no worker took it
+        async with asyncio.timeout(_ANSWER_TIMEOUT.total_seconds()):
+            return await request  # the SDK repeats it without end if the server answers that no worker took it
     except WorkflowUpdateFailedError as error:
-        if _type(error.cause) in _ENDED:
-            raise _over(workflow_id, "that it ended") from error
+        if _failure_type(error.cause) in _BATCH_ENDED_TYPES:
+            raise _batch_not_running(workflow_id, "that it ended") from error
         raise
     except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
-        if _cancellations() > before:  # the SDK has one error for this and for a server's silence
+        if _count_cancellation_requests() > requests_before:  # the SDK raises the same error if a server is silent
             raise asyncio.CancelledError from error
         if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
-            raise _over(workflow_id, "that it ended") from error
-        silent = not isinstance(error, RPCError) or error.status in _NOBODY_ANSWERED
-        if not silent:
+            raise _batch_not_running(workflow_id, "that it ended") from error
+        if isinstance(error, RPCError) and error.status not in _NO_ANSWER_STATUSES:
             raise
-        advice = "run `sexton worker run`; what was asked may yet be done when one answers"
+        advice = "run `sexton worker run`; a request that was sent may still be carried out later"
         raise ServiceFailed("worker", f"none answered for {workflow_id}", advice=advice) from error
 
 
-def _type(cause: BaseException | None) -> str | None:
-    """Of what an update failed with, whether the workflow raised it or an activity of it."""
+def _failure_type(cause: BaseException | None) -> str | None:
+    """Return the failure type of an update, whether the workflow or one of its activities raised it."""
     inner = cause.cause if isinstance(cause, ActivityError) else cause
     return inner.type if isinstance(inner, ApplicationError) else None
 
 
-def _cancellations() -> int:
-    """How many have asked the present task to stop, and did not take it back."""
+def _count_cancellation_requests() -> int:
+    """Return how many cancellations of the current task are pending."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
-def _over(workflow_id: str, found: str) -> PreconditionFailed:
+def _batch_not_running(workflow_id: str, found: str) -> PreconditionFailed:
     return PreconditionFailed(f"{workflow_id}: expected a batch that is running, found {found}")

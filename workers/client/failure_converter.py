@@ -1,9 +1,9 @@
-"""Failures as they travel to Temporal: short enough that the server keeps their sentence.
+"""Failure converters that shorten failures, so that the Temporal server keeps their message.
 
-The server keeps the last failure of an activity that it will try again only up to 4 KiB. What is longer becomes
-"Failure exceeds size limit.", and nobody reads why the activity fails. Frames of Python or Java easily take that.
+The server stores at most 4 KiB of the last failure of an activity that it retries. It replaces a longer failure with
+"Failure exceeds size limit.", which hides the cause. Python and Java stack traces often exceed the limit.
 
-Source: `limit.mutableStateActivityFailureSize.error` of Temporal's dynamic configuration.
+Source: `limit.mutableStateActivityFailureSize.error` in Temporal's dynamic configuration.
 """
 
 from typing import Final
@@ -12,9 +12,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
 
 MAX_FAILURE_BYTES: Final = 3_000
-"""A quarter of the server's limit is left for encryption and for what the server adds."""
+"""Three quarters of the server's limit. The rest is for encryption and for what the server adds."""
 
-_ENCODED: Final = "Encoded failure"  # as the SDK's own converter has it
+_ENCODED_MESSAGE: Final = "Encoded failure"  # text of the SDK's own encoding converter
 _MAX_MESSAGE_CHARS: Final = 1_000
 _MAX_CAUSE_CHARS: Final = 200
 _MAX_FRAMES_CHARS: Final = 600
@@ -22,53 +22,52 @@ _MAX_CAUSES: Final = 3
 
 
 class BoundedFailureConverter(DefaultFailureConverter):
-    """The SDK's converter, with the frames and causes of long failures cut; the innermost frames stay."""
+    """The SDK's converter, but it cuts the stack traces and causes of long failures. The innermost frames stay."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """See `FailureConverter`."""
+        """Convert the exception, then shorten the failure."""
         super().to_failure(exception, payload_converter, failure)
-        shorten(failure)
+        shorten_failure(failure)
 
 
 class EncodingFailureConverter(DefaultFailureConverter):
-    """As `BoundedFailureConverter`, with messages and frames as payloads, which a codec encrypts."""
+    """Bounded converter that moves messages and stack traces into payloads, which a codec can encrypt."""
 
     def __init__(self) -> None:
-        """Bound failures before they are encoded."""
         super().__init__()
         self._bounded = BoundedFailureConverter()
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """See `FailureConverter`."""
+        """Convert and shorten the exception, then encode the message and stack trace of each cause."""
         self._bounded.to_failure(exception, payload_converter, failure)
-        for one in _chain(failure):
-            if one.message == _ENCODED:  # a part of a failure that arrived so
+        for part in _list_causes(failure):
+            if part.message == _ENCODED_MESSAGE:  # this cause arrived encoded from another process
                 continue
-            told = {"message": one.message, "stack_trace": one.stack_trace}
-            one.encoded_attributes.CopyFrom(payload_converter.to_payloads([told])[0])
-            one.message, one.stack_trace = _ENCODED, ""
+            attributes = {"message": part.message, "stack_trace": part.stack_trace}
+            part.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
+            part.message, part.stack_trace = _ENCODED_MESSAGE, ""
 
 
-def shorten(failure: Failure) -> None:
-    """Cut a failure above `MAX_FAILURE_BYTES` to less, unless its details alone take more."""
+def shorten_failure(failure: Failure) -> None:
+    """Shorten a failure above `MAX_FAILURE_BYTES`. It stays longer only if its details alone exceed the limit."""
     if failure.ByteSize() <= MAX_FAILURE_BYTES:
         return
-    chain = _chain(failure)
-    if len(chain) > _MAX_CAUSES + 1:
-        chain[_MAX_CAUSES].ClearField("cause")
-        chain = chain[: _MAX_CAUSES + 1]
-    deepest = max((at for at, one in enumerate(chain) if one.stack_trace), default=0)
-    for at, one in enumerate(chain):
-        one.message = _first(one.message, _MAX_CAUSE_CHARS if at else _MAX_MESSAGE_CHARS)
-        one.stack_trace = one.stack_trace[-_MAX_FRAMES_CHARS:] if at == deepest else ""
+    parts = _list_causes(failure)
+    if len(parts) > _MAX_CAUSES + 1:
+        parts[_MAX_CAUSES].ClearField("cause")
+        parts = parts[: _MAX_CAUSES + 1]
+    deepest_index = max((index for index, part in enumerate(parts) if part.stack_trace), default=0)
+    for index, part in enumerate(parts):
+        part.message = _truncate(part.message, _MAX_CAUSE_CHARS if index else _MAX_MESSAGE_CHARS)
+        part.stack_trace = part.stack_trace[-_MAX_FRAMES_CHARS:] if index == deepest_index else ""
 
 
-def _chain(failure: Failure) -> list[Failure]:
-    found = [failure]
-    while found[-1].HasField("cause"):
-        found.append(found[-1].cause)
-    return found
+def _list_causes(failure: Failure) -> list[Failure]:
+    parts = [failure]
+    while parts[-1].HasField("cause"):
+        parts.append(parts[-1].cause)
+    return parts
 
 
-def _first(text: str, chars: int) -> str:
+def _truncate(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"

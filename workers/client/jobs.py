@@ -1,4 +1,4 @@
-"""How a program starts a job, upon one namespace and one catalog, and which comparison comes before the first one."""
+"""Start of jobs: `JobClient` compares namespace and bucket with the catalog before the first job that it starts."""
 
 import asyncio
 import shlex
@@ -39,16 +39,16 @@ async def start_job(
     *key: object,
     queue: str,
     summary: str,
-    **more: Any,  # noqa: ANN401
+    **options: Any,  # noqa: ANN401
 ) -> Handle[R]:
-    """Start a job, or join the one of that key that runs; `more` is for `Client.start_workflow`.
+    """Start a job, or join the run with the same key. `options` are keyword arguments of `Client.start_workflow`.
 
     Raises:
         PreconditionFailed: A workflow of another type runs under the job's id.
     """
-    workflow_id, checked_run = job.id(*key), ""
-    if more.get("start_signal"):  # before it is sent to a workflow that may understand it otherwise
-        checked_run = await _require_type(client, workflow_id, job.name)
+    workflow_id, checked_run_id = job.id(*key), ""
+    if options.get("start_signal"):  # a workflow of another type may give the signal another meaning
+        checked_run_id = await _require_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
         request,
@@ -58,98 +58,108 @@ async def start_job(
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         static_summary=summary,
         static_details=request.details(),
-        **more,
+        **options,
     )
-    if not _is_new_run(handle) and handle.result_run_id != checked_run:
+    if not _is_new_run(handle) and handle.result_run_id != checked_run_id:
         await _require_type(client, workflow_id, job.name)
     return handle
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Whether the server said that it started a run. A server that does not say so may have joined one."""
-    response = getattr(handle, "_start_workflow_response", None)  # the SDK shows it nowhere else
+    """Return whether the server reports a new run. A server that reports nothing may have joined an earlier run."""
+    response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to it
     return bool(response and response.started)
 
 
 async def _require_type(client: Client, workflow_id: str, name: str) -> str:
-    """Return the id of the newest run, or "" if there is none.
+    """Refuse an id under which a workflow of another type runs: its result would pass for the result of the job.
 
-    A workflow of another type that runs is refused: its result would be waited for, and taken for the job's.
+    Returns:
+        Id of the newest run, or "" if there is none.
 
     Raises:
         PreconditionFailed: A workflow of another type runs under the id.
     """
     try:
-        found = await client.get_workflow_handle(workflow_id).describe()
+        description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return ""
         raise
-    if found.workflow_type != name and found.status is WorkflowExecutionStatus.RUNNING:
+    if description.workflow_type != name and description.status is WorkflowExecutionStatus.RUNNING:
         end = f"temporal workflow terminate --workflow-id {shlex.quote(workflow_id)}"
         raise PreconditionFailed(
-            f"workflow {workflow_id}: expected the type {name}, found {found.workflow_type!r}, which runs under this"
-            f" id. Find out who started it; `{end}` ends it"
+            f"workflow {workflow_id}: expected the type {name}, found {description.workflow_type!r}, which runs under"
+            f" this id. Find out who started it; `{end}` ends it"
         )
-    return found.run_id or ""
+    return description.run_id or ""
 
 
-def of_topic(topic: Topic) -> SearchAttributePair[Any]:
-    """The search attributes by which jobs on a topic are found."""
+def topic_attribute(topic: Topic) -> SearchAttributePair[Any]:
+    """Return the search attribute that finds the jobs of a topic."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 
-def of_run(run_id: str) -> SearchAttributePair[Any]:
-    """The search attribute by which the job of a run or of a batch is found."""
+def run_attribute(run_id: str) -> SearchAttributePair[Any]:
+    """Return the search attribute that finds the job of a run id or batch id."""
     return SearchAttributePair(search_attributes.RUN_ID, run_id)
 
 
-class OwnJobs:
-    """Jobs on one namespace, upon one catalog and its store."""
+class JobClient:
+    """Client that starts jobs of one catalog and its store in one Temporal namespace.
+
+    Construction neither opens the catalog nor compares anything.
+
+    Args:
+        client: Temporal client.
+        settings: Settings of the catalog and its store.
+        catalog: Function that returns a catalog which its caller opens and closes. `None`: the client opens a catalog
+            at its first use, and keeps it until it is closed.
+    """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
-        """Keep the client; nothing is compared or opened yet.
-
-        Args:
-            client: Of Temporal.
-            settings: Of the catalog and its store.
-            catalog: Gives a catalog that its caller has open, and closes; None: the client opens one, and keeps it.
-        """
         self.client = client
         self._settings = settings
-        self._compared, self._comparing = False, asyncio.Lock()
-        self._opened, self._opening = ExitStack(), threading.Lock()
-        self._given, self._held = catalog, cast("SqlCatalog | None", None)
-        weakref.finalize(self, self._opened.close)  # of a program that does not close it
+        self._is_verified, self._verify_lock = False, asyncio.Lock()
+        self._exit_stack, self._catalog_lock = ExitStack(), threading.Lock()
+        self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
+        weakref.finalize(self, self._exit_stack.close)  # if the program does not call `close`
 
     def _catalog(self) -> SqlCatalog:
-        """The one catalog of this client's life, opened at the first question. It blocks: to be called in a thread."""
-        with self._opening:
-            if self._held is None:
-                url = self._settings.database_url
-                self._held = self._given() if self._given else self._opened.enter_context(open_catalog(url))
-            return self._held
+        """Return the client's catalog; open it at the first call. Blocks: call it in a thread."""
+        with self._catalog_lock:
+            if self._cached_catalog is None:
+                if self._given_catalog:
+                    self._cached_catalog = self._given_catalog()
+                else:
+                    self._cached_catalog = self._exit_stack.enter_context(open_catalog(self._settings.database_url))
+            return self._cached_catalog
 
     def _epoch(self) -> int:
         return self._catalog().ledgers.epoch()
 
-    async def ours(self) -> Client:
-        """The client, once primary bucket and namespace were compared with the catalog.
+    async def verified_client(self) -> Client:
+        """Return the client after a comparison of namespace and primary bucket with the catalog.
 
-        A job in another namespace would join another catalog's of the same id, or wait for its workers. A bucket that
-        cannot be asked now is left to the workers, which compare each one before they use it: the client uses none.
+        In a foreign namespace a job could join another catalog's job of the same id, or wait for that catalog's
+        workers. A bucket that does not answer is accepted: workers compare each bucket before they use it, and the
+        client uses none. After one success the comparison is not repeated.
 
         Raises:
-            CatalogMismatch: One of them is another catalog's.
+            CatalogMismatch: The namespace or the bucket belongs to another catalog.
         """
-        async with self._comparing:  # many that begin at once compare once
-            if not self._compared:
-                await require_namespace(self.client, await asyncio.to_thread(self._catalog_id))
-                self._compared = True
+        async with self._verify_lock:  # concurrent first calls compare once
+            if not self._is_verified:
+                await require_namespace(self.client, await asyncio.to_thread(self._verified_catalog_id))
+                self._is_verified = True
         return self.client
 
     def page_of(self, workflow_id: str, run_id: str | None) -> str:
-        """The run's page in the Web UI, opened where summary and *Current Details* are; "" where no Web UI is known."""
+        """Return the address of the run's page in the Web UI, with its summary and *Current Details*.
+
+        Returns:
+            The address, or "" if no Web UI is set or the run id is unknown.
+        """
         settings = self._settings
         if not settings.ui_address or not run_id:
             return ""
@@ -157,8 +167,8 @@ class OwnJobs:
         return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
 
     @property
-    def _policy(self) -> DeletionPolicy:
-        """The deletion policy that the settings give."""
+    def _deletion_policy(self) -> DeletionPolicy:
+        """Deletion policy of the settings."""
         settings = self._settings
         return DeletionPolicy(
             parallelism=settings.deletion_parallelism,
@@ -176,11 +186,11 @@ class OwnJobs:
             queue=limits.uploads_queue(settings.task_queue),
         )
 
-    def checked(self, request: V) -> V:
-        """The request, refused here where its job would refuse it.
+    def require_valid(self, request: V) -> V:
+        """Return the request, unless its job would refuse it.
 
         Raises:
-            InvalidInput: A field is beyond its bounds.
+            InvalidInput: A field is out of bounds.
         """
         limits.check(request, queue=self._settings.task_queue)
         return request
@@ -191,28 +201,28 @@ class OwnJobs:
         request: Q,
         *key: object,
         summary: str,
-        about: Sequence[SearchAttributePair[Any]] = (),
+        attributes: Sequence[SearchAttributePair[Any]] = (),
         signal: str | None = None,
         signal_args: Sequence[object] = (),
     ) -> Handle[R]:
-        """Start a job, or join the one of that key that runs.
+        """Start a job, or join the run with the same key.
 
         Args:
-            job: Which.
-            request: Its input.
-            key: The parts of its id beside its name.
-            summary: Shown in the Web UI beside its id.
-            about: Search attributes.
-            signal: Sent to it, whether it was started or joined.
-            signal_args: The signal's values.
+            job: Job to start.
+            request: Input of the job.
+            key: Parts of the workflow id after the job's name.
+            summary: Text beside the id in the Web UI.
+            attributes: Search attributes.
+            signal: Signal to send, whether the job is started or joined.
+            signal_args: Arguments of the signal.
 
         Raises:
-            InvalidInput: A field of the request is beyond its bounds.
-            CatalogMismatch: Namespace or bucket are another catalog's.
+            InvalidInput: A field of the request is out of bounds.
+            CatalogMismatch: The namespace or the bucket belongs to another catalog.
         """
-        self.checked(request)
+        self.require_valid(request)
         return await start_job(
-            await self.ours(),
+            await self.verified_client(),
             job,
             request,
             *key,
@@ -220,21 +230,21 @@ class OwnJobs:
             summary=summary,
             start_signal=signal,
             start_signal_args=signal_args,
-            search_attributes=TypedSearchAttributes(about),
+            search_attributes=TypedSearchAttributes(attributes),
         )
 
     async def build_topics(
         self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
-        """Start a build of something of many topics, by a run id of its own.
+        """Start a build for many topics under a new run id.
 
         Args:
-            job: Which.
-            topics: At least one, at most 10,000; None: every topic that has something to build.
-            request: The rest of its input.
+            job: Job to start.
+            topics: At least one topic, at most 10,000. `None` selects every topic that has something to build.
+            request: Input of the job. Run id, topics and queue are filled in.
 
         Raises:
-            InvalidInput: No topics, too many, or what can be no cluster.
+            InvalidInput: There are no topics or too many, or the Spark cluster's name is invalid.
         """
         if topics is not None and not topics:
             raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
@@ -242,16 +252,16 @@ class OwnJobs:
         request = replace(
             request,
             run_id=run_id,
-            topic_ids=sorted({int(one.topic_id) for one in topics or ()}),
+            topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
             queue=limits.bulk_queue(self._settings.task_queue),
         )
-        about: list[SearchAttributePair[Any]] = [of_run(run_id)]
+        attributes: list[SearchAttributePair[Any]] = [run_attribute(run_id)]
         if topics is not None and len(request.topic_ids) == 1:
-            about.append(of_topic(topics[0]))
+            attributes.append(topic_attribute(topics[0]))
         summary = f"{request.builds} of {len(request.topic_ids) or 'all'} topics"
-        return await self.start(job, request, run_id, summary=summary, about=about)
+        return await self.start(job, request, run_id, summary=summary, attributes=attributes)
 
-    def _catalog_id(self) -> str:
+    def _verified_catalog_id(self) -> str:
         identities = self._catalog().identities
         refuse_foreign_bucket(self._settings, identities)
         return identities.catalog_id()

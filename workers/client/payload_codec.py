@@ -1,9 +1,9 @@
-"""What Temporal keeps of our jobs is encrypted where a file of keys is given: inputs, results, errors, summaries.
+"""Encryption of what Temporal stores about jobs: inputs, results, errors and summaries. A key file turns it on.
 
-A payload is encrypted whole, by AES-256-GCM under the file's first key, with a random nonce before it and the key's
-name beside it, to which it is bound. What is not encrypted is read as it is, so histories of before stay readable.
-What is encrypted and cannot be read is never guessed: the step fails, and Temporal gives it to another worker. A worker
-for workflows reads payloads through `DeferringCodec`, because Temporal sends it some that nothing of ours reads.
+AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce precedes the ciphertext. The key's
+name is stored beside the payload and authenticated with it. Unencrypted payloads pass through, so histories from before
+the key file stay readable. A payload that cannot be decrypted fails the step, and Temporal offers the step to another
+worker. A worker for workflows decodes with `DeferringCodec`, because Temporal sends it payloads that no code reads.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -35,49 +35,48 @@ if TYPE_CHECKING:
 
 
 PAYLOAD_KEY_FILE: Final = "payload_key_file"
-_BYTES: Final = 32
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_RULE: Final = "lines of a key's name and 32 bytes in base64, each name once"
+_KEY_BYTES: Final = 32
+_KEY_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_FILE_FORMAT: Final = "lines of a key's name and 32 bytes in base64, each name once"
 
 
 def read_payload_keys(path: str) -> Mapping[str, bytes]:
-    """Keys by name, in the order of the file; none where no file is given.
+    """Return the keys by name, in the order of the file. The result is empty if `path` is.
 
-    A line has the name of a key and 32 bytes in base64; empty lines and those that begin with `#` count for nothing.
-    The first key encrypts what is new, all of them decrypt what was written before: so a key is changed without a
-    moment at which something cannot be read.
+    A line holds a key's name and 32 bytes in base64. Empty lines and lines that begin with `#` are skipped. The first
+    key encrypts; every key decrypts. So a key can be replaced while all payloads stay readable.
 
     Raises:
-        InvalidInput: The file cannot be read, holds no key, or a line that is none; what stands in it is not shown.
+        InvalidInput: The file cannot be read, has no key, or has an invalid line. The message does not show the line.
     """
     if not path:
         return {}
-    lines = read_text(PAYLOAD_KEY_FILE, path, f"a file of {_RULE}").splitlines()
+    lines = read_text(PAYLOAD_KEY_FILE, path, f"a file of {_FILE_FORMAT}").splitlines()
     keys: dict[str, bytes] = {}
     for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")
         if not name or name.startswith("#"):
             continue
-        if name in keys or not _NAME.fullmatch(name):
-            raise _refused(path, number)
-        keys[name] = _key(path, number, text)
+        if name in keys or not _KEY_NAME_PATTERN.fullmatch(name):
+            raise _bad_line(path, number)
+        keys[name] = _parse_key(path, number, text)
     if not keys:
-        raise InvalidInput(PAYLOAD_KEY_FILE, expected=f"a file of {_RULE} (it has none)", found=path)
+        raise InvalidInput(PAYLOAD_KEY_FILE, expected=f"a file of {_FILE_FORMAT} (it has none)", found=path)
     return keys
 
 
-def _key(path: str, number: int, text: str) -> bytes:
+def _parse_key(path: str, number: int, text: str) -> bytes:
     try:
         key = b64decode(text.strip(), validate=True)
-    except ValueError:  # no base64, or no ASCII
-        raise _refused(path, number) from None
-    if len(key) != _BYTES:
-        raise _refused(path, number)
+    except ValueError:  # the text is not base64, or not ASCII
+        raise _bad_line(path, number) from None
+    if len(key) != _KEY_BYTES:
+        raise _bad_line(path, number)
     return key
 
 
-def _refused(path: str, number: int) -> InvalidInput:
-    return InvalidInput(PAYLOAD_KEY_FILE, expected=_RULE, found=f"{path}, line {number}")
+def _bad_line(path: str, number: int) -> InvalidInput:
+    return InvalidInput(PAYLOAD_KEY_FILE, expected=_FILE_FORMAT, found=f"{path}, line {number}")
 
 
 ENCODING: Final = b"binary/encrypted"
@@ -86,36 +85,39 @@ _NONCE_BYTES: Final = 12
 
 
 class EncryptingCodec(PayloadCodec):
-    """Encrypts by the first of its keys, decrypts by any; without a key it only refuses what is encrypted."""
+    """Codec that encrypts with its first key and decrypts with any. Without keys it refuses encrypted payloads.
+
+    Args:
+        keys: Keys of 32 bytes by name, the encrypting key first.
+    """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        """Take keys of 32 bytes by name, the first of them for what is new."""
-        self._ciphers = {name: _cipher(key) for name, key in keys.items()}
-        self.first = next(iter(keys), "")
+        self._ciphers = {name: _make_cipher(key) for name, key in keys.items()}
+        self.first_key_name = next(iter(keys), "")
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """See `PayloadCodec`."""
-        return [self._encrypted(one) for one in payloads] if self.first else list(payloads)
+        """Encrypt the payloads. Without keys they stay as they are."""
+        return [self._encrypt(payload) for payload in payloads] if self.first_key_name else list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the payloads; see `decrypt`."""
+        """Decrypt the payloads, as `decrypt` does."""
         return self.decrypt(payloads)
 
     def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt what is encrypted of the payloads, in their order.
+        """Decrypt the encrypted payloads, and return all payloads in order.
 
         Raises:
-            InvalidInput: One was encrypted by a key that is not ours, or is damaged.
+            InvalidInput: A payload is damaged, or its key is missing.
         """
-        return [self._decrypted(one) if is_encrypted(one) else one for one in payloads]
+        return [self._decrypt(payload) if is_encrypted(payload) else payload for payload in payloads]
 
-    def _encrypted(self, payload: Payload) -> Payload:
-        nonce, bound = os.urandom(_NONCE_BYTES), self.first.encode()
-        data = nonce + self._ciphers[self.first].encrypt(nonce, payload.SerializeToString(), bound)
-        return Payload(metadata={"encoding": ENCODING, KEY_NAME: bound}, data=data)
+    def _encrypt(self, payload: Payload) -> Payload:
+        nonce, associated_data = os.urandom(_NONCE_BYTES), self.first_key_name.encode()
+        data = nonce + self._ciphers[self.first_key_name].encrypt(nonce, payload.SerializeToString(), associated_data)
+        return Payload(metadata={"encoding": ENCODING, KEY_NAME: associated_data}, data=data)
 
-    def _decrypted(self, payload: Payload) -> Payload:
-        name = key_of(payload)
+    def _decrypt(self, payload: Payload) -> Payload:
+        name = encryption_key_name(payload)
         if name not in self._ciphers:
             expected = f"a file with the key {name!r}, by which payloads of this namespace are encrypted"
             raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=", ".join(self._ciphers) or "no file")
@@ -125,36 +127,36 @@ class EncryptingCodec(PayloadCodec):
         try:
             return Payload.FromString(self._ciphers[name].decrypt(nonce, data, name.encode()))
         except (InvalidTag, ValueError, DecodeError):
-            expected = f"the very key {name!r} by which a payload was encrypted"
+            expected = f"the key {name!r} that encrypted a payload"
             raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found="another key, or a damaged payload") from None
 
 
 _UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
-"""Encoding of this process's marks; random, so that no payload from outside can be taken for one."""
+"""Encoding of the marks of this process. It is random, so that no payload from outside passes for a mark."""
 
 _EXPECTED: Final = "expected"
 _FOUND: Final = "found"
 
 
 class DeferringCodec(PayloadCodec):
-    """A codec whose `decode` puts a mark in place of a payload that it cannot read, for `require_read` to refuse.
+    """Codec whose `decode` replaces an unreadable payload by a mark, which `require_read` refuses later.
 
-    Temporal sends a scheduled run the result and the failure of the run before it, and the SDK decodes both before any
-    code can drop them. A codec that raises there fails every task of the run.
+    Temporal sends a scheduled run the result and the failure of the previous run. The SDK decodes both before any code
+    can drop them. A codec that raises there fails every task of the run.
     """
 
     def __init__(self, strict: EncryptingCodec) -> None:
         self.strict = strict
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Encrypt the payloads as `EncryptingCodec` does."""
+        """Encrypt the payloads."""
         return await self.strict.encode(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the payloads, and return a mark for each that cannot be read."""
-        return [self._read_or_mark(payload) for payload in payloads]
+        """Decrypt the payloads. Return a mark in place of each payload that cannot be read."""
+        return [self._decrypt_or_mark(payload) for payload in payloads]
 
-    def _read_or_mark(self, payload: Payload) -> Payload:
+    def _decrypt_or_mark(self, payload: Payload) -> Payload:
         try:
             return self.strict.decrypt([payload])[0]
         except InvalidInput as error:
@@ -163,19 +165,19 @@ class DeferringCodec(PayloadCodec):
 
 
 def require_read(message: Message) -> None:
-    """Refuse a message that holds a mark of `DeferringCodec`, at any depth.
+    """Refuse a message that holds a mark of `DeferringCodec` at any depth.
 
     Raises:
-        InvalidInput: A payload in it could not be read; it names the key that is missing.
+        InvalidInput: A payload of the message could not be read. The error names the missing key.
     """
-    if _UNREADABLE in message.SerializeToString():  # most messages hold none, and a walk over fields is slow
+    if _UNREADABLE in message.SerializeToString():  # few messages hold a mark, and the walk over all fields is slow
         _refuse_marks(message)
 
 
 def _refuse_marks(message: Message) -> None:
     if isinstance(message, Payload):
         if message.metadata.get("encoding") == _UNREADABLE:
-            raise unreadable(message)
+            raise unreadable_payload_error(message)
         return
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -188,14 +190,14 @@ def _refuse_marks(message: Message) -> None:
                 _refuse_marks(item)
 
 
-def unreadable(mark: Payload) -> InvalidInput:
-    """Return the error that a mark of `DeferringCodec` stands for."""
+def unreadable_payload_error(mark: Payload) -> InvalidInput:
+    """Return the error that a mark of `DeferringCodec` represents."""
     expected, found = (mark.metadata[name].decode() for name in (_EXPECTED, _FOUND))
     return InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=found)
 
 
 class _UnreadableConverter(EncodingPayloadConverter):
-    """Converter of marks, for activities: reading a mark raises the error that it stands for."""
+    """Converter of marks for activities. It raises the error that a mark represents."""
 
     @property
     def encoding(self) -> str:
@@ -203,63 +205,65 @@ class _UnreadableConverter(EncodingPayloadConverter):
 
     def to_payload(self, value: Any) -> Payload | None:  # noqa: ANN401 - the SDK's signature
         del value
-        return None  # nothing is written as a mark
+        return None  # no value is converted into a mark
 
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:  # noqa: ANN401 - the SDK's signature
         del type_hint
-        raise unreadable(payload)
+        raise unreadable_payload_error(payload)
 
 
-def _cipher(key: bytes) -> "AESGCM":
+def _make_cipher(key: bytes) -> "AESGCM":
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - start-up time
 
     return AESGCM(key)
 
 
 def is_encrypted(payload: Payload) -> bool:
-    """Whether it can be read with a key alone."""
+    """Return whether the payload is encrypted."""
     return payload.metadata.get("encoding") == ENCODING
 
 
-def key_of(payload: Payload) -> str:
-    """The name of the key by which it is encrypted; empty where it is not."""
+def encryption_key_name(payload: Payload) -> str:
+    """Return the name of the key that encrypted the payload, or "" if it is not encrypted."""
     return payload.metadata.get(KEY_NAME, b"").decode("ascii", "replace") if is_encrypted(payload) else ""
 
 
-_ONCE: Final = PydanticPayloadConverter()
+_CONVERTER: Final = PydanticPayloadConverter()
 
 
-class _Shared(CompositePayloadConverter):
-    """The converters of all runs of workflows: shared, because they remember how each type that they met is read."""
+class _SharedPayloadConverter(CompositePayloadConverter):
+    """Converters that all workflow runs share, because they cache how to read each type."""
 
     def __init__(self) -> None:
-        super().__init__(*_ONCE.converters.values(), _UnreadableConverter())
+        super().__init__(*_CONVERTER.converters.values(), _UnreadableConverter())
 
 
-VALUES: Final = DataConverter(payload_converter_class=_Shared, failure_converter_class=BoundedFailureConverter)
-"""How our values travel: as JSON that pydantic reads, the same for whichever command or run they belong to."""
+PLAIN_DATA_CONVERTER: Final = DataConverter(
+    payload_converter_class=_SharedPayloadConverter, failure_converter_class=BoundedFailureConverter
+)
+"""Data converter without encryption: values travel as JSON, which pydantic reads. Every command and worker uses it."""
 
 
 def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
-    """How values travel to Temporal and back, of workers, commands, programs and replays alike.
+    """Return the data converter for workers, commands, programs and replays.
 
-    With keys, messages and stack traces of failures travel encrypted as well.
+    With keys it also encrypts the messages and stack traces of failures.
 
     Args:
-        key_file: The file of keys; empty: none.
-        defers: Whether payloads that cannot be read are left to `CheckedRunner`, as workers for workflows need.
+        key_file: Path of the key file; empty if there is none.
+        defers: Whether the client leaves unreadable payloads to `CheckedRunner`. Workers for workflows need this.
 
     Raises:
-        InvalidInput: The file of keys cannot be used.
+        InvalidInput: The key file cannot be used.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
-    coded = replace(VALUES, payload_codec=DeferringCodec(codec) if defers else codec)
-    return replace(coded, failure_converter_class=EncodingFailureConverter) if codec.first else coded
+    converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferringCodec(codec) if defers else codec)
+    return replace(converter, failure_converter_class=EncodingFailureConverter) if codec.first_key_name else converter
 
 
-def codec_of(client: Client) -> EncryptingCodec:
-    """The client's codec, which refuses what it cannot read; one without keys where it was made without any."""
-    found = client.data_converter.payload_codec
-    if isinstance(found, DeferringCodec):
-        return found.strict
-    return found if isinstance(found, EncryptingCodec) else EncryptingCodec({})
+def get_codec(client: Client) -> EncryptingCodec:
+    """Return the client's codec, which refuses unreadable payloads. A client without a codec gets one without keys."""
+    codec = client.data_converter.payload_codec
+    if isinstance(codec, DeferringCodec):
+        return codec.strict
+    return codec if isinstance(codec, EncryptingCodec) else EncryptingCodec({})

@@ -1,10 +1,11 @@
-"""Which workers poll a task queue now.
+"""Workers that poll a task queue at this moment.
 
-Temporal names a poller for five minutes after its last poll. A worker polls at least once a minute, and reports when it
-begins to shut down: one that did not poll since, or for longer than that, is gone. One whose slots are all taken does
-not poll, for hours where its only slot has a bulk job: it reports that each minute, and counts.
+Temporal lists a poller for five minutes after its last poll. A worker polls and reports at least once a minute, and
+reports its shutdown. So a worker is gone if it reported a shutdown after its last poll, or if its last poll is too old.
+A worker without a free slot does not poll: a bulk job may take its only slot for hours. Such a worker still reports
+each minute, and counts as a poller.
 
-Source: Temporal, `DescribeTaskQueue`, `ListWorkers` and `DescribeWorker` of its API.
+Source: Temporal's API: `DescribeTaskQueue`, `ListWorkers`, `DescribeWorker`.
 """
 
 import time
@@ -25,93 +26,106 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-_FRESH_S: Final = 90.0  # polls are answered and made anew each minute, and reports as well; a busy machine takes longer
-_ANSWER_WITHIN: Final = timedelta(seconds=5)
-_ENDED: Final = {WorkerStatus.WORKER_STATUS_SHUTTING_DOWN, WorkerStatus.WORKER_STATUS_SHUTDOWN}
-_NOT_TOLD: Final = {RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED}
+_MAX_POLL_AGE_S: Final = 90.0  # workers poll and report each minute; a busy machine needs longer
+_RPC_TIMEOUT: Final = timedelta(seconds=5)
+_ENDED_STATUSES: Final = {WorkerStatus.WORKER_STATUS_SHUTTING_DOWN, WorkerStatus.WORKER_STATUS_SHUTDOWN}
+_NO_REPORT_STATUSES: Final = {RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED}
 
-_Key = tuple[str, str]  # the worker's identity and its build
+_WorkerKey = tuple[str, str]  # identity and build id
 
 
-async def described(client: Client, queue: str, kind: TaskQueueType.ValueType) -> DescribeTaskQueueResponse:
-    """Temporal's description of one task queue; its pollers are those of the last five minutes."""
+async def describe_task_queue(client: Client, queue: str, kind: TaskQueueType.ValueType) -> DescribeTaskQueueResponse:
+    """Return Temporal's description of a task queue. It lists the pollers of the last five minutes."""
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
     )
-    return await client.workflow_service.describe_task_queue(request, timeout=_ANSWER_WITHIN)
+    return await client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
 
 
 async def live_pollers(
-    client: Client, queue: str, kind: TaskQueueType.ValueType, *, dead: Collection[str] = ()
+    client: Client, queue: str, kind: TaskQueueType.ValueType, *, dead_identities: Collection[str] = ()
 ) -> Sequence[PollerInfo]:
-    """Those that poll the queue now, or have all hands full; identities in `dead` are of processes known to be gone."""
-    oldest = time.time() - _FRESH_S
-    found = [one for one in (await described(client, queue, kind)).pollers if _polled_at(one) >= oldest]
-    polled, ended = {_key(one) for one in found}, dict[_Key, float]()
-    async for listed, key in _listed(client, queue):
-        has_ended = listed.status in _ENDED
-        if has_ended is not (key in polled) or listed.worker_identity in dead:
+    """Return the workers that poll the queue now or have no free slot.
+
+    Args:
+        client: Client of the namespace.
+        queue: Name of the task queue.
+        kind: Kind of the queue's tasks.
+        dead_identities: Identities of processes that are known to be gone. They are left out.
+    """
+    oldest_s = time.time() - _MAX_POLL_AGE_S
+    described_pollers = (await describe_task_queue(client, queue, kind)).pollers
+    pollers = [poller for poller in described_pollers if _polled_at_s(poller) >= oldest_s]
+    polling_keys, ended_at_by_key = {_worker_key(poller) for poller in pollers}, dict[_WorkerKey, float]()
+    async for worker, key in _list_workers(client, queue):
+        has_ended = worker.status in _ENDED_STATUSES
+        if has_ended is not (key in polling_keys) or worker.worker_identity in dead_identities:
             continue
-        if (report := await _last_report(client, listed)) is None:
+        if (report := await _fetch_last_report(client, worker)) is None:
             continue
         if has_ended:
-            ended[key] = max(_reported_at(report), ended.get(key, 0.0))
-        elif _is_busy(report, kind) and _reported_at(report) >= oldest:
-            found.append(_busy(listed, report))
-    return [one for one in found if one.identity not in dead and _polled_at(one) > ended.get(_key(one), 0.0)]
+            ended_at_by_key[key] = max(_reported_at_s(report), ended_at_by_key.get(key, 0.0))
+        elif _is_busy(report, kind) and _reported_at_s(report) >= oldest_s:
+            pollers.append(_poller_from_report(worker, report))
+    return [
+        poller
+        for poller in pollers
+        if poller.identity not in dead_identities
+        and _polled_at_s(poller) > ended_at_by_key.get(_worker_key(poller), 0.0)
+    ]
 
 
-async def _listed(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _Key]]:
-    """Workers of the queue that the server remembers, whatever became of them; none where it does not tell them."""
+async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
+    """Iterate over all workers of the queue that the server remembers, ended ones too. Older servers list none."""
     request = ListWorkersRequest(namespace=client.namespace, query=f"TaskQueue='{queue}'")
     try:
         while True:
-            page = await client.workflow_service.list_workers(request, timeout=_ANSWER_WITHIN)
-            for one in page.workers:
-                yield one, (one.worker_identity, one.deployment_version.build_id)
+            page = await client.workflow_service.list_workers(request, timeout=_RPC_TIMEOUT)
+            for worker in page.workers:
+                yield worker, (worker.worker_identity, worker.deployment_version.build_id)
             if not page.next_page_token:
                 return
             request.next_page_token = page.next_page_token
     except RPCError as error:
-        if error.status not in _NOT_TOLD:
+        if error.status not in _NO_REPORT_STATUSES:
             raise
 
 
-async def _last_report(client: Client, one: WorkerListInfo) -> WorkerHeartbeat | None:
-    """None where the server has forgotten it since it was listed, or does not tell it."""
-    request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=one.worker_instance_key)
+async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHeartbeat | None:
+    """Return the last report of a worker, or `None` if the server has forgotten the worker or gives no reports."""
+    request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=worker.worker_instance_key)
     try:
-        found = await client.workflow_service.describe_worker(request, timeout=_ANSWER_WITHIN)
+        response = await client.workflow_service.describe_worker(request, timeout=_RPC_TIMEOUT)
     except RPCError as error:
-        if error.status in _NOT_TOLD:
+        if error.status in _NO_REPORT_STATUSES:
             return None
         raise
-    return found.worker_info.worker_heartbeat
+    return response.worker_info.worker_heartbeat
 
 
 def _is_busy(report: WorkerHeartbeat, kind: TaskQueueType.ValueType) -> bool:
-    """Whether each of its slots for such tasks is taken: it polls again once one is free."""
-    of_activities = kind == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
-    slots = report.activity_task_slots_info if of_activities else report.workflow_task_slots_info
+    """Return whether all slots of the worker for this kind of task are taken. It polls again once a slot is free."""
+    is_activity = kind == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    slots = report.activity_task_slots_info if is_activity else report.workflow_task_slots_info
     return slots.current_used_slots > 0 and slots.current_available_slots == 0
 
 
-def _busy(listed: WorkerListInfo, report: WorkerHeartbeat) -> PollerInfo:
-    """A worker that has no hand free to poll, as one that polled when it reported."""
-    version = listed.deployment_version
+def _poller_from_report(worker: WorkerListInfo, report: WorkerHeartbeat) -> PollerInfo:
+    """Return a poller for a worker without a free slot, as if the worker had polled when it reported."""
+    version = worker.deployment_version
     options = WorkerDeploymentOptions(deployment_name=version.deployment_name, build_id=version.build_id)
     return PollerInfo(
-        identity=listed.worker_identity, last_access_time=report.heartbeat_time, deployment_options=options
+        identity=worker.worker_identity, last_access_time=report.heartbeat_time, deployment_options=options
     )
 
 
-def _reported_at(report: WorkerHeartbeat) -> float:
+def _reported_at_s(report: WorkerHeartbeat) -> float:
     return report.heartbeat_time.ToNanoseconds() / 1e9
 
 
-def _polled_at(one: PollerInfo) -> float:
-    return one.last_access_time.ToNanoseconds() / 1e9
+def _polled_at_s(poller: PollerInfo) -> float:
+    return poller.last_access_time.ToNanoseconds() / 1e9
 
 
-def _key(one: PollerInfo) -> _Key:
-    return one.identity, one.deployment_options.build_id
+def _worker_key(poller: PollerInfo) -> _WorkerKey:
+    return poller.identity, poller.deployment_options.build_id

@@ -1,7 +1,7 @@
-"""Recurring jobs as Temporal schedules: a table of them, and how a namespace is brought to it.
+"""Recurring jobs as Temporal schedules.
 
-A run is skipped while an earlier one is at work, and of those missed while Temporal was away at most one is made up
-for: what is left to do is read from SQL, not counted in runs.
+A schedule skips a run while the previous one is running. After an outage of Temporal it makes up for at most one missed
+run. That is enough, because each run reads its open work from SQL.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from workers.client.payload_codec import codec_of, key_of
+from workers.client.payload_codec import encryption_key_name, get_codec
 from workers.settings import Settings
 from workflows.delayed.values import SEAL_BUCKETS
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
@@ -49,27 +49,27 @@ RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-_NAMES: Final = (_SWEEP, _TRIM, _PLAN, _SCRUB, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
-_OFF: Final = "its interval is 0s"
-"""Note of a schedule that was paused because the settings turn it off; a pause by hand leaves another one."""
-_LEAST_CATCHUP: Final = timedelta(seconds=10)  # the server takes no less
+_SCHEDULE_IDS: Final = (_SWEEP, _TRIM, _PLAN, _SCRUB, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
+_OFF_NOTE: Final = "its interval is 0s"
+"""Note of a schedule that the settings turned off. A pause by hand leaves another note."""
+_MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # minimum of the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurring:
-    """A job that is to run again and again."""
+class RecurringJob:
+    """Job that runs on a schedule."""
 
     schedule_id: str
     job: Job[Any, Any]
-    arg: Request
-    interval_s: int  # 0: not at all
+    request: Request
+    interval_s: int  # 0: never
     summary: str
-    at_once: bool = False  # for the first time when its schedule is made, and not an interval later
+    triggers_immediately: bool = False  # the first run starts with the schedule, and not one interval later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedSchedule:
-    """The change of one schedule."""
+    """Change of one schedule."""
 
     schedule_id: str
     change: str  # created, updated, unchanged
@@ -77,7 +77,7 @@ class AppliedSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRow:
-    """A schedule as the namespace has it."""
+    """Schedule as the namespace has it."""
 
     schedule_id: str
     workflow: str
@@ -87,86 +87,92 @@ class ScheduleRow:
     paused: bool
 
 
-def recurring(settings: Settings, policy: DeletionPolicy) -> Sequence[Recurring]:
-    """Every job of this build that recurs. A flush runs for ever, so `sexton-records` looks whether it does."""
+def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
+    """Return every recurring job of this build. `sexton-records` only checks that the endless flush job is running."""
 
-    def recurs(name: str, job: Job[Any, Any], interval_s: int, summary: str, **more: object) -> Recurring:
-        arg = job.request(actor=name, reason="schedule", **more)
-        return Recurring(schedule_id=name, job=job, arg=arg, interval_s=interval_s, summary=summary)
+    def recurring_job(
+        schedule_id: str, job: Job[Any, Any], interval_s: int, summary: str, **fields: object
+    ) -> RecurringJob:
+        request = job.request(actor=schedule_id, reason="schedule", **fields)
+        return RecurringJob(schedule_id=schedule_id, job=job, request=request, interval_s=interval_s, summary=summary)
 
-    given, records = settings, records_queue(settings.task_queue)
-    of_records = {"scheduled": True, "queue": records}
-    bulk, transactions = bulk_queue(given.task_queue), transactions_queue(given.task_queue)
-    replicate_s = given.replicate_interval if given.replicas else 0
+    bulk, transactions = bulk_queue(settings.task_queue), transactions_queue(settings.task_queue)
+    records = records_queue(settings.task_queue)
+    record_fields = {"scheduled": True, "queue": records}
+    scrub_fields = {"bytes_per_s": settings.scrub_rate, "queue": bulk}
+    sweep_s, defragment_s = settings.sweep_interval, settings.defragment_interval
+    replicate_s = settings.replicate_interval if settings.replicas else 0
     wake, flush = "wake coordinators with work that nobody does", "see that changed records are flushed"
     return (
-        recurs(_SWEEP, SWEEP_DELETIONS, given.sweep_interval, "sweep deletions that nobody works on", policy=policy),
-        recurs(_TRIM, TRIM_TOPICS, given.trim_interval, "trim all topics", policy=policy),
-        recurs(_PLAN, RECONCILE_ORPHANS, given.plan_interval, "compare storage with the catalog", queue=bulk),
-        recurs(
-            _SCRUB, SCRUB_LEDGERS, given.scrub_interval, "compare digests", bytes_per_s=given.scrub_rate, queue=bulk
+        recurring_job(_SWEEP, SWEEP_DELETIONS, sweep_s, "sweep deletions that nobody works on", policy=policy),
+        recurring_job(_TRIM, TRIM_TOPICS, settings.trim_interval, "trim all topics", policy=policy),
+        recurring_job(_PLAN, RECONCILE_ORPHANS, settings.plan_interval, "compare storage with the catalog", queue=bulk),
+        recurring_job(_SCRUB, SCRUB_LEDGERS, settings.scrub_interval, "compare digests", **scrub_fields),
+        recurring_job(TRANSACTIONS, SWEEP_TRANSACTIONS, sweep_s, wake, queue=transactions),
+        recurring_job(_DELAYED, SEAL_BUCKETS, settings.delayed_interval, "seal delayed messages of all topics"),
+        replace(recurring_job(RECORDS, SWEEP_RECORDS, sweep_s, flush, queue=records), triggers_immediately=True),
+        recurring_job(_DEFRAGMENT, DEFRAGMENT_RECORDS, defragment_s, "defragment the record log", **record_fields),
+        recurring_job(
+            _RAID, RAID_TOMBSTONES, settings.raid_interval, "raid tombstones that cover nothing", **record_fields
         ),
-        recurs(TRANSACTIONS, SWEEP_TRANSACTIONS, given.sweep_interval, wake, queue=transactions),
-        recurs(_DELAYED, SEAL_BUCKETS, given.delayed_interval, "seal delayed messages of all topics"),
-        replace(recurs(RECORDS, SWEEP_RECORDS, given.sweep_interval, flush, queue=records), at_once=True),
-        recurs(_DEFRAGMENT, DEFRAGMENT_RECORDS, given.defragment_interval, "defragment the record log", **of_records),
-        recurs(_RAID, RAID_TOMBSTONES, given.raid_interval, "raid tombstones that cover nothing", **of_records),
-        recurs(_REPLICATE, REPLICATE_RECORDS, replicate_s, "replicate the record log", **of_records),
+        recurring_job(_REPLICATE, REPLICATE_RECORDS, replicate_s, "replicate the record log", **record_fields),
     )
 
 
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
-    """Create what is missing and update what differs; all else that the namespace schedules is left alone.
+    """Create missing schedules and update changed ones. Other schedules of the namespace stay as they are.
 
-    A job with interval 0 is left out, or paused where its schedule exists. Repeating it is harmless. A schedule that
-    was paused by hand stays paused.
+    A job with interval 0 gets no schedule; an existing one is paused. A schedule that was paused by hand stays paused.
+    Repeating the call is harmless.
     """
-    jobs = recurring(settings, policy)
-    found = await asyncio.gather(*(_apply(client, job, settings.task_queue) for job in jobs))
-    return [one for one in found if one]
+    jobs = recurring_jobs(settings, policy)
+    changes = await asyncio.gather(*(_apply_schedule(client, job, settings.task_queue) for job in jobs))
+    return [change for change in changes if change]
 
 
 async def list_schedules(client: Client) -> list[ScheduleRow]:
-    """Those of our jobs that are scheduled."""
-    return [_row(one) for one in await described_schedules(client)]
+    """Return Sexton's schedules in the namespace."""
+    return [_row_from_description(description) for description in await describe_schedules(client)]
 
 
-async def described_schedules(client: Client) -> list[ScheduleDescription]:
-    """Those of our schedules that the namespace has; their arguments may be encrypted."""
-    found = await asyncio.gather(*(_described(client.get_schedule_handle(name)) for name in _NAMES))
-    return list(filter(None, found))
+async def describe_schedules(client: Client) -> list[ScheduleDescription]:
+    """Return the descriptions of Sexton's schedules in the namespace. Their arguments may be encrypted."""
+    handles = [client.get_schedule_handle(schedule_id) for schedule_id in _SCHEDULE_IDS]
+    descriptions = await asyncio.gather(*(_describe_schedule(handle) for handle in handles))
+    return list(filter(None, descriptions))
 
 
-async def require_readable(client: Client) -> None:
-    """See that the client has the keys of scheduled jobs: a worker without them would fail each step of such a job.
+async def require_readable_schedules(client: Client) -> None:
+    """Check that the client has the payload keys of all schedules. Without them a worker fails each scheduled run.
 
     Raises:
-        InvalidInput: It has not.
+        InvalidInput: A key is missing.
     """
-    for found in await described_schedules(client):
-        if isinstance(found.schedule.action, ScheduleActionStartWorkflow):
-            await codec_of(client).decode([one for one in found.schedule.action.args if isinstance(one, Payload)])
+    for description in await describe_schedules(client):
+        action = description.schedule.action
+        if isinstance(action, ScheduleActionStartWorkflow):
+            await get_codec(client).decode([payload for payload in action.args if isinstance(payload, Payload)])
 
 
-async def _apply(client: Client, job: Recurring, task_queue: str) -> AppliedSchedule | None:
+async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) -> AppliedSchedule | None:
     handle = client.get_schedule_handle(job.schedule_id)
-    found = await _described(handle)
-    if found is None and not job.interval_s:
+    description = await _describe_schedule(handle)
+    if description is None and not job.interval_s:
         return None
-    if found is None:
+    if description is None:
         try:
-            wanted = _schedule(job, task_queue, ScheduleState())
-            await client.create_schedule(job.schedule_id, wanted, trigger_immediately=job.at_once)
+            schedule = _build_schedule(job, task_queue, ScheduleState())
+            await client.create_schedule(job.schedule_id, schedule, trigger_immediately=job.triggers_immediately)
             return AppliedSchedule(schedule_id=job.schedule_id, change="created")
-        except ScheduleAlreadyRunningError:  # another process came first
-            found = await handle.describe()
-    if await _same(client, found, job, task_queue):
+        except ScheduleAlreadyRunningError:  # another process has created it in the meantime
+            description = await handle.describe()
+    if await _is_unchanged(client, description, job, task_queue):
         return AppliedSchedule(schedule_id=job.schedule_id, change="unchanged")
-    await handle.update(lambda now: _updated(now, job, task_queue))
+    await handle.update(lambda update: _update_schedule(update, job, task_queue))
     return AppliedSchedule(schedule_id=job.schedule_id, change="updated")
 
 
-async def _described(handle: ScheduleHandle) -> ScheduleDescription | None:
+async def _describe_schedule(handle: ScheduleHandle) -> ScheduleDescription | None:
     try:
         return await handle.describe()
     except RPCError as error:
@@ -175,76 +181,78 @@ async def _described(handle: ScheduleHandle) -> ScheduleDescription | None:
         raise
 
 
-def _schedule(job: Recurring, task_queue: str, state: ScheduleState) -> Schedule:
+def _build_schedule(job: RecurringJob, task_queue: str, state: ScheduleState) -> Schedule:
     every = timedelta(seconds=job.interval_s)
     return Schedule(
         action=ScheduleActionStartWorkflow(
             job.job.name,
-            job.arg,
+            job.request,
             id=job.job.id(),  # the server appends the time
             task_queue=task_queue,
             static_summary=job.summary,
-            static_details=job.arg.details(),
+            static_details=job.request.details(),
         ),
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)]),
-        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=max(every, _LEAST_CATCHUP)),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=max(every, _MIN_CATCHUP_WINDOW)),
         state=state,
     )
 
 
-def _updated(now: ScheduleUpdateInput, job: Recurring, task_queue: str) -> ScheduleUpdate:
-    found = now.description.schedule
-    state = _wanted_state(found.state, job)
+def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue: str) -> ScheduleUpdate:
+    schedule = update.description.schedule
+    state = _wanted_state(schedule.state, job)
     if not job.interval_s:
-        return ScheduleUpdate(schedule=replace(found, state=state))
-    return ScheduleUpdate(schedule=_schedule(job, task_queue, state))
+        return ScheduleUpdate(schedule=replace(schedule, state=state))
+    return ScheduleUpdate(schedule=_build_schedule(job, task_queue, state))
 
 
-def _wanted_state(found: ScheduleState, job: Recurring) -> ScheduleState:
-    """Paused where the settings turn it off, running again where they had, otherwise as it was left by hand."""
-    if not job.interval_s and not found.paused:
-        return replace(found, paused=True, note=_OFF)
-    if job.interval_s and found.paused and found.note == _OFF:
-        return replace(found, paused=False, note=None)
-    return found
+def _wanted_state(state: ScheduleState, job: RecurringJob) -> ScheduleState:
+    """Pause a schedule that the settings turn off, and resume it if they had turned it off. Keep a pause by hand."""
+    if not job.interval_s and not state.paused:
+        return replace(state, paused=True, note=_OFF_NOTE)
+    if job.interval_s and state.paused and state.note == _OFF_NOTE:
+        return replace(state, paused=False, note=None)
+    return state
 
 
-async def _same(client: Client, found: ScheduleDescription, job: Recurring, task_queue: str) -> bool:
-    """Whether an update would change anything."""
-    now, state = found.schedule.state, _wanted_state(found.schedule.state, job)
-    if (state.paused, state.note) != (now.paused, now.note):
+async def _is_unchanged(client: Client, description: ScheduleDescription, job: RecurringJob, task_queue: str) -> bool:
+    current = description.schedule
+    state = _wanted_state(current.state, job)
+    if (state.paused, state.note) != (current.state.paused, current.state.note):
         return False
     if not job.interval_s:
         return True
-    wanted = _schedule(job, task_queue, state)
-    return await _facts(client, found.schedule) == await _facts(client, wanted)
+    wanted = _build_schedule(job, task_queue, state)
+    return await _comparable_fields(client, current) == await _comparable_fields(client, wanted)
 
 
-async def _facts(client: Client, schedule: Schedule) -> tuple[object, ...]:
-    """The facts that an operator would see differ; arguments as they are decrypted, and by which key they travel."""
+async def _comparable_fields(client: Client, schedule: Schedule) -> tuple[object, ...]:
+    """Return the fields that an update can change: arguments decrypted, with the names of their keys."""
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return (action,)
-    told = [*action.args, action.static_summary, action.static_details]
-    encode, codec = client.data_converter.encode, codec_of(client)
-    sent = [one if isinstance(one, Payload) else (await encode([one]))[0] for one in told]
-    data = [*map(key_of, sent), *(one.data for one in await codec.decode(sent))]
-    every = [(one.every, one.offset or timedelta()) for one in schedule.spec.intervals]
-    plan = (every, schedule.policy.overlap, schedule.policy.catchup_window)
-    return (action.workflow, action.id, action.task_queue, data, *plan)
+    values = [*action.args, action.static_summary, action.static_details]
+    encode, codec = client.data_converter.encode, get_codec(client)
+    payloads = [value if isinstance(value, Payload) else (await encode([value]))[0] for value in values]
+    contents = [*map(encryption_key_name, payloads), *(payload.data for payload in await codec.decode(payloads))]
+    intervals = [(interval.every, interval.offset or timedelta()) for interval in schedule.spec.intervals]
+    timing = (intervals, schedule.policy.overlap, schedule.policy.catchup_window)
+    return (action.workflow, action.id, action.task_queue, contents, *timing)
 
 
-def _row(found: ScheduleDescription) -> ScheduleRow:
-    schedule = found.schedule
+def _row_from_description(description: ScheduleDescription) -> ScheduleRow:
+    schedule = description.schedule
     action: Any = schedule.action
     intervals = schedule.spec.intervals
-    runs = [one for one in found.info.recent_actions if isinstance(one.action, ScheduleActionExecutionStartWorkflow)]
-    upcoming = [] if schedule.state.paused else list(found.info.next_action_times)
+    recent_runs = [
+        run for run in description.info.recent_actions if isinstance(run.action, ScheduleActionExecutionStartWorkflow)
+    ]
+    upcoming_runs = [] if schedule.state.paused else list(description.info.next_action_times)
     return ScheduleRow(
-        schedule_id=found.id,
+        schedule_id=description.id,
         workflow=str(action.workflow),
         interval_s=int(intervals[0].every.total_seconds()) if intervals else 0,
-        next_run=min(upcoming, default=None),
-        last_run=max((one.started_at for one in runs), default=None),
+        next_run=min(upcoming_runs, default=None),
+        last_run=max((run.started_at for run in recent_runs), default=None),
         paused=schedule.state.paused,
     )

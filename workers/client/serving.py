@@ -1,4 +1,4 @@
-"""Why a task waits in its queue: no worker polls there, or none of the build that gets its work.
+"""Reasons why a task waits in its queue: no worker polls there, or none of the build that must do the task.
 
 Source: Temporal, "Worker Versioning"; `DescribeTaskQueue` of its API.
 """
@@ -12,72 +12,78 @@ from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflow.v1 import WorkflowExecutionVersioningInfo
 from temporalio.client import Client
 
-from workers.client.pollers import described, live_pollers
+from workers.client.pollers import describe_task_queue, live_pollers
 
-_SERVE: Final = "start one with `sexton worker run`, or `sexton up`"
+_START_WORKER_ADVICE: Final = "start one with `sexton worker run`, or `sexton up`"
 _Build = tuple[str, str]  # deployment and build id
 
 
-async def why_not_taken(
+async def explain_waiting_task(
     client: Client,
     workflow_id: str,
     versioning: WorkflowExecutionVersioningInfo,
     queue: str,
     kind: TaskQueueType.ValueType,
 ) -> str:
-    """Why no worker has taken the task that waits there, and what to do.
+    """Return why no worker has taken the waiting task, and what to do.
 
     Args:
-        client: Of the namespace.
-        workflow_id: The job's.
-        versioning: The build that the job runs on, if any, and whether it is pinned there.
-        queue: The task's.
-        kind: Of the task.
+        client: Client of the namespace.
+        workflow_id: Id of the job.
+        versioning: Build that the job runs on, if any, and whether it is pinned there.
+        queue: Task queue of the task.
+        kind: Kind of the task.
     """
-    answer = await described(client, queue, kind)
-    current, pollers = answer.versioning_info.current_deployment_version, answer.pollers
-    if current.build_id:  # else the queue takes part in no versioning, or has had no current build yet
-        live = {_build(one) for one in await live_pollers(client, queue, kind)}
-        pinned = versioning.behavior == VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
-        wanted = versioning.deployment_version if pinned else current
-        if (wanted.deployment_name, wanted.build_id) not in live:
-            return _pinned(workflow_id, wanted, queue) if pinned else _unserved(current, queue, live)
+    response = await describe_task_queue(client, queue, kind)
+    current, pollers = response.versioning_info.current_deployment_version, response.pollers
+    if current.build_id:  # otherwise the queue is not versioned, or no build was current yet
+        live_builds = {_build_of_poller(poller) for poller in await live_pollers(client, queue, kind)}
+        is_pinned = versioning.behavior == VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
+        wanted = versioning.deployment_version if is_pinned else current
+        if (wanted.deployment_name, wanted.build_id) not in live_builds:
+            if is_pinned:
+                return _explain_missing_pinned_build(workflow_id, wanted, queue)
+            return _explain_missing_current_build(current, queue, live_builds)
     if not pollers:
-        return f"no worker polls the task queue {queue}; {_SERVE}"
-    builds = _builds(pollers)
+        return f"no worker polls the task queue {queue}; {_START_WORKER_ADVICE}"
+    builds = _list_versioned_builds(pollers)
     if builds and not current.build_id:
         deployment, build_id = builds[-1]
         return (
             f"no build of {deployment} is current, though workers of {build_id} poll the task queue {queue}: only a"
             f" current build gets new work; `sexton worker deploy --build-id {build_id}`"
         )
-    names = ", ".join(sorted({one.identity for one in pollers})[:3])
-    return f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago; {_SERVE}"
-
-
-def _pinned(workflow_id: str, wanted: WorkerDeploymentVersion, queue: str) -> str:
-    build = f"build {wanted.build_id} of {wanted.deployment_name}"
-    none = f"no worker of it polls the task queue {queue}"
-    return f"{workflow_id} is pinned to {build}, and {none}; start one of that build"
-
-
-def _unserved(current: WorkerDeploymentVersion, queue: str, live: Iterable[_Build]) -> str:
-    others = sorted(build_id for name, build_id in live if name == current.deployment_name)
-    though = f", though workers of {', '.join(others)} do" if others else ""
-    deploy = f"`sexton worker deploy --build-id {others[-1] if others else 'ID'}`"
+    names = ", ".join(sorted({poller.identity for poller in pollers})[:3])
     return (
-        f"build {current.build_id} of {current.deployment_name} is current, and no worker of it polls the task queue"
-        f" {queue}{though}; start one of that build, or make a build current that has workers: {deploy}"
+        f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago;"
+        f" {_START_WORKER_ADVICE}"
     )
 
 
-def _build(one: PollerInfo) -> _Build:
-    return one.deployment_options.deployment_name, one.deployment_options.build_id
+def _explain_missing_pinned_build(workflow_id: str, wanted: WorkerDeploymentVersion, queue: str) -> str:
+    return (
+        f"{workflow_id} is pinned to build {wanted.build_id} of {wanted.deployment_name}, and no worker of it polls the"
+        f" task queue {queue}; start one of that build"
+    )
 
 
-def _builds(pollers: Iterable[PollerInfo]) -> list[_Build]:
-    """Deployments and builds of the workers; none where one of them takes part in no versioning, and gets new work."""
-    modes = {one.deployment_options.worker_versioning_mode for one in pollers}
+def _explain_missing_current_build(current: WorkerDeploymentVersion, queue: str, live_builds: Iterable[_Build]) -> str:
+    other_build_ids = sorted(build_id for name, build_id in live_builds if name == current.deployment_name)
+    contrast = f", though workers of {', '.join(other_build_ids)} do" if other_build_ids else ""
+    deploy = f"`sexton worker deploy --build-id {other_build_ids[-1] if other_build_ids else 'ID'}`"
+    return (
+        f"build {current.build_id} of {current.deployment_name} is current, and no worker of it polls the task queue"
+        f" {queue}{contrast}; start one of that build, or make a build current that has workers: {deploy}"
+    )
+
+
+def _build_of_poller(poller: PollerInfo) -> _Build:
+    return poller.deployment_options.deployment_name, poller.deployment_options.build_id
+
+
+def _list_versioned_builds(pollers: Iterable[PollerInfo]) -> list[_Build]:
+    """Return the builds of the pollers, or none if a poller is unversioned: such a poller may take any new task."""
+    modes = {poller.deployment_options.worker_versioning_mode for poller in pollers}
     if modes != {WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED}:
         return []
-    return sorted({_build(one) for one in pollers})
+    return sorted({_build_of_poller(poller) for poller in pollers})

@@ -1,4 +1,4 @@
-"""`Sexton`: start and watch jobs from a program, one typed method a job.
+"""`Sexton`: start and watch jobs from a program, with one typed method per job.
 
 Example:
     ```python
@@ -24,12 +24,12 @@ from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound, DeletePolicy
 from workers.client import schedules
 from workers.client.connections import connect_client
-from workers.client.deletion_batches import Batches, released
-from workers.client.jobs import Handle, of_run, of_topic
+from workers.client.deletion_batches import DeletionBatches, release_paused_batch
+from workers.client.jobs import Handle, run_attribute, topic_attribute
 from workers.client.scheduled_runs import restart_schedule
 from workers.client.store_jobs import StoreJobs
 from workers.client.transactions import TransactionJobs
-from workers.client.visibility import WorkflowRow, history_of, visible_workflows
+from workers.client.visibility import WorkflowRow, fetch_history, query_workflows
 from workers.client.waiting import Say, result_of
 from workers.settings import Settings
 from workflows.deletion.values import (
@@ -53,82 +53,96 @@ from workflows.deletion.values import (
 
 R = TypeVar("R")
 
-_LET_GO_S = 0.2  # for a thread to get a processor; 6 of 40 programs aborted without, none of 120 with it
-_STARTED_WITHIN_S = 120.0  # after that a redriven batch that was not started is found by a sweep
+_THREAD_RELEASE_S = 0.2  # 6 of 40 programs aborted without this pause, none of 120 with it
+_REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep takes its rows up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redriven:
-    """Dead letters that are tried again."""
+class RedriveResult:
+    """Number of dead letters that are tried again, and their batch."""
 
     started: int  # rows
-    handle: Handle[Certificate] | None = None  # of their batch; None if there are no rows
+    handle: Handle[Certificate] | None = None  # None if there are no rows
 
 
 class Sexton(StoreJobs, TransactionJobs):
     """Jobs on one Temporal namespace and one catalog.
 
-    Input that a job would refuse is refused before it is started: names, ids, actors and reasons, as `InvalidInput`.
+    Input that a job would refuse raises `InvalidInput` before the job starts: names, ids, actors and reasons.
+
+    Args:
+        client: Client from `connect_client`, or another client with the pydantic data converter.
+        settings: Settings of the catalog and its store.
+        catalog: Function that returns a catalog which its caller opens and closes. `None`: the client opens a catalog
+            at its first use, and keeps it until it is closed.
     """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
-        """Use a client that was made with `connect_client`, or one with the pydantic data converter; see `OwnJobs`."""
         super().__init__(client, settings, catalog)
-        self.batches = Batches(client, lambda batch_id: released(self._catalog().deletions, batch_id))
+        self.batches = DeletionBatches(
+            client, lambda batch_id: release_paused_batch(self._catalog().deletions, batch_id)
+        )
 
     @staticmethod
     async def connect(settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> "Sexton":
-        """Connect to Temporal; see `connect_client`."""
+        """Connect to Temporal.
+
+        Raises:
+            InvalidInput: A file of payload keys or certificates cannot be used.
+            ServiceFailed: No address is set, no Temporal server answers, or client and server do not trust each other.
+        """
         return Sexton(await connect_client(settings), settings, catalog)
 
     async def __aenter__(self) -> Self:
-        """Use it for one block; see `close`."""
+        """Return the client itself. The end of the block closes it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the client."""
         await self.close()
 
     async def close(self) -> None:
-        """Close its catalog, and give the SDK's threads time to let go of the last answer; await it before the end.
+        """Close the client's catalog, then wait until the SDK's threads have released the last answer.
 
-        Temporal's SDK has no call that ends them. One that still holds Python's lock when the interpreter is finalized
-        aborts the process ("PyGILState_Release", exit code 134), after all work is done.
+        Await this before the program ends. The SDK has no call that ends its threads. A thread that still holds
+        Python's lock while the interpreter shuts down aborts the process ("PyGILState_Release", exit code 134).
         """
-        await asyncio.to_thread(self._opened.close)
-        await asyncio.sleep(_LET_GO_S)
+        await asyncio.to_thread(self._exit_stack.close)
+        await asyncio.sleep(_THREAD_RELEASE_S)
 
     async def result_of(self, handle: Handle[R], say: Say) -> R:
-        """The job's result; `say` is told what is waited for and, where nothing moves for 10 s, why and what to do.
+        """Wait for the job and return its result. `say` receives progress messages.
+
+        If nothing moves for 10 s, the message says why, and what to do.
 
         Raises:
-            JobStopped: It was terminated or cancelled, or a job that it waited for was.
-            WorkflowFailureError: It failed, or a guard refused what it was asked.
+            JobStopped: The job, or a job that it waited for, was terminated or cancelled.
+            WorkflowFailureError: The job failed, or a guard refused the request.
         """
         result: R = await result_of(self.client, handle, say)
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete what retention does not keep; joins a running trim of the topic, which then passes once more."""
+        """Delete what retention does not keep. Joins a running trim of the topic, which then makes one more pass."""
         request = TrimTopicInput(
-            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._policy
+            topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )
-        about = [of_topic(topic)]
+        attributes = [topic_attribute(topic)]
         return await self.start(
-            TRIM_TOPIC, request, topic.topic_id, summary=f"trim {topic.name}", about=about, signal="again"
+            TRIM_TOPIC, request, topic.topic_id, summary=f"trim {topic.name}", attributes=attributes, signal="again"
         )
 
     async def trim_topics(self, reason: str = "", actor: str = "") -> Handle[TrimTopicsResult]:
-        """Delete what retention does not keep of all topics, in one batch; joins a running trim of all topics."""
-        request = TrimTopicsInput(actor=actor, reason=reason, policy=self._policy)
+        """Delete what retention does not keep of any topic, in one batch. Joins a running trim of all topics."""
+        request = TrimTopicsInput(actor=actor, reason=reason, policy=self._deletion_policy)
         return await self.start(TRIM_TOPICS, request, summary="trim all topics")
 
     async def delete_topic(
         self, topic: Topic, reason: str = "", actor: str = "", *, durable_delete: bool | None = None
     ) -> Handle[DeleteTopicResult]:
-        """Delete everything of the topic and the topic; joins its deletion if that runs, otherwise goes on from there.
+        """Delete the topic and all its data. Joins a running deletion; otherwise continues an interrupted one.
 
-        Tombstones are left unless `durable_delete`, or if that is None the topic, says otherwise.
+        The deletion leaves tombstones if `durable_delete` is true. `None` leaves that to the topic's policy.
         """
         request = DeleteTopicInput(
             topic_id=topic.topic_id,
@@ -136,11 +150,11 @@ class Sexton(StoreJobs, TransactionJobs):
             actor=actor,
             reason=reason,
             catalog_epoch=await asyncio.to_thread(self._epoch),
-            policy=self._policy,
+            policy=self._deletion_policy,
             durable_delete=DeletePolicy.of(durable_delete),
         )
-        about = [of_topic(topic)]
-        return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=f"delete {topic.name}", about=about)
+        summary, attributes = f"delete {topic.name}", [topic_attribute(topic)]
+        return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=summary, attributes=attributes)
 
     async def delete_ledgers(
         self,
@@ -152,19 +166,22 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[Certificate]:
-        """Detach and delete given ledgers, all or none; when one is needed, none.
+        """Detach and delete the given ledgers: all of them, or none if one is still needed.
 
-        They leave tombstones, unless `durable_delete`, or if that is None the topic, says otherwise.
+        The deletion leaves tombstones if `durable_delete` is true. `None` leaves that to the topic's policy.
 
-        The result then says so in `refused`, with the type `LedgerStillNeeded`; `UnknownObject` where there is no such
-        ledger. `result_of` raises both.
+        A refusal is in the result's `refused`: `LedgerStillNeeded` for a needed ledger, `UnknownObject` for a missing
+        one. `result_of` raises the refusal.
 
         Raises:
-            InvalidInput: None, or more than `MOST_IDS` ids.
+            InvalidInput: There are no ids, or more than `MOST_IDS`.
         """
-        policy = DeletePolicy.of(durable_delete)
-        detach = ExplicitDetach(ledger_ids=sorted({int(one) for one in ledger_ids}), force=force, durable_delete=policy)
-        return await self._detached(topic, detach, reason, actor)
+        detach = ExplicitDetach(
+            ledger_ids=sorted({int(ledger_id) for ledger_id in ledger_ids}),
+            force=force,
+            durable_delete=DeletePolicy.of(durable_delete),
+        )
+        return await self._start_explicit_deletion(topic, detach, reason, actor)
 
     async def operate(
         self,
@@ -175,10 +192,10 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[Certificate]:
-        """Take copies of one ledger away in one transaction, which ends it once none is left; then delete them.
+        """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy.
 
-        If it ends it leaves a tombstone, unless `durable_delete`, or if that is None the topic, says otherwise. What a
-        guard refuses is in the result's `refused`; `result_of` raises it.
+        An ended ledger leaves a tombstone if `durable_delete` is true. `None` leaves that to the topic's policy. A
+        refusal of a guard is in the result's `refused`; `result_of` raises it.
         """
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
@@ -187,10 +204,12 @@ class Sexton(StoreJobs, TransactionJobs):
             pass_over=sorted(operation.pass_over),
             generation=operation.generation,
         )
-        return await self._detached(topic, detach, reason, actor)
+        return await self._start_explicit_deletion(topic, detach, reason, actor)
 
-    async def _detached(self, topic: Topic, detach: ExplicitDetach, reason: str, actor: str) -> Handle[Certificate]:
-        self.checked(detach)
+    async def _start_explicit_deletion(
+        self, topic: Topic, detach: ExplicitDetach, reason: str, actor: str
+    ) -> Handle[Certificate]:
+        self.require_valid(detach)
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(
             batch_id=batch_id,
@@ -199,25 +218,38 @@ class Sexton(StoreJobs, TransactionJobs):
             catalog_epoch=await asyncio.to_thread(self._epoch),
             actor=actor,
             reason=reason,
-            policy=self._policy,
+            policy=self._deletion_policy,
             detach=detach,
         )
-        summary, about = f"delete {len(detach.ledger_ids)} ledgers of {topic.name}", [of_topic(topic), of_run(batch_id)]
-        return await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=about)
+        return await self.start(
+            DELETE_LEDGERS,
+            request,
+            batch_id,
+            summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
+            attributes=[topic_attribute(topic), run_attribute(batch_id)],
+        )
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
-        """Take up deletions that no workflow works on, and forget old ones; joins a sweep that runs already."""
-        request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._policy)
+        """Continue deletions that no workflow works on, and forget old ones. Joins a running sweep."""
+        request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._deletion_policy)
         return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 
-    async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> Redriven:
-        """Try dead letters again, None: all there are; see `Upkeep.redrive` for what is refused."""
+    async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> RedriveResult:
+        """Try dead letters again: the given rows, or all with `None`.
+
+        Attempts are counted from zero again. If rows are given, all of them are redriven or none.
+
+        Raises:
+            InvalidInput: There are no ids, or more than 10,000.
+            UnknownObject: A row does not exist.
+            PreconditionFailed: A row is pending or deleted.
+        """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
-        asked = self.checked(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
-        await self.ours()  # before rows change
-        count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, asked)
+        cause = self.require_valid(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
+        await self.verified_client()  # before rows change
+        count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, cause)
         if not count:
-            return Redriven(started=0)
+            return RedriveResult(started=0)
         request = DeleteLedgersInput(
             batch_id=batch_id,
             topic_id=0,
@@ -225,27 +257,33 @@ class Sexton(StoreJobs, TransactionJobs):
             catalog_epoch=epoch,
             actor=actor,
             reason=reason,
-            policy=self._policy,
+            policy=self._deletion_policy,
             carried=DeleteLedgersProgress(intents=count),
         )
         summary = f"{count} dead letters, tried again"
-        handle = await self.start(DELETE_LEDGERS, request, batch_id, summary=summary, about=[of_run(batch_id)])
-        return Redriven(started=count, handle=handle)
+        handle = await self.start(
+            DELETE_LEDGERS, request, batch_id, summary=summary, attributes=[run_attribute(batch_id)]
+        )
+        return RedriveResult(started=count, handle=handle)
 
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
-        """How many rows, and the catalog's epoch; one that may have landed is asked for once more, by its name."""
-        claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_STARTED_WITHIN_S)
+        """Return the number of rows and the catalog's epoch. An unknown outcome is asked for once more, by batch id."""
+        claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._catalog()
         epoch = catalog.ledgers.epoch()
         try:
-            done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+            result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
         except OutcomeUnknown:
-            done = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
-        return done.intents, epoch
+            result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
+        return result.intents, epoch
 
     async def history_of(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
-        """Everything that Temporal has recorded of a run, the newest one by default; see `visibility.history_of`."""
-        return await history_of(self.client, workflow_id, run_id)
+        """Return the recorded history of a run. `None` selects the workflow's newest run.
+
+        Raises:
+            UnknownObject: Temporal does not know the run, or no longer keeps it.
+        """
+        return await fetch_history(self.client, workflow_id, run_id)
 
     async def list_workflows(
         self,
@@ -256,27 +294,34 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         finished_recurring: bool = True,
     ) -> list[WorkflowRow]:
-        """Jobs, newest first.
+        """Return jobs, newest first.
 
         Args:
-            type: A workflow type, e.g. `trim-topic`.
-            status: Temporal's name of a status, e.g. `Running`.
-            topic: An encoded topic name.
-            limit: The most workflows to return.
-            finished_recurring: Whether completed runs that a schedule started are among them.
+            type: Workflow type, for example `trim-topic`.
+            status: Name of a status in Temporal's queries, for example `Running`.
+            topic: Encoded topic name.
+            limit: Maximum number of jobs.
+            finished_recurring: Whether to include completed runs that a schedule started.
         """
-        return await visible_workflows(
+        return await query_workflows(
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring
         )
 
     async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
-        """Bring the namespace's recurring jobs to what the settings say; see `workers.client.schedules`."""
-        return await schedules.apply_schedules(await self.ours(), self._settings, self._policy)
+        """Bring the schedules of the namespace in line with the settings.
+
+        A schedule that was paused by hand stays paused. Repeating the call is harmless.
+        """
+        return await schedules.apply_schedules(await self.verified_client(), self._settings, self._deletion_policy)
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
-        """End what is stuck of a recurring job, and start it anew; see `workers.client.scheduled_runs`."""
-        return await restart_schedule(await self.ours(), schedule_id)
+        """End the stuck runs of a schedule and start a new run. Return the ids of the ended workflows.
+
+        Raises:
+            UnknownObject: The namespace has no such schedule of Sexton.
+        """
+        return await restart_schedule(await self.verified_client(), schedule_id)
 
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
-        """Those recurring jobs that are scheduled."""
+        """Return Sexton's schedules in the namespace."""
         return await schedules.list_schedules(self.client)

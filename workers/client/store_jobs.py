@@ -1,4 +1,4 @@
-"""`Sexton`'s jobs beside deletions and transactions: tiered copies, orphans, delayed messages and the record log."""
+"""Jobs of `Sexton` on tiered copies, orphans, delayed messages and the record log."""
 
 import asyncio
 import uuid
@@ -11,7 +11,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation import rules
 from logstore.reconciliation.jobs import SCRUB_RATE
 from logstore.records.tombstones import DeletePolicy
-from workers.client.jobs import Handle, OwnJobs, of_run, of_topic
+from workers.client.jobs import Handle, JobClient, run_attribute, topic_attribute
 from workflows import limits, search_attributes
 from workflows.delayed.values import (
     BUILD_DELAYED_INDEX,
@@ -65,11 +65,14 @@ from workflows.records.values import (
 )
 
 
-class StoreJobs(OwnJobs):
-    """Those jobs. What a guard refuses is in a result's `refused`; `result_of` raises it.
+class StoreJobs(JobClient):
+    """Client of these jobs.
 
-    Of every job `reason` is for people and is kept with what it does, and `actor` is the person or program that asks.
-    `master` is a Spark cluster; empty: that of the workers' settings.
+    A refusal of a guard is in a result's `refused`; `result_of` raises it. Parameters of many methods:
+
+    - `reason`: text for people, which is kept with the effects of the job.
+    - `actor`: the person or program that asks.
+    - `master`: a Spark cluster; empty for the one in the workers' settings.
     """
 
     async def offload_topic(
@@ -80,35 +83,35 @@ class StoreJobs(OwnJobs):
         reason: str = "",
         actor: str = "",
     ) -> Handle[OffloadTopicResult]:
-        """Copy closed ledgers to the tiered bucket; what is asked of a topic twice is done one after the other.
+        """Copy closed ledgers to the tiered bucket. Requests for one topic are carried out one after the other.
 
-        Without `ledger_ids` it is every closed ledger. With `delete_primary`, the primary copy of each of them that has
-        a tiered copy is deleted afterwards.
+        Without `ledger_ids` the job copies every closed ledger. With `delete_primary` it then deletes the primary copy
+        of each selected ledger that has a tiered copy.
 
         Raises:
-            InvalidInput: None, or more than `MOST_OFFLOADED` ids.
+            InvalidInput: There are no ids, or more than `MOST_OFFLOADED`.
         """
-        ids = None if ledger_ids is None else sorted({int(one) for one in ledger_ids})
-        ask = self.checked(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
+        ids = None if ledger_ids is None else sorted({int(ledger_id) for ledger_id in ledger_ids})
+        ask = self.require_valid(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
         request = OffloadTopicInput(
-            topic_id=topic.topic_id, topic=topic.name, policy=self._offload_policy, deletion=self._policy
+            topic_id=topic.topic_id, topic=topic.name, policy=self._offload_policy, deletion=self._deletion_policy
         )
         return await self.start(
             OFFLOAD_TOPIC,
             request,
             topic.topic_id,
             summary=f"offload {topic.name}",
-            about=[of_topic(topic)],
+            attributes=[topic_attribute(topic)],
             signal="ask",
             signal_args=[ask],
         )
 
     async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
-        """Copy one closed ledger to the tiered bucket; joins a run that is at work on it."""
+        """Copy one closed ledger to the tiered bucket. Joins a running copy of it."""
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
-        about = [of_topic(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
+        attributes = [topic_attribute(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
         summary = f"ledger {ledger_id} of {topic.name}"
-        return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, about=about)
+        return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, attributes=attributes)
 
     async def plan_orphans(
         self,
@@ -120,14 +123,19 @@ class StoreJobs(OwnJobs):
         reason: str = "",
         actor: str = "",
     ) -> Handle[ReconcileOrphansResult]:
-        """Compare storage with the catalog and write down what differs; changes neither.
+        """Compare storage with the catalog and write down the differences. Changes neither.
 
-        Objects and rows younger than `older_than_s` are left out; `unsafe_age` says that an age below the floor is
-        meant, because no process writes. `inventories` are manifests that stand in for listings, as workers see them.
+        Args:
+            older_than_s: Age below which objects and rows are left out.
+            unsafe_age: Whether an age below the safe minimum is accepted. Only safe while no process writes.
+            inventories: Inventory manifests that replace listings, as paths that the workers can read.
+            master: Spark cluster; empty for the one in the workers' settings.
+            reason: Text for people.
+            actor: Person or program that asks.
 
         Raises:
-            InvalidInput: A negative age, or what can be no manifest or cluster.
-            PreconditionFailed: An age below the floor.
+            InvalidInput: The age is negative, or a manifest or the cluster is invalid.
+            PreconditionFailed: The age is below the safe minimum.
         """
         rules.check_age(older_than_s, unsafe=unsafe_age)
         run_id = f"plan-{uuid.uuid4().hex[:12]}"
@@ -142,20 +150,22 @@ class StoreJobs(OwnJobs):
             queue=limits.bulk_queue(self._settings.task_queue),
         )
         summary = "compare storage with the catalog"
-        return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, about=[of_run(run_id)])
+        return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_attribute(run_id)])
 
     async def apply_orphans(
         self, run_id: str, *, max_orphan_share: float = rules.MAX_ORPHAN_SHARE, reason: str = "", actor: str = ""
     ) -> Handle[ApplyOrphansResult]:
-        """Remove what a finished plan found, after another look; joins an apply of the same plan.
+        """Remove what a finished plan found, after a second check of each finding. Joins a running apply of the plan.
 
         Raises:
-            InvalidInput: A run id or a share that can be none.
+            InvalidInput: The run id or the share is invalid.
         """
         request = ApplyOrphansInput(
-            run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._policy
+            run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
         )
-        return await self.start(APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", about=[of_run(run_id)])
+        return await self.start(
+            APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", attributes=[run_attribute(run_id)]
+        )
 
     async def scrub_ledgers(
         self,
@@ -166,13 +176,19 @@ class StoreJobs(OwnJobs):
         reason: str = "",
         actor: str = "",
     ) -> Handle[ScrubLedgersResult]:
-        """Read every stored segment and tiered copy, and compare their digests; changes nothing.
+        """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
 
-        Joins a scrub of the same topics that runs; one that did not finish goes on where it was. `topics` are at most
-        1,000; None: every topic. `bytes_per_s` bounds all tasks together.
+        Joins a running scrub of the same topics. An unfinished scrub continues where it was.
+
+        Args:
+            topics: At most 1,000 topics. `None` selects every topic.
+            bytes_per_s: Bound of the read rate of all tasks together.
+            master: Spark cluster; empty for the one in the workers' settings.
+            reason: Text for people.
+            actor: Person or program that asks.
 
         Raises:
-            InvalidInput: Too many topics, a rate out of bounds, or what can be no cluster.
+            InvalidInput: There are too many topics, the rate is out of bounds, or the cluster is invalid.
         """
         ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
         request = ScrubLedgersInput(
@@ -183,59 +199,63 @@ class StoreJobs(OwnJobs):
             master=master,
             queue=limits.bulk_queue(self._settings.task_queue),
         )
-        whose = f"{len(ids):,} topics" if ids else "every topic"
-        return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {whose}")
+        scope = f"{len(ids):,} topics" if ids else "every topic"
+        return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {scope}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
-        """Seal all delayed messages of a topic that consumers may see, however few; joins a seal of it that runs.
+        """Seal all delayed messages of a topic that consumers may see, however few. Joins a running seal of the topic.
 
-        Where it then has more buckets than it may have, a merge of them is started.
+        If the topic then has too many buckets, a merge is started.
         """
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
-        return await self.start(SEAL_BUCKETS, request, topic.topic_id, summary=summary, about=[of_topic(topic)])
+        return await self.start(
+            SEAL_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+        )
 
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge buckets of a topic until it has no more than it may have; joins a merge of it that runs.
+        """Merge buckets of a topic until it has at most `max_buckets`. Joins a running merge of the topic.
 
-        `max_buckets` is 1 or more; None: as many as the workers' settings say.
+        `max_buckets` is at least 1; `None` uses the workers' setting.
 
         Raises:
-            InvalidInput: A limit below 1, an actor or a reason that cannot be kept.
+            InvalidInput: `max_buckets` is below 1, or the actor or the reason is invalid.
         """
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )
         summary = f"merge buckets of {topic.name}"
-        return await self.start(MERGE_BUCKETS, request, topic.topic_id, summary=summary, about=[of_topic(topic)])
+        return await self.start(
+            MERGE_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+        )
 
     async def build_delayed_index(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Build the buckets of topics from their logs, in the place of those that they have.
+        """Build the buckets of topics anew from their logs, in place of the existing buckets.
 
-        `topics` are at least one, at most 10,000; None: every topic with delayed messages.
+        `topics` are at least one and at most 10,000; `None` selects every topic with delayed messages.
 
         Raises:
-            InvalidInput: No topics, too many, or what can be no cluster.
+            InvalidInput: There are no topics or too many, or the cluster is invalid.
         """
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush what has changed until this moment; joins such a flush that runs, which then flushes once more.
+        """Flush all changes up to this moment. Joins a running flush of this kind, which then flushes once more.
 
-        Workers flush by themselves, every `records_interval`.
+        Workers also flush by themselves, every `records_interval`.
         """
         request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite blocks that are mostly dead, join small ones, and remove what no manifest names; joins one at work.
+        """Rewrite mostly dead blocks, join small blocks, and remove blocks that no manifest names. Joins a running job.
 
-        A schedule does so, every `defragment_interval`.
+        A schedule also starts it, every `defragment_interval`.
         """
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
@@ -243,13 +263,13 @@ class StoreJobs(OwnJobs):
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones that cover nothing; joins a raid that is at work, whatever age that asks for.
+        """Remove tombstones that cover nothing. Joins a running raid, whatever minimum age that one has.
 
-        A schedule does so, every `raid_interval`. Tombstones younger than `eligible_age_s`, 0 or more, stay; None: as
-        the workers' settings say.
+        A schedule also starts it, every `raid_interval`. Tombstones younger than `eligible_age_s` stay. The age is at
+        least 0; `None` uses the workers' setting.
 
         Raises:
-            InvalidInput: An age below 0, an actor or a reason that cannot be kept.
+            InvalidInput: The age is below 0, or the actor or the reason is invalid.
         """
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
@@ -257,9 +277,9 @@ class StoreJobs(OwnJobs):
         return await self.start(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
 
     async def replicate_records(self, reason: str = "", actor: str = "") -> Handle[ReplicateRecordsResult]:
-        """Bring every replica that the workers' settings name to the newest manifest; joins one at work.
+        """Bring every replica in the workers' settings to the newest manifest. Joins a running job.
 
-        A schedule does so, every `replicate_interval`.
+        A schedule also starts it, every `replicate_interval`.
         """
         request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
@@ -274,12 +294,17 @@ class StoreJobs(OwnJobs):
         dry_run: bool = False,
         durable_delete: bool | None = None,
     ) -> Handle[EndRecordsResult]:
-        """End every record that a function answers None for; see `logstore.records.functions`.
+        """End every record for which a function answers `None`.
 
-        It is one of those that the workers' setting `functions` names; the result refuses any other. Without a topic it
-        is asked of the records of all. What is still needed stays. Tombstones are left unless `durable_delete`, or if
-        that is None the topic, says otherwise. A function that fails ends nothing more; `stopped` of the result says
-        why. With `dry_run` it is asked, and nothing changes.
+        Records that are still needed stay. A failure of the function stops the job; `stopped` of the result says why.
+
+        Args:
+            function: Name of a function in the workers' setting `functions`. The result refuses any other.
+            topic: Topic whose records the function is asked about. `None` selects the records of all topics.
+            reason: Text for people.
+            actor: Person or program that asks.
+            dry_run: Whether to ask the function but change nothing.
+            durable_delete: Whether ended records leave tombstones. `None` leaves that to each topic's policy.
         """
         request = EndRecordsInput(
             function=function,
@@ -291,13 +316,13 @@ class StoreJobs(OwnJobs):
             catalog_epoch=await asyncio.to_thread(self._epoch),
             actor=actor,
             reason=reason,
-            policy=self._policy,
+            policy=self._deletion_policy,
         )
-        whose = topic.name if topic else "all topics"
-        about = [of_run(request.batch_id)]
-        about += [of_topic(topic)] if topic else []
-        summary = f"end records of {whose} by {function}"
-        return await self.start(END_RECORDS, request, request.batch_id, summary=summary, about=about)
+        scope = topic.name if topic else "all topics"
+        attributes = [run_attribute(request.batch_id)]
+        attributes += [topic_attribute(topic)] if topic else []
+        summary = f"end records of {scope} by {function}"
+        return await self.start(END_RECORDS, request, request.batch_id, summary=summary, attributes=attributes)
 
     @property
     def _records_queue(self) -> str:

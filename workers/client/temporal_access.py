@@ -1,4 +1,4 @@
-"""How clients prove to Temporal who they are: TLS, a certificate, and an API key that may change meanwhile."""
+"""Credentials of clients towards Temporal: TLS, a client certificate, and an API key that may change at run time."""
 
 import asyncio
 import logging
@@ -11,104 +11,104 @@ from temporalio.client import Client
 from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
-from workers.client.temporal_faults import REFUSED_KEY
+from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
 from workers.settings import Settings, read_secret, temporal_api_key
 from workers.settings.files import read_bytes
 from workers.settings.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
-_LOOK_S: Final = 5.0  # between two looks at the file of the API key
-_KEY_FILE: Final = "temporal_api_key_file"
-_following: set[asyncio.Task[None]] = set()  # the loop itself keeps tasks by weak references alone
+_KEY_CHECK_INTERVAL_S: Final = 5.0
+_API_KEY_FILE_SETTING: Final = "temporal_api_key_file"
+_key_reload_tasks: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporalAccess:
-    """What a connection is made with; without TLS it is plain."""
+    """Credentials of a connection. Without `tls` the connection is plain."""
 
-    tls: TLSConfig | None = field(repr=False)  # our key is in it
+    tls: TLSConfig | None = field(repr=False)  # holds the private key
     api_key: str = field(repr=False)
     api_key_file: str
 
-    def follow(self, client: Client) -> None:
-        """Give the client each new key that is put into the file, for as long as the client and its loop live."""
+    def follow_key_file(self, client: Client) -> None:
+        """Give the client each new key that the file gets, as long as the client and its event loop live."""
         if self.api_key_file:
-            task = asyncio.create_task(_followed(weakref.ref(client), self.api_key_file))
-            _following.add(task)
-            task.add_done_callback(_following.discard)
+            task = asyncio.create_task(_reload_key(weakref.ref(client), self.api_key_file))
+            _key_reload_tasks.add(task)
+            task.add_done_callback(_key_reload_tasks.discard)
 
 
 def temporal_access(settings: Settings) -> TemporalAccess:
-    """What the settings say, tried out as far as can be without a connection.
+    """Read and check the credentials in the settings, as far as possible without a connection.
 
     Raises:
-        InvalidInput: A file cannot be used, the API key is given twice, or what needs TLS is given where TLS is off.
+        InvalidInput: A file cannot be used, the API key is set twice, or a setting needs TLS while TLS is off.
     """
     key = temporal_api_key(settings)
     files = TlsFiles.of(settings, "temporal")
     if settings.temporal_by_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
-    tls = _tls(files, settings.temporal_server_name) if settings.temporal_by_tls else None
+    tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_by_tls else None
     return TemporalAccess(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 
-def _tls(files: TlsFiles, server_name: str) -> TLSConfig:
-    found = {"ca": files.ca, "cert": files.cert, "key": files.key}
-    ca, cert, key = (read_bytes(f"temporal_{one}_file", path) if path else None for one, path in found.items())
+def _read_tls_config(files: TlsFiles, server_name: str) -> TLSConfig:
+    paths = {"ca": files.ca, "cert": files.cert, "key": files.key}
+    ca, cert, key = (read_bytes(f"temporal_{name}_file", path) if path else None for name, path in paths.items())
     return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=server_name or None)
 
 
-async def _followed(found: "weakref.ref[Client]", path: str) -> None:
-    told = ""
+async def _reload_key(client_ref: "weakref.ref[Client]", path: str) -> None:
+    last_error = ""
     while True:
-        await asyncio.sleep(_LOOK_S)
-        client = found()
+        await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
+        client = client_ref()
         if client is None:
             return
         try:
-            key = await asyncio.to_thread(read_secret, _KEY_FILE, path)
-        except InvalidInput as error:  # it is being replaced, or was removed: the key of before may still be good
-            if str(error) != told:
+            key = await asyncio.to_thread(read_secret, _API_KEY_FILE_SETTING, path)
+        except InvalidInput as error:  # the file is being replaced, or was removed: the last key may still be valid
+            if str(error) != last_error:
                 _log.warning("the API key stays as it was: %s", error)
-            told = str(error)
+            last_error = str(error)
         else:
-            told = ""
+            last_error = ""
             if key != client.api_key:
                 client.api_key = key
                 _log.info("the API key was read again")
         del client
 
 
-_NAMES: Final = re.compile(r"[\w.*:-]+(?=[\\\\\"]*\))")
-_TLS_FAULTS: Final = (  # what the SDK's core says; the part of it, the problem, the advice
+_CERTIFICATE_NAME_PATTERN: Final = re.compile(r"[\w.*:-]+(?=[\\\\\"]*\))")
+_TLS_FAULTS: Final = (  # part of an error text of the SDK's core, problem, advice
     ("UnknownIssuer", "its certificate is signed by none of our authorities", "check temporal_ca_file"),
     ("NotValidForName", "its certificate is for another name: {names}", "check temporal_server_name"),
     ("Expired", "its certificate has expired", "ask its operator for a new one, or set this machine's clock"),
     ("NotValidYet", "its certificate is not valid yet", "set this machine's clock"),
     ("InvalidCertificate", "its certificate cannot be trusted", "check temporal_ca_file"),
     ("InvalidContentType", "it speaks no TLS", "check temporal_address, or take the settings of its TLS away"),
-    ("Unauthenticated", "it does not know us", REFUSED_KEY),
-    ("PermissionDenied", "it refuses us", REFUSED_KEY),
+    ("Unauthenticated", "it does not know us", CHECK_API_KEY_ADVICE),
+    ("PermissionDenied", "it refuses us", CHECK_API_KEY_ADVICE),
 )
-_AWAY: Final = "it may be away behind a balancer: see whether its servers run. Otherwise "
-_OTHER_FAULTS: Final = {
-    True: ("it ended the connection", _AWAY + "it may want our certificate: temporal_cert_file"),
+_CHECK_SERVERS_ADVICE: Final = "it may be away behind a balancer: see whether its servers run. Otherwise "
+_BROKEN_CONNECTION_FAULTS: Final = {  # by whether the connection has TLS
+    True: ("it ended the connection", _CHECK_SERVERS_ADVICE + "it may want our certificate: temporal_cert_file"),
     False: (
         "it ended the connection",
-        _AWAY + "correct SEXTON_TEMPORAL_ADDRESS, or set temporal_tls=on if it wants TLS",
+        _CHECK_SERVERS_ADVICE + "correct SEXTON_TEMPORAL_ADDRESS, or set temporal_tls=on if it wants TLS",
     ),
 }
 
 
-def unreached(address: str, access: TemporalAccess, error: Exception) -> ServiceFailed:
-    """The error of a connection that could not be made, with the setting that may be wrong."""
-    said = str(error)
+def connection_error(address: str, access: TemporalAccess, error: Exception) -> ServiceFailed:
+    """Return the error of a failed connection. It names the setting that may be wrong."""
+    text = str(error)
     for part, problem, advice in _TLS_FAULTS:
-        if part in said:
-            names = ", ".join(_NAMES.findall(said.partition("presented:")[2]))
+        if part in text:
+            names = ", ".join(_CERTIFICATE_NAME_PATTERN.findall(text.partition("presented:")[2]))
             return ServiceFailed("temporal", f"{address}: {problem.format(names=names)}", advice=advice)
-    if "get_system_info" in said and ("hyper::Error" in said or "transport error" in said):
-        problem, advice = _OTHER_FAULTS[access.tls is not None]
+    if "get_system_info" in text and ("hyper::Error" in text or "transport error" in text):
+        problem, advice = _BROKEN_CONNECTION_FAULTS[access.tls is not None]
         return ServiceFailed("temporal", f"{address}: {problem}", advice=advice)
     advice = "run `sexton up`, or correct SEXTON_TEMPORAL_ADDRESS"
     return ServiceFailed("temporal", f"no Temporal server answers at {address}", advice=advice)

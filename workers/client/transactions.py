@@ -24,7 +24,7 @@ from logstore.errors import OutcomeUnknown, UnknownObject
 from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
-from workers.client.jobs import Handle, OwnJobs
+from workers.client.jobs import Handle, JobClient
 from workflows import limits, search_attributes
 from workflows.jobs import BuildResult
 from workflows.transactions.values import (
@@ -42,58 +42,61 @@ if TYPE_CHECKING:
     from logstore.log.services import AppendResult
     from workers.assembly.log import LogStore
 
-_WOKEN_S: Final = 0.5
-"""A coordinator that was woken so recently, or has told something, looks for work by itself: it lingers for longer."""
+_COORDINATOR_LINGER_S: Final = 0.5
+"""Time in which a coordinator looks for more work by itself, after it was woken or has sent a decision.
 
-_UNMOVED_S: Final = 1.0
-"""After that a coordinator is woken again: a signal may be lost."""
+The coordinator itself lingers for longer.
+"""
 
-_REST: Final = 3
-"""Times as long as a look took is waited before the next one, so that looking takes no processor from the work."""
+_WAKE_AGAIN_AFTER_S: Final = 1.0
+"""Time without progress after which a coordinator is woken again, because a signal may be lost."""
 
-_PAUSE_S: Final = (0.002, 0.05)  # between two looks at the states of what is waited for
+_PAUSE_PER_QUERY_TIME: Final = 3
+"""Minimum pause between two queries, as a multiple of a query's duration. It keeps the processor free for the work."""
+
+_PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction states
 
 
 class TransactionClient:
-    """The transactions of one program, in one event loop. What is decided is decided in SQL, at once."""
+    """Transactions of one program in one event loop. SQL alone decides a transaction, at once.
+
+    Args:
+        log: Log that the program writes to.
+        coordinators: Number of coordinators. New transactions go to them in turn.
+        wake: Function that starts a coordinator's workflow, or signals the running one.
+    """
 
     def __init__(self, log: "LogStore", coordinators: int, wake: Callable[[int], Awaitable[object]]) -> None:
-        """Use a log.
-
-        Args:
-            log: Which.
-            coordinators: How many there are; new transactions go to them in turn.
-            wake: Starts a coordinator's workflow, or signals the one that runs.
-        """
         self._log, self._wake = log, wake
-        self._turns, self._coordinators = count(random.randrange(coordinators)), coordinators  # noqa: S311 - spreads load
-        self._woken: dict[int, float] = {}
-        self._served = -_WOKEN_S  # when some coordinator was last seen, or told, to look for work
-        self._waking: dict[int, asyncio.Task[None]] = {}
-        self._waiting: dict[TransactionId, tuple[asyncio.Future[TransactionState], float]] = {}
-        self._polling: asyncio.Task[None] | None = None
+        self._coordinators = coordinators
+        self._turn_counter = count(random.randrange(coordinators))  # noqa: S311 - spreads load
+        self._woken_s_by_coordinator: dict[int, float] = {}
+        self._last_service_s = -_COORDINATOR_LINGER_S  # last time at which some coordinator looked for work
+        self._wake_task_by_coordinator: dict[int, asyncio.Task[None]] = {}
+        self._waiter_by_transaction: dict[TransactionId, tuple[asyncio.Future[TransactionState], float]] = {}
+        self._poll_task: asyncio.Task[None] | None = None
 
     async def begin(self, timeout_s: float = 60.0) -> TransactionId:
-        """Open a transaction, which is aborted unless it is decided in time.
+        """Open a transaction. It is aborted if it is not decided within `timeout_s`.
 
         Raises:
-            InvalidInput: A timeout of zero, or above a day.
+            InvalidInput: The timeout is not positive, or above a day.
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         check_timeout(timeout_s)
-        write = BeginTransaction(tc_id=next(self._turns) % self._coordinators, timeout_s=timeout_s)
+        write = BeginTransaction(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
         begun = await asyncio.wrap_future(self._log.committer.submit(write))
-        self._wake_soon(begun.txn.tc_id)  # it has a deadline from now on
+        self._wake_soon(begun.txn.tc_id)  # the coordinator must watch the deadline
         return begun.txn
 
     async def append(
         self, txn: TransactionId, topic: Topic, entries: Sequence["NewEntry"], producer: str | None = None
     ) -> "AppendResult":
-        """Append entries that are seen when the transaction commits, and never if it does not.
+        """Append entries that become visible when the transaction commits, and never if it does not.
 
         Raises:
-            TransactionNotOpen: It is decided.
-            And what `ManagedLedger.append` raises.
+            TransactionNotOpen: The transaction is decided.
+            And the errors of `ManagedLedger.append`.
         """
         from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
 
@@ -110,15 +113,15 @@ class TransactionClient:
         up_to: Position | None = None,
         releases: int | None = None,
     ) -> Acknowledged:
-        """Acknowledge entries when the transaction commits; until then they are delivered to no other consumer.
+        """Acknowledge entries when the transaction commits. Until then no other consumer receives them.
 
-        `up_to` needs the `releases` of its read; see `Subscriptions.acknowledge`.
+        `up_to` acknowledges cumulatively and needs the `releases` of its read.
 
         Raises:
-            TransactionNotOpen: It is decided.
+            TransactionNotOpen: The transaction is decided.
             AcknowledgementStale: Entries were given back since `up_to` was read.
-            AcknowledgementHeld: Another transaction holds one of them, or it is acknowledged already.
-            And what `Subscriptions.acknowledge` raises.
+            AcknowledgementHeld: Another transaction holds an entry, or an entry is acknowledged already.
+            And the errors of `Subscriptions.acknowledge`.
         """
         acknowledge = self._log.subscriptions.acknowledge
         return await asyncio.to_thread(
@@ -126,146 +129,145 @@ class TransactionClient:
         )
 
     async def commit(self, txn: TransactionId) -> TransactionState:
-        """Make all of it visible at once, and wait until every participant's log says so.
+        """Commit the transaction, which makes it visible at once. Then wait until each participant has the decision.
 
         Raises:
-            TransactionEnded: It was aborted, or its deadline has passed; nothing of it is visible.
-            UnknownObject: There is none, or it was forgotten.
-            OutcomeUnknown, StoreUnavailable, CatalogBusy: Ask again.
+            TransactionEnded: The transaction was aborted or its deadline has passed. Nothing of it is visible.
+            UnknownObject: The transaction does not exist, or was forgotten.
+            OutcomeUnknown, StoreUnavailable, CatalogBusy: The outcome is not known. Call again.
         """
         return await self._end(txn, commit=True)
 
     async def abort(self, txn: TransactionId) -> TransactionState:
-        """Let nothing of it be visible, and wait until every participant's log says so; raises as `commit`."""
+        """Abort the transaction, then wait until each participant has the decision. Raises the errors of `commit`."""
         return await self._end(txn, commit=False)
 
     async def _end(self, txn: TransactionId, *, commit: bool) -> TransactionState:
         write = EndTransaction(txn=txn, commit=commit)
         try:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
-        except OutcomeUnknown:  # the same verb twice is answered twice
+        except OutcomeUnknown:  # a repeated decision is answered like the first one
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
         if decided.state.is_final:
             return decided.state
-        if not self._waking and time.monotonic() - self._served >= _WOKEN_S:
-            self._wake_soon(txn.tc_id)  # any one tells what is decided, so one of them is enough for all
-        return await self.settled(txn)
+        if not self._wake_task_by_coordinator and time.monotonic() - self._last_service_s >= _COORDINATOR_LINGER_S:
+            self._wake_soon(txn.tc_id)  # one coordinator is enough: it sends the decisions of all
+        return await self.wait_until_final(txn)
 
-    async def settled(self, txn: TransactionId) -> TransactionState:
-        """Wait until a decided transaction is final.
+    async def wait_until_final(self, txn: TransactionId) -> TransactionState:
+        """Wait until each participant of a decided transaction has the decision.
 
         Raises:
-            UnknownObject: There is none, or it was forgotten.
+            UnknownObject: The transaction does not exist, or was forgotten.
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
-        future, _ = self._waiting.setdefault(txn, (asyncio.get_running_loop().create_future(), time.monotonic()))
-        if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._poll())
+        future, _ = self._waiter_by_transaction.setdefault(
+            txn, (asyncio.get_running_loop().create_future(), time.monotonic())
+        )
+        if self._poll_task is None or self._poll_task.done():
+            self._poll_task = asyncio.create_task(self._poll_states())
         return await asyncio.shield(future)
 
-    async def _poll(self) -> None:
-        """Ask for the states of all that is waited for, in one statement at a time."""
-        pause = _PAUSE_S[0]
-        while self._waiting:
-            began, asked = time.monotonic(), list(self._waiting)
+    async def _poll_states(self) -> None:
+        """Query the states of all awaited transactions, in one statement at a time, until all are final."""
+        pause_s = _PAUSE_RANGE_S[0]
+        while self._waiter_by_transaction:
+            started_s, awaited = time.monotonic(), list(self._waiter_by_transaction)
             try:
-                states = await asyncio.to_thread(self._log.catalog.transactions.states, asked)
-            except Exception as error:  # noqa: BLE001 - told to all that wait
-                self._fail(error)
+                states = await asyncio.to_thread(self._log.catalog.transactions.states, awaited)
+            except Exception as error:  # noqa: BLE001 - every waiter raises it
+                self._fail_waiters(error)
                 return
-            moved, asked_s = False, time.monotonic() - began
-            for txn in asked:
+            has_progress, query_s = False, time.monotonic() - started_s
+            for txn in awaited:
                 state = states.get(txn)
                 if state is not None and not state.is_final:
                     continue
-                future, _ = self._waiting.pop(txn)
-                moved = True
+                future, _ = self._waiter_by_transaction.pop(txn)
+                has_progress = True
                 if state is None:
                     future.set_exception(UnknownObject("txn", expected="a transaction of this catalog", found=str(txn)))
                 else:
                     future.set_result(state)
-            self._served = time.monotonic() if moved else self._served
-            self._wake_late()
-            pause = _PAUSE_S[0] if moved else min(pause * 1.2, _PAUSE_S[1])
-            pause = max(pause, _REST * asked_s)
-            await asyncio.sleep(pause)
+            self._last_service_s = time.monotonic() if has_progress else self._last_service_s
+            self._wake_slow_coordinators()
+            pause_s = _PAUSE_RANGE_S[0] if has_progress else min(pause_s * 1.2, _PAUSE_RANGE_S[1])
+            pause_s = max(pause_s, _PAUSE_PER_QUERY_TIME * query_s)
+            await asyncio.sleep(pause_s)
 
-    def _fail(self, error: Exception) -> None:
-        for future, _ in self._waiting.values():
+    def _fail_waiters(self, error: Exception) -> None:
+        for future, _ in self._waiter_by_transaction.values():
             if not future.done():
                 future.set_exception(error)
-        self._waiting.clear()
+        self._waiter_by_transaction.clear()
 
-    def _wake_late(self) -> None:
-        """Wake each coordinator whose transaction was not told for a while, whatever others do."""
+    def _wake_slow_coordinators(self) -> None:
+        """Wake each coordinator with a transaction that makes no progress, whatever other coordinators do."""
         now = time.monotonic()
-        for txn, (future, since) in list(self._waiting.items()):
-            if now - since > _UNMOVED_S:
-                self._waiting[txn] = (future, now)
+        for txn, (future, last_wake_s) in list(self._waiter_by_transaction.items()):
+            if now - last_wake_s > _WAKE_AGAIN_AFTER_S:
+                self._waiter_by_transaction[txn] = (future, now)
                 self._wake_soon(txn.tc_id)
 
     def _wake_soon(self, tc_id: int) -> None:
-        """Wake the coordinator, once for all that ask at about the same time."""
-        if tc_id in self._waking or time.monotonic() - self._woken.get(tc_id, 0.0) < _WOKEN_S:
+        """Wake the coordinator in the background. Requests at about the same time wake it once."""
+        last_wake_s = self._woken_s_by_coordinator.get(tc_id, 0.0)
+        if tc_id in self._wake_task_by_coordinator or time.monotonic() - last_wake_s < _COORDINATOR_LINGER_S:
             return
-        self._waking[tc_id] = asyncio.create_task(self._waken(tc_id))
+        self._wake_task_by_coordinator[tc_id] = asyncio.create_task(self._wake_and_record(tc_id))
 
-    async def _waken(self, tc_id: int) -> None:
+    async def _wake_and_record(self, tc_id: int) -> None:
         try:
             await self._wake(tc_id)
-            self._served = self._woken[tc_id] = time.monotonic()
+            self._last_service_s = self._woken_s_by_coordinator[tc_id] = time.monotonic()
         finally:
-            del self._waking[tc_id]
+            del self._wake_task_by_coordinator[tc_id]
 
     async def flush(self) -> None:
-        """Wait until every coordinator that is to be woken was.
-
-        Raises:
-            What the last signal raised.
-        """
-        await asyncio.gather(*self._waking.values())
+        """Wait until all pending wake-ups of coordinators are sent. Raises the error of a failed wake-up."""
+        await asyncio.gather(*self._wake_task_by_coordinator.values())
 
 
-class TransactionJobs(OwnJobs):
-    """Coordinators, and broadcasts of one transaction."""
+class TransactionJobs(JobClient):
+    """Client of coordinators and of broadcasts."""
 
     def transactions(self, log: "LogStore") -> TransactionClient:
-        """Transactions of this program, over its log."""
+        """Return the transactions of this program over its log."""
         return TransactionClient(log, self._settings.transaction_coordinators, self.wake_coordinator)
 
     async def wake_coordinator(self, tc_id: int) -> None:
-        """Let a coordinator look for work; it is started if it does not run."""
+        """Make a coordinator look for work. Starts its workflow if it is not running."""
         request = CoordinatorInput(tc_id=tc_id, queue=limits.transactions_queue(self._settings.task_queue))
         summary = f"transactions of coordinator {tc_id}"
         await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
 
     async def broadcast_transaction(self, txn: TransactionId) -> Handle[BroadcastProgress]:
-        """Tell the participants of one decided transaction alone; joins the broadcast of it that runs."""
+        """Send the decision of one transaction to its participants. Joins a running broadcast of the transaction."""
         request = BroadcastTransactionInput(txn=str(txn), queue=limits.transactions_queue(self._settings.task_queue))
         return await self.start(
             BROADCAST_TRANSACTION,
             request,
             f"{txn.tc_id}-{txn.sequence}",
             summary=f"tell the participants of {txn}",
-            about=[SearchAttributePair(search_attributes.TRANSACTION, str(txn))],
+            attributes=[SearchAttributePair(search_attributes.TRANSACTION, str(txn))],
             signal="retry",
         )
 
     async def build_transaction_snapshots(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Rebuild transaction buffers from the logs of topics, and keep them as their snapshots.
+        """Rebuild transaction buffers from the logs of topics, and keep them as snapshots of the topics.
 
-        What a guard refuses is in the result's `refused`; `result_of` raises it.
+        A refusal of a guard is in the result's `refused`; `result_of` raises it.
 
         Args:
-            topics: At least one, at most 10,000; None: every topic.
-            master: A Spark cluster; empty: that of the workers' settings.
-            reason: Kept in the run.
-            actor: The person or program that asks.
+            topics: At least one topic, at most 10,000. `None` selects every topic.
+            master: Spark cluster; empty for the one in the workers' settings.
+            reason: Text for people, which is kept in the run.
+            actor: Person or program that asks.
 
         Raises:
-            InvalidInput: No topics, too many, or what can be no cluster.
+            InvalidInput: There are no topics or too many, or the cluster is invalid.
         """
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

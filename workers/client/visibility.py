@@ -1,4 +1,4 @@
-"""Jobs as Temporal's visibility shows them, and the search attributes by which it finds them."""
+"""Jobs as Temporal's visibility store lists them, and the search attributes that it finds them by."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,10 +27,12 @@ class WorkflowRow:
     outcome: list[str]
 
 
-_STATUS = {one: "".join(word.capitalize() for word in one.name.split("_")) for one in WorkflowExecutionStatus}
+_STATUS_NAME = {
+    status: "".join(word.capitalize() for word in status.name.split("_")) for status in WorkflowExecutionStatus
+}
 
 
-async def visible_workflows(
+async def query_workflows(
     client: Client,
     type_: str | None,
     status: str | None,
@@ -39,42 +41,45 @@ async def visible_workflows(
     limit: int,
     finished_recurring: bool = True,
 ) -> list[WorkflowRow]:
-    """Jobs of a type, in a status, of a topic by its encoded name, as far as these are given; newest first.
+    """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
 
-    Without `finished_recurring`, completed runs that a schedule started are left out; those that run or failed are not.
+    Without `finished_recurring`, completed runs that a schedule started are left out. Open and failed ones stay.
     """
-    wanted = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
-    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in wanted.items() if value}
-    conditions = [f'{name} = "{value}"' for name, value in quoted.items()]
+    value_by_field = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
+    conditions = []
+    for field, value in value_by_field.items():
+        if value:
+            quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+            conditions.append(f'{field} = "{quoted}"')
     if not finished_recurring:
         conditions.append('(ExecutionStatus != "Completed" OR TemporalScheduledById IS NULL)')
     query = " AND ".join(conditions)
-    return [_row(execution) async for execution in client.list_workflows(query, limit=limit)]
+    return [_row_from_execution(execution) async for execution in client.list_workflows(query, limit=limit)]
 
 
-async def history_of(client: Client, workflow_id: str, run_id: str | None) -> WorkflowHistory:
-    """Everything that Temporal has recorded of a run; None is the workflow's newest.
+async def fetch_history(client: Client, workflow_id: str, run_id: str | None) -> WorkflowHistory:
+    """Return the recorded history of a run. `None` selects the workflow's newest run.
 
     Raises:
-        UnknownObject: Temporal knows none, or does not any more.
+        UnknownObject: Temporal does not know the run, or no longer keeps it.
     """
     try:
         return await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
     except RPCError as error:
         if error.status not in {RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT}:
             raise
-        which = f"{workflow_id}, run {run_id}" if run_id else workflow_id
+        found = f"{workflow_id}, run {run_id}" if run_id else workflow_id
         expected = "a workflow that Temporal keeps a history of, as `sexton workflow list` shows it"
-        raise UnknownObject("workflow", expected=expected, found=which) from error
+        raise UnknownObject("workflow", expected=expected, found=found) from error
 
 
-def _row(execution: WorkflowExecution) -> WorkflowRow:
+def _row_from_execution(execution: WorkflowExecution) -> WorkflowRow:
     attributes: Any = execution.typed_search_attributes
     return WorkflowRow(
         workflow_id=execution.id,
         run_id=execution.run_id,
         type=execution.workflow_type,
-        status=_STATUS[execution.status] if execution.status else "Unknown",
+        status=_STATUS_NAME[execution.status] if execution.status else "Unknown",
         started=execution.start_time,
         closed=execution.close_time,
         topic=attributes.get(search_attributes.TOPIC),
@@ -82,8 +87,8 @@ def _row(execution: WorkflowExecution) -> WorkflowRow:
     )
 
 
-async def missing_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
-    """Those of ours that the namespace lacks, by name, with their types."""
+async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
+    """Return the types of Sexton's search attributes that the namespace lacks, by name."""
     request = ListSearchAttributesRequest(namespace=client.namespace)
     present = (await client.operator_service.list_search_attributes(request)).custom_attributes
     return {
@@ -93,12 +98,12 @@ async def missing_attributes(client: Client) -> dict[str, "IndexedValueType.Valu
     }
 
 
-async def register_attributes(client: Client) -> None:
-    """Add what is missing; repeating it is harmless."""
-    wanted = await missing_attributes(client)
-    if not wanted:
+async def register_search_attributes(client: Client) -> None:
+    """Add the missing search attributes. Repeating the call is harmless."""
+    missing = await missing_search_attributes(client)
+    if not missing:
         return
-    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
+    request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
     try:
         await client.operator_service.add_search_attributes(request)
     except RPCError as error:
@@ -106,13 +111,13 @@ async def register_attributes(client: Client) -> None:
             raise
 
 
-async def require_attributes(client: Client) -> None:
-    """Refuse to work in a namespace where jobs could not be found.
+async def require_search_attributes(client: Client) -> None:
+    """Refuse a namespace without the search attributes that find jobs.
 
     Raises:
-        PreconditionFailed: Attributes are missing; names them.
+        PreconditionFailed: Search attributes are missing. The error names them.
     """
-    absent = await missing_attributes(client)
-    if absent:
-        names = ", ".join(sorted(absent))
+    missing = await missing_search_attributes(client)
+    if missing:
+        names = ", ".join(sorted(missing))
         raise PreconditionFailed(f"namespace {client.namespace}: expected search attributes, missing {names}")

@@ -1,7 +1,7 @@
-"""Waiting for a job: what is waited for, why nothing moves, and what to do.
+"""Waiting for a job, with messages that say what is waited for, why nothing moves, and what to do.
 
-A job that no worker serves, whose task fails again and again, or that was paused, waits for ever and says nothing. A
-command that waits for it here says within seconds why.
+A job waits without end and without a message if no worker serves it, if its task keeps failing, or if it is paused. A
+command that waits here reports the reason within seconds.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from temporalio.service import RPCError
 
 from logstore.deletion.intents import Refusal
 from logstore.errors import SextonError
-from workers.client.serving import why_not_taken
+from workers.client.serving import explain_waiting_task
 from workflows.delayed.values import BUILD_DELAYED_INDEX
 from workflows.deletion.values import DELETE_LEDGERS
 from workflows.offload.values import OFFLOAD_TOPIC
@@ -41,22 +41,24 @@ from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 Say = Callable[[str], None]
 
 PATIENCE_S: Final = 10.0
-"""For so long nothing has to move before it is said why."""
+"""Time without movement after which the reason is reported."""
 
-_LOOK_EVERY_S: Final = 2.0
-_NEWEST: Final = 20  # events; of those that move nothing, the server writes a handful before it writes none
-_UNMOVED: Final = {
+_CHECK_INTERVAL_S: Final = 2.0
+_MAX_EVENTS: Final = 20  # the server writes only a handful of idle events in a row
+_IDLE_EVENT_TYPES: Final = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
     EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
     EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT,
     EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED,
     EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT,
 }
-_DEEPEST: Final = 3  # a trim, its batch, and what the batch hands over
-_MOST_CHILDREN: Final = 10  # looked at of one job
-_ANSWERED_WITHIN_S: Final = 2.0  # by a worker, to a query
-_SAYS_NOTHING: Final = {f"{what}{how}" for what in ("", "workflow ") for how in ("terminated", "cancelled", "canceled")}
-_LEFT: Final = {
+_MAX_DEPTH: Final = 3  # a trim, its batch, and the workflows of single rows of the batch
+_MAX_CHILDREN_PER_JOB: Final = 10
+_QUERY_TIMEOUT_S: Final = 2.0
+_EMPTY_REASONS: Final = {
+    f"{subject}{verb}" for subject in ("", "workflow ") for verb in ("terminated", "cancelled", "canceled")
+}
+_ADVICE_AFTER_STOP_BY_TYPE: Final = {
     OFFLOAD_TOPIC.name: "what was copied stays copied; ask for the rest again",
     RECONCILE_ORPHANS.name: "it has changed nothing; plan again",
     BUILD_TRANSACTION_SNAPSHOTS.name: "snapshots that it has switched to stay; ask for the rest again",
@@ -68,34 +70,37 @@ _LEFT: Final = {
     SCRUB_LEDGERS.name: "it has changed nothing; scrub the same topics again, and it goes on where it was",
     APPLY_ORPHANS.name: "what it had filed goes on by itself; apply the same plan again for the rest",
 }
-_PAUSABLE: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name}
+_PAUSABLE_TYPES: Final = {DELETE_LEDGERS.name, APPLY_ORPHANS.name, SCRUB_LEDGERS.name}
 _STARTS_SPARK: Final = ", a worker's first one starts Spark"
-_SLOW: Final = dict.fromkeys(("reconciliation.run_bulk", "reconciliation.cut_scrub"), _STARTS_SPARK)
-_SWEPT: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
+_NOTE_BY_ACTIVITY: Final = dict.fromkeys(("reconciliation.run_bulk", "reconciliation.cut_scrub"), _STARTS_SPARK)
+_SWEEP_ADVICE: Final = "what it had detached stays listed, and the next sweep takes it up (`sexton deletion sweep`)"
 
 
 class JobStopped(SextonError):
-    """The job that was waited for was terminated or cancelled."""
+    """The job, or a job that it waited for, was terminated or cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """One job, a moment ago."""
+class _JobSnapshot:
+    """State of one job at one moment."""
 
     id: str
-    kind: str
+    workflow_type: str
     queue: str
-    found: DescribeWorkflowExecutionResponse
-    moved: int  # the newest event of which a worker that is stopped could not be the cause
+    description: DescribeWorkflowExecutionResponse
+    last_moving_event_id: int  # newest event that a stopped worker cannot have caused
 
     def progress(self) -> tuple[object, ...]:
-        """Differs once anything has moved; that a task is handed out, and its time is over, moves nothing."""
-        beats = [(one.activity_id, str(one.heartbeat_details)) for one in self.found.pending_activities]
-        return self.id, self.found.workflow_execution_info.execution.run_id, self.moved, *beats
+        """Return a value that changes when the job moves. Handing out a task moves nothing, and its timeout neither."""
+        heartbeats = [
+            (activity.activity_id, str(activity.heartbeat_details)) for activity in self.description.pending_activities
+        ]
+        run_id = self.description.workflow_execution_info.execution.run_id
+        return self.id, run_id, self.last_moving_event_id, *heartbeats
 
     def versioning(self) -> WorkflowExecutionVersioningInfo:
-        """The build that it runs on, and whether it is pinned there."""
-        return self.found.workflow_execution_info.versioning_info
+        """Return the build that the job runs on, and whether it is pinned there."""
+        return self.description.workflow_execution_info.versioning_info
 
 
 async def result_of(
@@ -104,77 +109,80 @@ async def result_of(
     say: Say,
     *,
     patience_s: float = PATIENCE_S,
-    look_every_s: float = _LOOK_EVERY_S,
+    check_interval_s: float = _CHECK_INTERVAL_S,
 ) -> Any:  # noqa: ANN401 - the workflow's own result type
-    """The job's result; meanwhile `say` is told what is waited for and, once nothing moves, why and what to do.
+    """Wait for the job and return its result. `say` receives progress messages.
 
     Raises:
-        JobStopped: It was terminated or cancelled, or a job that it waited for was.
-        WorkflowFailureError: It failed, or a guard refused; its cause has the error's name as its type.
+        JobStopped: The job, or a job that it waited for, was terminated or cancelled.
+        WorkflowFailureError: The job failed, or a guard refused the request. Its cause has the error's name as type.
     """
-    watch = asyncio.create_task(_watch(client, handle.id, say, patience_s, look_every_s))
+    report = asyncio.create_task(_report_waiting(client, handle.id, say, patience_s, check_interval_s))
     try:
-        return _unless_refused(await handle.result())
+        return _raise_refusal(await handle.result())
     except WorkflowFailureError as error:
-        stopped = _stopped(handle.id, error)
-        if stopped is None:
+        explanation = _explain_stop(handle.id, error)
+        if explanation is None:
             raise
-        raise JobStopped(stopped) from error
+        raise JobStopped(explanation) from error
     finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        report.cancel()
+        await asyncio.gather(report, return_exceptions=True)
 
 
-def _unless_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
-    """Raise what a guard refused as the failure that it is to the caller; the workflow itself completed."""
+def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
+    """Return the result. Raise a guard's refusal as a failure, although the workflow itself completed."""
     refusal = getattr(result, "refused", None)
     if isinstance(refusal, Refusal):
-        told = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
-        raise WorkflowFailureError(cause=told)
+        cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
+        raise WorkflowFailureError(cause=cause)
     return result
 
 
-def _stopped(workflow_id: str, error: WorkflowFailureError) -> str | None:
-    """The sentence of one that was stopped by hand."""
+def _explain_stop(workflow_id: str, error: WorkflowFailureError) -> str | None:
+    """Return a sentence about a job that was terminated or cancelled, or `None` for any other failure."""
     cause: BaseException | None = error.cause
-    stopped, at = workflow_id, cause
-    while isinstance(at, ChildWorkflowError | ApplicationError):  # a run says its child's failure as its own
-        stopped = at.workflow_id if isinstance(at, ChildWorkflowError) else stopped
-        at = at.cause
-    if not isinstance(at, TerminatedError | CancelledError):
+    stopped_id = workflow_id
+    while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure as its own
+        stopped_id = cause.workflow_id if isinstance(cause, ChildWorkflowError) else stopped_id
+        cause = cause.cause
+    if not isinstance(cause, TerminatedError | CancelledError):
         return None
-    done = "terminated" if isinstance(at, TerminatedError) else "cancelled"
-    why = f" ({at.message})" if at.message and at.message.lower() not in _SAYS_NOTHING else ""
-    through = "" if stopped == workflow_id else f", for which {workflow_id} waited,"
-    return f"{stopped}{through} was {done}{why}; {_LEFT.get(workflow_id.partition('/')[0], _SWEPT)}"
+    verb = "terminated" if isinstance(cause, TerminatedError) else "cancelled"
+    reason = f" ({cause.message})" if cause.message and cause.message.lower() not in _EMPTY_REASONS else ""
+    parent = "" if stopped_id == workflow_id else f", for which {workflow_id} waited,"
+    advice = _ADVICE_AFTER_STOP_BY_TYPE.get(workflow_id.partition("/")[0], _SWEEP_ADVICE)
+    return f"{stopped_id}{parent} was {verb}{reason}; {advice}"
 
 
-async def _watch(client: Client, workflow_id: str, say: Say, patience_s: float, look_every_s: float) -> None:
+async def _report_waiting(
+    client: Client, workflow_id: str, say: Say, patience_s: float, check_interval_s: float
+) -> None:
     clock = asyncio.get_running_loop().time
-    seen: object = None
-    since, told, begun = clock(), "", False
+    last_progress: object = None
+    last_moved_at, last_text, has_reported_start = clock(), "", False
     while True:
         try:
-            if not begun:
-                say(await _joined(client, workflow_id))
-                begun = True
-            looks = [look async for look in _tree(client, workflow_id, _DEEPEST)]
-            now = tuple(look.progress() for look in looks)
-            if now != seen:
-                seen, since, told = now, clock(), ""
-            elif clock() - since >= patience_s:
-                reasons = [reason for look in looks if (reason := await _reason(client, look))]
+            if not has_reported_start:
+                say(await _describe_start(client, workflow_id))
+                has_reported_start = True
+            jobs = [job async for job in _iterate_snapshots(client, workflow_id, _MAX_DEPTH)]
+            progress = tuple(job.progress() for job in jobs)
+            if progress != last_progress:
+                last_progress, last_moved_at, last_text = progress, clock(), ""
+            elif clock() - last_moved_at >= patience_s:
+                reasons = [reason for job in jobs if (reason := await _explain_standstill(client, job))]
                 text = f"nothing has moved for {patience_s:.0f} s: " + ("; ".join(reasons) or "no reason is known")
-                if text != told:
+                if text != last_text:
                     say(text)
-                    told = text
-        except RPCError:  # awaiting the result raises it too
-            begun = True
-        await asyncio.sleep(look_every_s)
+                    last_text = text
+        except RPCError:  # the wait for the result raises it, too
+            has_reported_start = True
+        await asyncio.sleep(check_interval_s)
 
 
-async def _joined(client: Client, workflow_id: str) -> str:
-    """Whether this client started the run, or another one did, and when."""
+async def _describe_start(client: Client, workflow_id: str) -> str:
+    """Return a sentence that says whether this client started the run, or when another client did."""
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=1
     )
@@ -186,97 +194,103 @@ async def _joined(client: Client, workflow_id: str) -> str:
     return f"joined {workflow_id}, which has been running since {since}"
 
 
-async def _tree(client: Client, workflow_id: str, deep: int) -> AsyncIterator[_Look]:
-    """The job, and jobs that it waits for."""
-    found = (await client.get_workflow_handle(workflow_id).describe()).raw_description
-    info = found.workflow_execution_info
-    moved = next((one.event_id for one in await _newest(client, info.execution) if one.event_type not in _UNMOVED), 0)
-    yield _Look(workflow_id, info.type.name, info.task_queue, found, moved)
-    for child in list(found.pending_children)[: _MOST_CHILDREN if deep > 1 else 0]:
-        async for look in _tree(client, child.workflow_id, deep - 1):
-            yield look
+async def _iterate_snapshots(client: Client, workflow_id: str, max_depth: int) -> AsyncIterator[_JobSnapshot]:
+    """Iterate over the job and the jobs that it waits for."""
+    description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
+    info = description.workflow_execution_info
+    events = await _fetch_newest_events(client, info.execution)
+    moving_event_ids = (event.event_id for event in events if event.event_type not in _IDLE_EVENT_TYPES)
+    yield _JobSnapshot(workflow_id, info.type.name, info.task_queue, description, next(moving_event_ids, 0))
+    for child in list(description.pending_children)[: _MAX_CHILDREN_PER_JOB if max_depth > 1 else 0]:
+        async for job in _iterate_snapshots(client, child.workflow_id, max_depth - 1):
+            yield job
 
 
-async def _reason(client: Client, look: _Look) -> str | None:
-    """Why this job does not move, and what to do; None where it waits for others alone."""
-    if look.found.HasField("pending_workflow_task"):
-        return await _of_task(client, look)
-    for one in look.found.pending_activities:
-        return await _of_activity(client, look, one)
-    if look.kind in _PAUSABLE and await _paused(client, look.id):
-        return f"{look.id} is paused; `sexton deletion resume {look.id}` lets it go on"
+async def _explain_standstill(client: Client, job: _JobSnapshot) -> str | None:
+    """Return why the job does not move and what to do, or `None` if it only waits for other jobs."""
+    if job.description.HasField("pending_workflow_task"):
+        return await _explain_workflow_task(client, job)
+    for activity in job.description.pending_activities:
+        return await _explain_activity(client, job, activity)
+    if job.workflow_type in _PAUSABLE_TYPES and await _is_paused(client, job.id):
+        return f"{job.id} is paused; `sexton deletion resume {job.id}` lets it go on"
     return None
 
 
-async def _of_task(client: Client, look: _Look) -> str:
-    task = look.found.pending_workflow_task
-    why = await failure_of_task(client, look.found.workflow_execution_info.execution)
-    if task.attempt > 1 and why:
-        told = f"the workflow task of {look.id} fails again and again (attempt {task.attempt}): {why}"
-        stop = f"`temporal workflow terminate --workflow-id {look.id}`"
-        return f"{told}; the worker's log says where; it goes on once a worker can do it, or stop it with {stop}"
-    return f"the workflow task of {look.id} waits: " + await why_not_taken(
-        client, look.id, look.versioning(), look.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:
+    task = job.description.pending_workflow_task
+    failure = await find_task_failure(client, job.description.workflow_execution_info.execution)
+    if task.attempt > 1 and failure:
+        problem = f"the workflow task of {job.id} fails again and again (attempt {task.attempt}): {failure}"
+        stop = f"`temporal workflow terminate --workflow-id {job.id}`"
+        return f"{problem}; the worker's log says where; it goes on once a worker can do it, or stop it with {stop}"
+    return f"the workflow task of {job.id} waits: " + await explain_waiting_task(
+        client, job.id, job.versioning(), job.queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     )
 
 
-async def failure_of_task(client: Client, run: WorkflowExecution) -> str:
-    """Return the newest failure of a workflow task among the newest events of a run; "" if there is none."""
-    failed = [event.workflow_task_failed_event_attributes for event in await _newest(client, run)]
-    return next((innermost(task.failure) for task in failed if task.HasField("failure")), "")
+async def find_task_failure(client: Client, run: WorkflowExecution) -> str:
+    """Return the newest failure of a workflow task among the newest events of a run, or "" if there is none."""
+    failures = [event.workflow_task_failed_event_attributes for event in await _fetch_newest_events(client, run)]
+    return next((innermost_failure_text(event.failure) for event in failures if event.HasField("failure")), "")
 
 
-async def _of_activity(client: Client, look: _Look, one: PendingActivityInfo) -> str:
-    name = f"activity {one.activity_type.name} of {look.id}"
-    if one.paused:
-        return f"{name} is paused; `temporal activity unpause --workflow-id {look.id} --activity-id {one.activity_id}`"
-    lost = one.last_failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
-    if one.HasField("last_failure") and not lost:
-        sentence = innermost(one.last_failure)
-        return f"{name} is tried again and again (attempt {one.attempt}): {sentence}; it goes on once that is mended"
-    before = f", after attempt {one.attempt - 1} lost its worker" if lost else ""
-    if one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
-        return f"{name} is being done{_by_worker(one)}{before}; wait for it{_until_noticed(one)}"
-    queue = one.activity_options.task_queue.name or look.queue
+async def _explain_activity(client: Client, job: _JobSnapshot, activity: PendingActivityInfo) -> str:
+    name = f"activity {activity.activity_type.name} of {job.id}"
+    if activity.paused:
+        ids = f"--workflow-id {job.id} --activity-id {activity.activity_id}"
+        return f"{name} is paused; `temporal activity unpause {ids}`"
+    has_lost_worker = activity.last_failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+    if activity.HasField("last_failure") and not has_lost_worker:
+        failure = innermost_failure_text(activity.last_failure)
+        return (
+            f"{name} is tried again and again (attempt {activity.attempt}): {failure}; it goes on once that is mended"
+        )
+    lost_attempt = f", after attempt {activity.attempt - 1} lost its worker" if has_lost_worker else ""
+    if activity.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+        attempt, takeover = _describe_attempt(activity), _describe_takeover(activity)
+        return f"{name} is being done{attempt}{lost_attempt}; wait for it{takeover}"
+    queue = activity.activity_options.task_queue.name or job.queue
     kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
-    return f"{name} waits{before}: " + await why_not_taken(client, look.id, look.versioning(), queue, kind)
+    return f"{name} waits{lost_attempt}: " + await explain_waiting_task(client, job.id, job.versioning(), queue, kind)
 
 
-def _by_worker(one: PendingActivityInfo) -> str:
-    worker = f" by {one.last_worker_identity}" if one.last_worker_identity else ""
-    since = f", since {one.last_started_time.ToDatetime():%H:%M:%S} UTC" if one.HasField("last_started_time") else ""
-    return f"{worker}{since}"
+def _describe_attempt(activity: PendingActivityInfo) -> str:
+    worker = f" by {activity.last_worker_identity}" if activity.last_worker_identity else ""
+    if not activity.HasField("last_started_time"):
+        return worker
+    return f"{worker}, since {activity.last_started_time.ToDatetime():%H:%M:%S} UTC"
 
 
-def _until_noticed(one: PendingActivityInfo) -> str:
-    """What may take long, and when it would be found out that the worker is gone."""
-    slow = _SLOW.get(one.activity_type.name, "")
-    silent_s = one.activity_options.heartbeat_timeout.ToSeconds()
-    taken = f"; if that worker is lost, another one takes it up after {silent_s} s of silence" if silent_s else ""
-    return f"{slow}{taken}"
+def _describe_takeover(activity: PendingActivityInfo) -> str:
+    """Say what may take long, and when Temporal notices the loss of the worker."""
+    note = _NOTE_BY_ACTIVITY.get(activity.activity_type.name, "")
+    timeout_s = activity.activity_options.heartbeat_timeout.ToSeconds()
+    takeover = f"; if that worker is lost, another one takes it up after {timeout_s} s of silence" if timeout_s else ""
+    return f"{note}{takeover}"
 
 
-async def _newest(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
-    """Events of the run, the last one first."""
+async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
+    """Return the newest events of the run, newest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
-        namespace=client.namespace, execution=run, maximum_page_size=_NEWEST
+        namespace=client.namespace, execution=run, maximum_page_size=_MAX_EVENTS
     )
     return (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
 
 
-def innermost(failure: Failure) -> str:
-    """The failure that was the cause of all, with its type."""
+def innermost_failure_text(failure: Failure) -> str:
+    """Return type and message of the root cause."""
     while failure.HasField("cause"):
         failure = failure.cause
-    kind = failure.application_failure_info.type
-    return f"{kind}: {failure.message}" if kind else failure.message
+    failure_type = failure.application_failure_info.type
+    return f"{failure_type}: {failure.message}" if failure_type else failure.message
 
 
-async def _paused(client: Client, workflow_id: str) -> bool:
-    """Whether the job is; one that does not answer is not known to be."""
+async def _is_paused(client: Client, workflow_id: str) -> bool:
+    """Return whether the job is paused. A job that does not answer counts as not paused."""
     try:
-        async with asyncio.timeout(_ANSWERED_WITHIN_S):
-            found = await client.get_workflow_handle(workflow_id).query("progress")
-            return bool(found["paused"])
+        async with asyncio.timeout(_QUERY_TIMEOUT_S):
+            progress = await client.get_workflow_handle(workflow_id).query("progress")
+            return bool(progress["paused"])
     except (RPCError, TimeoutError):
         return False

@@ -33,9 +33,9 @@ from workers.assembly.log import LogStore
 from workers.assembly.records import NamedFunctions
 from workers.client import visibility
 from workers.client.connections import connect_client
-from workers.client.payload_codec import codec_of
+from workers.client.payload_codec import get_codec
 from workers.client.scheduled_runs import find_stuck_runs
-from workers.client.schedules import require_readable
+from workers.client.schedules import require_readable_schedules
 from workers.hosting.codec_page import add_codec
 from workers.hosting.gauges import catalog_gauges, show_readiness
 from workers.hosting.http import Pages, new_pages, serving
@@ -91,12 +91,12 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
             runtime=metrics.runtime if metrics else None,
             plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
         )
-        await visibility.require_attributes(client)
-        await require_readable(client)
+        await visibility.require_search_attributes(client)
+        await require_readable_schedules(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
         shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
-        add_codec(shown.pages, codec_of(client), settings)
+        add_codec(shown.pages, get_codec(client), settings)
         async with serving(settings.http_address, shown.pages) as url:
             with record_worker(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")

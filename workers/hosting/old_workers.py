@@ -43,7 +43,7 @@ async def _living(client: Client, settings: Settings) -> set[str]:
     dead, names = crashed_worker_ids(home), {worker.worker_id for worker in live_workers(home)}
     queue = settings.task_queue
     for name in (queue, *(of(queue) for of in (uploads_queue, transactions_queue, records_queue, bulk_queue))):
-        pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead=dead)
+        pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead)
         names |= {poller.identity for poller in pollers}
     return names | (await _flushing(client) - dead)
 

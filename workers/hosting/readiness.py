@@ -28,7 +28,7 @@ from logstore.identity.markers import MARKER_KEY
 from logstore.ports.catalog import Catalog
 from workers.assembly.buckets import primary_bucket
 from workers.client.scheduled_runs import StuckRun
-from workers.client.temporal_faults import temporal_fault
+from workers.client.temporal_faults import service_failure
 from workers.settings import Settings
 
 FRESH_S: Final = 30.0
@@ -132,7 +132,7 @@ async def _problem(check: Check) -> str:
     try:
         await check()
     except RPCError as error:
-        return str(temporal_fault(error) or error.message)
+        return str(service_failure(error) or error.message)
     except (SextonError, OSError) as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - what nothing here expects is a no as well, and ends no worker

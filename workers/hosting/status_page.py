@@ -12,7 +12,7 @@ from aiohttp import web
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from workers.client.visibility import visible_workflows
+from workers.client.visibility import query_workflows
 from workers.hosting.http import Pages
 from workers.hosting.readiness import Readiness
 from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
@@ -103,7 +103,7 @@ class StatusDocument:
     async def _jobs(self) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._answer_s):
-                rows = await visible_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
+                rows = await query_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
         except (RPCError, TimeoutError) as error:
             return {"error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_s:g} s'}"}
         running = [

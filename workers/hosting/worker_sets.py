@@ -13,7 +13,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from activities.dispatch import owner_queue
 from workers.assembly.activities import Activities
-from workers.client.payload_codec import codec_of
+from workers.client.payload_codec import get_codec
 from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
 from workers.identity import own_build
@@ -87,7 +87,7 @@ _RECORDS_AT_ONCE: Final = 6
 
 def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
     """Return the runner of a worker that serves the common queue with this client."""
-    encrypts = bool(codec_of(client).first)
+    encrypts = bool(get_codec(client).first_key_name)
     return CheckedRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
 
 

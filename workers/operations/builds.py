@@ -104,7 +104,7 @@ async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Col
     """
     unserved: set[str] = set()
     for queue, kind in await queues_of(client, name, build_id):
-        pollers = await live_pollers(client, queue, kind, dead=dead)
+        pollers = await live_pollers(client, queue, kind, dead_identities=dead)
         told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
         if (name, build_id) not in told:
             unserved.add(queue)

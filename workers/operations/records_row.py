@@ -10,8 +10,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
-from workers.client.connections import with_client
-from workers.client.waiting import innermost
+from workers.client.connections import run_with_client
+from workers.client.waiting import innermost_failure_text
 from workers.identity import compare_with_newest_manifest
 from workers.settings import Settings
 from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
@@ -77,7 +77,7 @@ def _of_catalog(records: Records) -> tuple[list[str], str]:
 def _failing(settings: Settings) -> str | None:
     """How `flush-records` fails, as Temporal knows it; nothing where it cannot be asked: another row tells that."""
     try:
-        return with_client(settings, why_flushes_fail)
+        return run_with_client(settings, why_flushes_fail)
     except (RPCError, SextonError):
         return None
 
@@ -96,7 +96,8 @@ async def why_flushes_fail(client: Client) -> str | None:
         return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
     for one in found.raw_description.pending_activities:
         if one.HasField("last_failure"):
-            return f"flushes fail, {one.attempt - 1} attempts so far{_last_attempt(one)}: {innermost(one.last_failure)}"
+            failure = innermost_failure_text(one.last_failure)
+            return f"flushes fail, {one.attempt - 1} attempts so far{_last_attempt(one)}: {failure}"
     return None
 
 

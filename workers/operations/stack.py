@@ -20,8 +20,8 @@ from infra.stack.process import ServiceProcess
 from infra.stack.workers import crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.client import Sexton, visibility
-from workers.client.connections import connect_client, with_client
-from workers.client.jobs import OwnJobs
+from workers.client.connections import connect_client, run_with_client
+from workers.client.jobs import JobClient
 from workers.identity import adopt_buckets, buckets_of, compare_with_newest_manifest, own_build
 from workers.operations.new_builds import deploy_unless_served
 from workers.operations.status import WORKER, polling
@@ -66,7 +66,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
         if pids:  # without a worker runs would only pile up
             new = build if earlier is None else None
-            with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress, say))
+            run_with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress, say))
     except BaseException:
         with suppress(ServiceFailed):  # the first failure is the one to tell
             if earlier is None:
@@ -160,10 +160,10 @@ def prepare(settings: Settings) -> None:
     _require_current(settings)
 
     async def register(client: Client) -> None:
-        await visibility.register_attributes(client)
-        await OwnJobs(client, settings).ours()
+        await visibility.register_search_attributes(client)
+        await JobClient(client, settings).verified_client()
 
-    with_client(settings, register)
+    run_with_client(settings, register)
 
 
 def _require_current(settings: Settings) -> None:

@@ -27,11 +27,11 @@ from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.client import visibility
-from workers.client.connections import with_client
+from workers.client.connections import run_with_client
 from workers.client.pollers import live_pollers
 from workers.client.scheduled_runs import StuckRun, find_stuck_runs
 from workers.client.schedules import list_schedules
-from workers.client.temporal_faults import temporal_fault
+from workers.client.temporal_faults import service_failure
 from workers.hosting.certificates import check_certificates, files_of_certificates
 from workers.hosting.readiness import SCHEDULES
 from workers.identity import buckets_of, compare_namespace
@@ -88,7 +88,7 @@ def checked(name: str, check: Check, settings: Settings) -> Row:
 
 
 def _refused(error: RPCError) -> str:
-    return str(temporal_fault(error) or f"temporal: {error.message}")
+    return str(service_failure(error) or f"temporal: {error.message}")
 
 
 def _temporal(settings: Settings) -> str:
@@ -98,7 +98,7 @@ def _temporal(settings: Settings) -> str:
         answer = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_ANSWER_WITHIN)
         return f"server {answer.server_version}"
 
-    return with_client(settings, ask)
+    return run_with_client(settings, ask)
 
 
 def _objects(settings: Settings) -> str:
@@ -147,7 +147,7 @@ def _current_build(settings: Settings) -> str:
         fed = [build for build in (found.current, ramping) if build]
         return found, {build: await unserved_queues(client, found.name, build, dead=dead) for build in fed}
 
-    found, unserved = with_client(settings, ask)
+    found, unserved = run_with_client(settings, ask)
     if found.current is None:
         advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
         raise ServiceFailed("deployment", str(found), advice=advice)
@@ -162,7 +162,9 @@ def _current_build(settings: Settings) -> str:
 
 async def polling(client: Client, settings: Settings, *, dead: Collection[str] = ()) -> set[str]:
     """The identities of the workers that poll the task queue now."""
-    found = await live_pollers(client, settings.task_queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead=dead)
+    found = await live_pollers(
+        client, settings.task_queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead
+    )
     return {one.identity for one in found}
 
 
@@ -173,7 +175,9 @@ def _workers(settings: Settings) -> Row:
     """
     home = StackHome.at(settings.home)
     try:
-        names = sorted(with_client(settings, lambda client: polling(client, settings, dead=crashed_worker_ids(home))))
+        names = sorted(
+            run_with_client(settings, lambda client: polling(client, settings, dead=crashed_worker_ids(home)))
+        )
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
     except RPCError as error:  # it answered, and refused: no such namespace, no permission
@@ -218,7 +222,7 @@ def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Ca
     if settings.temporal_address:
         yield (
             f"namespace {settings.temporal_namespace}",
-            lambda: with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
+            lambda: run_with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
         )
 
 
@@ -248,7 +252,7 @@ def doctor(settings: Settings) -> list[Row]:
 
 
 def _search_attributes(settings: Settings) -> str:
-    with_client(settings, visibility.require_attributes)
+    run_with_client(settings, visibility.require_search_attributes)
     return "all registered"
 
 
@@ -256,7 +260,7 @@ def _schedules(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[int, Sequence[StuckRun]]:
         return len(await list_schedules(client)), await find_stuck_runs(client)
 
-    count, stuck = with_client(settings, ask)
+    count, stuck = run_with_client(settings, ask)
     if stuck:
         raise ServiceFailed(SCHEDULES, "; ".join(map(str, stuck)), advice="its runbook is `Schedules`")
     return f"{count} schedule{'' if count == 1 else 's'}, and no job of theirs is stuck"

@@ -140,7 +140,7 @@ def test_concurrent_transactions_whose_workers_are_killed_have_a_serial_order(
 
 
 async def _run(world: RealWorld) -> None:
-    await visibility.register_attributes(await connect_client(world.settings))
+    await visibility.register_search_attributes(await connect_client(world.settings))
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         topics = {key: log.catalog.topics.create(f"persistent://x/y/{key}", RetentionPolicy()) for key in "abc"}

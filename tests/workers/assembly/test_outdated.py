@@ -201,7 +201,7 @@ def _worker(settings: Settings) -> "Iterator[subprocess.Popen[str]]":
 
 
 async def _register(settings: Settings) -> None:
-    await visibility.register_attributes(await connect_client(settings))
+    await visibility.register_search_attributes(await connect_client(settings))
 
 
 def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settings, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def filled(settings: Settings, capfd: pytest.CaptureFixture[str]) -> _Sexton:
     """A topic with an entry, in a namespace that has our search attributes."""
 
     async def register() -> None:
-        await visibility.register_attributes(await connect_client(settings))
+        await visibility.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = _Sexton(settings, capfd)

@@ -98,8 +98,9 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     """A client uses no bucket: what a job needs of it waits for the store, and its workers compare the bucket first."""
     started: list[object] = []
 
-    async def start(*_: object, **told: object) -> None:
+    async def start(*_: object, **told: object) -> object:
         started.append(told["id"])
+        return SimpleNamespace(result_run_id="joined")
 
     async def known(*_: object) -> None:
         """The namespace is ours."""
@@ -110,7 +111,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     database.close()
 
     async def describe() -> object:
-        return SimpleNamespace(workflow_type="sweep-deletions", status=WorkflowExecutionStatus.RUNNING)
+        return SimpleNamespace(workflow_type="sweep-deletions", status=WorkflowExecutionStatus.RUNNING, run_id="joined")
 
     found = SimpleNamespace(describe=describe)
     client: Any = SimpleNamespace(start_workflow=start, get_workflow_handle=lambda _: found)

@@ -9,7 +9,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError
 
 from workers.client.failure_converter import MAX_FAILURE_BYTES, BoundedFailureConverter, EncodingFailureConverter
-from workers.client.payload_codec import VALUES
+from workers.client.payload_codec import PLAIN_DATA_CONVERTER
 
 _SENTENCE = "spark: no session with spark://h:7077: h:7077 does not answer; check the setting spark_master"
 _JAVA = "\n".join(f"\tat org.apache.spark.Some$Class.method(Some.scala:{line})" for line in range(2_000))
@@ -37,7 +37,7 @@ def _deep(frames: int) -> ApplicationError:
 
 
 def _converter(kind: type) -> DataConverter:
-    return replace(VALUES, failure_converter_class=kind)
+    return replace(PLAIN_DATA_CONVERTER, failure_converter_class=kind)
 
 
 @pytest.mark.parametrize("kind", [BoundedFailureConverter, EncodingFailureConverter])

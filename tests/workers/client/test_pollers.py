@@ -81,7 +81,7 @@ def _live(
 ) -> dict[str, str]:
     """Builds of those that poll, by identity."""
     client = _client(polled, reports, forgotten)
-    found = asyncio.run(live_pollers(client, "sexton", kind, dead={"killed"}))
+    found = asyncio.run(live_pollers(client, "sexton", kind, dead_identities={"killed"}))
     return {one.identity: one.deployment_options.build_id for one in found}
 
 

@@ -19,7 +19,7 @@ from logstore.errors import InvalidInput, ServiceFailed, UnknownObject
 from tests.workflows.house import assert_eventually
 from workers.client import Sexton, scheduled_runs
 from workers.client.scheduled_runs import find_stuck_runs, restart_schedule
-from workers.client.schedules import require_readable
+from workers.client.schedules import require_readable_schedules
 from workers.hosting.readiness import check_of_schedules
 from workers.operations.status import _schedules, checked
 from workers.settings import Settings
@@ -136,7 +136,7 @@ def test_run_that_does_not_end_is_named(settings: Settings, monkeypatch: pytest.
         await namespace.create()
         old = await namespace.start()
         assert await namespace.problems() == []
-        monkeypatch.setattr(scheduled_runs, "_INTERVALS", 0)
+        monkeypatch.setattr(scheduled_runs, "_MAX_AGE_INTERVALS", 0)
         monkeypatch.setattr(scheduled_runs, "_MIN_AGE", timedelta())
         ((schedule, workflow_id, problem),) = await namespace.problems()
         assert (schedule, workflow_id) == ("sexton-sweep", old)
@@ -156,7 +156,7 @@ def test_doctor_names_a_schedule_that_is_stuck(settings: Settings, monkeypatch: 
         await namespace.create()
         assert await asyncio.to_thread(_schedules, settings) == "1 schedule, and no job of theirs is stuck"
         await namespace.start()
-        monkeypatch.setattr(scheduled_runs, "_INTERVALS", 0)
+        monkeypatch.setattr(scheduled_runs, "_MAX_AGE_INTERVALS", 0)
         monkeypatch.setattr(scheduled_runs, "_MIN_AGE", timedelta())
         row = await asyncio.to_thread(checked, "schedules", _schedules, settings)
         assert row["ok"] is False
@@ -223,7 +223,7 @@ def test_run_that_is_encrypted_by_a_key_of_other_workers_is_named(settings: Sett
         with pytest.raises(ServiceFailed, match="needs a key that this process lacks"):
             await check()
         with pytest.raises(InvalidInput, match="'one', by which payloads of this namespace are encrypted"):
-            await require_readable(namespace.client)
+            await require_readable_schedules(namespace.client)
         assert await restart_schedule(namespace.client, "sexton-sweep") == [encrypted]
 
     _with(settings, work)
@@ -237,7 +237,7 @@ def test_flush_that_is_encrypted_by_a_lost_key_is_ended_by_a_restart(settings: S
         of_keyed = (await Sexton.connect(keyed)).client
         request = SweepDeletionsInput()
         await of_keyed.start_workflow(FLUSH_RECORDS.name, request, id=FLUSH_RECORDS.id(), task_queue=_QUEUE)
-        await require_readable(namespace.client)
+        await require_readable_schedules(namespace.client)
         assert [workflow_id for _, workflow_id, _ in await namespace.problems()] == ["flush-records"]
         assert await restart_schedule(namespace.client, "sexton-records") == ["flush-records"]
 

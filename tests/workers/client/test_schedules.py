@@ -24,8 +24,8 @@ from temporalio.worker import Worker
 from logstore.errors import InvalidInput
 from tests.workflows.house import assert_eventually
 from workers.client import Sexton
-from workers.client.payload_codec import key_of
-from workers.client.schedules import AppliedSchedule, require_readable
+from workers.client.payload_codec import encryption_key_name
+from workers.client.schedules import AppliedSchedule, require_readable_schedules
 from workers.settings import Settings
 from workflows.delayed.values import SealBucketsInput
 from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
@@ -292,10 +292,10 @@ def test_schedules_are_encrypted_by_the_first_key_and_tell_who_lacks_it(quiet: S
         assert apply(quiet, **changes) == dict.fromkeys(OURS, "updated")
         assert apply(quiet, **changes) == dict.fromkeys(OURS, "unchanged")
     described = handle(quiet, "sexton-trim", "describe")
-    assert {key_of(payload) for payload in described.schedule.action.args} == {"two"}
+    assert {encryption_key_name(payload) for payload in described.schedule.action.args} == {"two"}
 
     async def read(sexton: Sexton) -> None:
-        await require_readable(sexton.client)
+        await require_readable_schedules(sexton.client)
 
     with_temporal(quiet, read, **two)
     for lacking in ({"payload_key_file": ""}, one):

@@ -22,7 +22,7 @@ from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
 from workers.cli.exports import exports
 from workers.client import temporal_access
-from workers.client.connections import connect_client, with_client
+from workers.client.connections import connect_client, run_with_client
 from workers.operations.status import checked
 from workers.settings import Settings
 
@@ -66,8 +66,8 @@ async def _ask(client: Client) -> int:
 
 def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
     """By our files, and by a name that the certificate bears in the place of the address's."""
-    assert with_client(secured, _ask) >= 0
-    assert with_client(secured.model_copy(update={"temporal_server_name": NAME}), _ask) >= 0
+    assert run_with_client(secured, _ask) >= 0
+    assert run_with_client(secured.model_copy(update={"temporal_server_name": NAME}), _ask) >= 0
 
 
 def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
@@ -89,8 +89,8 @@ def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, fr
 def _refusal(settings: Settings, **changes: object) -> str:
     given = Settings.model_validate({name: one for name, one in {**dict(settings), **changes}.items() if one != ""})
     with pytest.raises((ServiceFailed, InvalidInput)) as refused:
-        with_client(given, _ask)
-    row = checked("temporal", lambda asked: str(with_client(asked, _ask)), given)  # as `doctor` asks
+        run_with_client(given, _ask)
+    row = checked("temporal", lambda asked: str(run_with_client(asked, _ask)), given)  # as `doctor` asks
     assert row == {"name": "temporal", "ok": False, "detail": str(refused.value)}
     assert _KEY not in str(refused.value)
     return str(refused.value)
@@ -205,7 +205,7 @@ def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
     secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both keys are good for a while, then the new one alone; a file that is away, or holds no key, changes nothing."""
-    monkeypatch.setattr(temporal_access, "_LOOK_S", 0.02)
+    monkeypatch.setattr(temporal_access, "_KEY_CHECK_INTERVAL_S", 0.02)
     file = Path(secured.temporal_api_key_file)
 
     async def work() -> None:

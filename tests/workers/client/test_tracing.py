@@ -16,7 +16,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryInterceptor, _otel_int
 from temporalio.converter import PayloadConverter
 
 from workers.client import connections
-from workers.client.connections import TracedCalls
+from workers.client.connections import ClientTracingInterceptor
 
 
 class _Call:
@@ -74,7 +74,10 @@ def test_call_is_traced_as_by_the_plugin(
     spans: InMemorySpanExporter, method: str, names: dict[str, str], error: Exception | None
 ) -> None:
     """Name, kind, attributes and status of the span, and the header that the job goes on with."""
-    told = [_traced(one, spans, method, names, error) for one in (TracedCalls(), OpenTelemetryInterceptor(True))]
+    told = [
+        _traced(one, spans, method, names, error)
+        for one in (ClientTracingInterceptor(), OpenTelemetryInterceptor(True))
+    ]
     assert told[0] == told[1]
 
 

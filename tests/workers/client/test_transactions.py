@@ -142,7 +142,7 @@ def test_wait_for_a_transaction_that_does_not_exist_ends_and_disturbs_no_other(m
 
     async def story(catalog: _Catalog) -> None:
         catalog.unknown.add(unknown)
-        waiting = [asyncio.create_task(catalog.client.settled(txn)) for txn in (known, unknown)]
+        waiting = [asyncio.create_task(catalog.client.wait_until_final(txn)) for txn in (known, unknown)]
         with pytest.raises(UnknownObject, match=r"found '0:2'$"):
             await waiting[1]
         catalog.told.add(known)

@@ -7,15 +7,15 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 from temporalio.converter import WorkflowSerializationContext
 
-from workers.client.payload_codec import VALUES
+from workers.client.payload_codec import PLAIN_DATA_CONVERTER
 
 
 def test_values_travel_alike_whatever_they_belong_to() -> None:
     """Runs of workflows are not asked to what a payload belongs, for no part of it matters to any."""
     mine = WorkflowSerializationContext(namespace="n", workflow_id="w")
-    assert VALUES.with_context(mine) is VALUES
-    assert VALUES.external_storage is None
-    assert VALUES.payload_codec is None
+    assert PLAIN_DATA_CONVERTER.with_context(mine) is PLAIN_DATA_CONVERTER
+    assert PLAIN_DATA_CONVERTER.external_storage is None
+    assert PLAIN_DATA_CONVERTER.payload_codec is None
 
 
 def test_a_type_is_read_once_and_not_for_each_run() -> None:
@@ -29,7 +29,7 @@ def test_a_type_is_read_once_and_not_for_each_run() -> None:
             read += 1
             return handler(int)
 
-    (payload,) = VALUES.payload_converter.to_payloads([7])
-    for run in (replace(VALUES), replace(VALUES)):
+    (payload,) = PLAIN_DATA_CONVERTER.payload_converter.to_payloads([7])
+    for run in (replace(PLAIN_DATA_CONVERTER), replace(PLAIN_DATA_CONVERTER)):
         assert run.payload_converter.from_payload(payload, Counted) == 7
     assert read == 1

@@ -112,7 +112,7 @@ def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
     """Its storage comes back in time: the attempt ends, and then the worker in peace."""
 
     async def drain() -> None:
-        await visibility.register_attributes(await connect_client(settings))
+        await visibility.register_search_attributes(await connect_client(settings))
         first = start("w1")
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/one")
@@ -137,7 +137,7 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
     """Storage stays away for longer than the worker may drain: it ends all the same, and the next one does it."""
 
     async def drain() -> None:
-        await visibility.register_attributes(await connect_client(settings))
+        await visibility.register_search_attributes(await connect_client(settings))
         first = start("w1", drain_timeout=0)
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/two")

@@ -203,7 +203,7 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
     async def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(status_page, "visible_workflows", nothing)
+    monkeypatch.setattr(status_page, "query_workflows", nothing)
 
     async def look() -> None:
         store = StoreStatus(world.catalog, hang, _UI)
@@ -257,7 +257,7 @@ def test_page_and_document_are_served_read_only(
     async def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(status_page, "visible_workflows", nothing)
+    monkeypatch.setattr(status_page, "query_workflows", nothing)
 
     async def ask(session: ClientSession, url: str) -> None:
         async with session.get(f"{url}/status.json") as answer:
@@ -292,7 +292,7 @@ def test_page_in_a_real_browser_shows_names_and_runs_nothing(
     async def away(*_: object, **__: object) -> list[Any]:
         raise TimeoutError
 
-    monkeypatch.setattr(status_page, "visible_workflows", away)
+    monkeypatch.setattr(status_page, "query_workflows", away)
 
     async def ask(_: ClientSession, url: str) -> None:
         argv = [*BROWSER, *QUIET, f"--user-data-dir={tmp_path}", "--dump-dom", f"{url}/status"]

@@ -41,7 +41,7 @@ def settings(servers: stack.StackAddresses, ensemble: Ensemble, tmp_path: Path) 
 
 
 async def _register(settings: Settings) -> None:
-    await visibility.register_attributes(await connect_client(settings))
+    await visibility.register_search_attributes(await connect_client(settings))
 
 
 @pytest.fixture

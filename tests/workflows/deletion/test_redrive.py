@@ -19,7 +19,7 @@ def sexton(house: House, home: Path) -> Sexton:
     """The client of a program over the house's catalog and queue."""
     url = house.world.catalog.database.engine.url.render_as_string(hide_password=False)
     made = Sexton(house.client, Settings(home=home, database_url=url, task_queue=house.queue))
-    made._compared = True  # the house has no S3, and its namespace serves many catalogs
+    made._is_verified = True  # the house has no S3, and its namespace serves many catalogs
     return made
 
 

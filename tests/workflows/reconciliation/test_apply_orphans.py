@@ -14,7 +14,7 @@ from logstore.reconciliation.findings import Fate, Finding, FindingKind
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
-from workers.client.deletion_batches import Batches
+from workers.client.deletion_batches import DeletionBatches
 from workers.client.waiting import result_of
 from workflows.deletion.values import DeletionPolicy, SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
@@ -218,7 +218,7 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     batch = f"delete-ledgers/orphans-{run_id(house)}-0"
     async with house.held_at(gate, apply(house)) as first:
-        await Batches(house.client).pause(batch)
+        await DeletionBatches(house.client).pause(batch)
         await first.terminate()
         gate.open()
         second = await apply(house)
@@ -228,7 +228,7 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
             return (await run.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 
         await assert_eventually(has_gone_on)
-        await Batches(house.client).resume(batch)
+        await DeletionBatches(house.client).resume(batch)
         assert (await second.result()).done.applied == {"orphan_ledger": 3}
 
 
@@ -295,7 +295,7 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
     await planned(house)
     gate = deletes_at(house, keys[0])
     async with house.held_at(gate, apply(house)) as handle:
-        assert (await Batches(house.client).pause(handle.id)).paused
+        assert (await DeletionBatches(house.client).pause(handle.id)).paused
         gate.open()
         await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
 
@@ -304,11 +304,11 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
 
         await assert_eventually(one_page_is_done)
         assert "**paused**" in await details_of(handle)
-        progress = await Batches(house.client).progress(handle.id)
+        progress = await DeletionBatches(house.client).progress(handle.id)
         assert isinstance(progress, ApplyOrphansProgress)
         assert (progress.done, progress.left, progress.outcomes["applied"], progress.pages) == (2, 2, 2, 2)
         assert keys[2] in house.world.objects.keys
-        assert not (await Batches(house.client).resume(handle.id)).paused
+        assert not (await DeletionBatches(house.client).resume(handle.id)).paused
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
 
 
@@ -333,7 +333,7 @@ async def test_rate_is_passed_to_batches_and_single_deletes(house: House) -> Non
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     async with house.held_at(gate, apply(house)) as handle:
-        assert (await Batches(house.client).set_rate(handle.id, 100)).rate == 100
+        assert (await DeletionBatches(house.client).set_rate(handle.id, 100)).rate == 100
         gate.open()
         assert (await handle.result()).done.applied == {"orphan_ledger": 2, "orphan_segment": 2}
         history = await handle.fetch_history()
@@ -356,8 +356,8 @@ async def test_impossible_rate_is_refused(house: House) -> None:
             await handle.execute_update(ApplyOrphans.set_rate, SetRate(objects_per_s=-1))
         await handle.result()
         with pytest.raises(PreconditionFailed, match="running"):
-            await Batches(house.client).pause(handle.id)
+            await DeletionBatches(house.client).pause(handle.id)
         with pytest.raises(InvalidInput, match="apply-orphans"):
-            await Batches(house.client).pause(f"reconcile-orphans/{run_id(house)}")
+            await DeletionBatches(house.client).pause(f"reconcile-orphans/{run_id(house)}")
     assert isinstance(caught.value.cause, ApplicationError)
     assert (caught.value.cause.type, caught.value.cause.details) == ("InvalidInput", ({"field": "rate"},))
