@@ -1,1 +1,1 @@
-"""Coordination on ZooKeeper: sessions, live workers, and which of them owns which bundle."""
+"""Coordination by ZooKeeper: sessions, live workers, and the owners of bundles."""

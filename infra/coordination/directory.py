@@ -1,14 +1,16 @@
-"""Nodes of sessions, workers and owners in ZooKeeper: to look makes none of them; `Nodes` is for a worker, which does.
+"""Nodes of sessions, workers and owners in ZooKeeper.
+
+`OwnershipDirectory` creates no node. `WorkerDirectory` also writes, for one worker.
 
 ```
-/sessions/{session id}   ephemeral: stands exactly as long as the session; deletes are conditional on it
-/workers/{worker id}     ephemeral: its load, as JSON; one process a worker id
+/sessions/{session id}   ephemeral: exists exactly as long as the session; deletes are conditional on it
+/workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-An owner node is made once and never changed, so its version is 0 in every case, and a delete that asks for the
-version alone could remove a later owner's (apache/pulsar#295). So each delete is one transaction with a check that the
-session which was read as the node's own still stands: while it does, the node is its.
+An owner node is created once and never changed, so that its version is always 0. A delete that compares only the
+version could remove the node of a later owner (apache/pulsar#295). Each delete is therefore one transaction that also
+checks the node of the session that was read as the owner. While that session node exists, the owner node is its own.
 """
 
 import json
@@ -32,248 +34,275 @@ _PARENTS: Final = (SESSIONS, WORKERS, OWNERS)
 
 _log = logging.getLogger(__name__)
 
-_REFUSED: Final = (BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency)
+_FAILED_RESULTS: Final = (BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    """A worker whose own node stands."""
+    """Worker with a node under `/workers`."""
 
-    session: int  # which made the node
-    load: WorkerLoad  # as it told last
+    session: int  # session that created the node
+    load: WorkerLoad  # as last published
 
 
-class Directory:
-    """All that is known of ownership in one ensemble; where no worker ever took part, that is nothing."""
+class OwnershipDirectory:
+    """Read access to the ownership of `bundles` bundles in one ensemble. Without any worker the directory is empty."""
 
     def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
-        """Ask through this session about `bundles` bundles."""
         self._session, self._bundles = session, bundles
-        self._strays: set[str] = set()
+        self._logged_unknown_names: set[str] = set()
 
-    def sessions(self) -> frozenset[int]:
-        """Sessions of workers that take part, as long as each stands."""
-        names = self._session.ask("reading sessions", lambda client: _children(client, SESSIONS))
-        return frozenset(found for name in names if (found := _session(name)) is not None)
+    def live_sessions(self) -> frozenset[int]:
+        """Return the ids of all sessions with a session node."""
+        names = self._session.run_idempotent("reading sessions", lambda client: _list_children(client, SESSIONS))
+        return frozenset(session for name in names if (session := _parse_session(name)) is not None)
 
     def live_workers(self) -> dict[str, LiveWorker]:
-        """Workers with a live session."""
-        found = self._session.ask(
-            "reading workers", lambda client: read_all(client, WORKERS, _children(client, WORKERS))
+        """Return the workers with a live session, by worker id."""
+        node_by_name = self._session.run_idempotent(
+            "reading workers", lambda client: read_children(client, WORKERS, _list_children(client, WORKERS))
         )
-        return {name: LiveWorker(session=stat.ephemeralOwner, load=_load(body)) for name, (body, stat) in found.items()}
+        return {
+            name: LiveWorker(session=stat.ephemeralOwner, load=_parse_load(body))
+            for name, (body, stat) in node_by_name.items()
+        }
 
-    def owned(self) -> frozenset[BundleId]:
-        """Bundles with an owner, of whatever worker; a node that names no bundle of this catalog is left out."""
-        names = self._session.ask("reading owned bundles", lambda client: _children(client, OWNERS))
-        return frozenset(bundle for bundle in map(self._parsed, names) if bundle is not None)
+    def owned_bundles(self) -> frozenset[BundleId]:
+        """Return the bundles with an owner node. A node that names no bundle of this catalog is logged once."""
+        names = self._session.run_idempotent("reading owned bundles", lambda client: _list_children(client, OWNERS))
+        return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
 
-    def owners(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
-        """Owner nodes, of the bundles asked for or of all; a bundle without one is absent."""
-        wanted = sorted(self.owned() if bundles is None else bundles)
-        names = [self._name(one) for one in wanted]
-        found = self._session.ask("reading owners", lambda client: read_all(client, OWNERS, names))
-        return {one: _owner(*found[name]) for one, name in zip(wanted, names, strict=True) if name in found}
+    def owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
+        """Return the owner nodes of the given bundles, or of all. A bundle without an owner node is absent."""
+        name_by_bundle = {
+            bundle: self._node_name(bundle) for bundle in sorted(self.owned_bundles() if bundles is None else bundles)
+        }
+        node_by_name = self._session.run_idempotent(
+            "reading owners", lambda client: read_children(client, OWNERS, list(name_by_bundle.values()))
+        )
+        return {
+            bundle: _parse_owner_node(*node_by_name[name])
+            for bundle, name in name_by_bundle.items()
+            if name in node_by_name
+        }
 
-    def owner(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
-        """The bundle's owner node, or None; for a caller that has work of the bundle, and does not wait for longer.
+    def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
+        """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer.
 
         Raises:
-            ServiceFailed: ZooKeeper refuses us, or the path of everything of ours is gone, which is no answer.
+            StoreUnavailable, SessionLost: ZooKeeper did not answer.
+            ServiceFailed: ZooKeeper refuses this identity, or the configured path does not exist.
         """
-        name = self._name(bundle)
+        name = self._node_name(bundle)
 
-        def work(client: KazooClient) -> OwnerNode | None:
-            path = client.exists_async("/")
-            found = read_all(client, OWNERS, [name]).get(name)
-            if found is None and path.get() is None:
-                raise self._session.no_path()
-            return _owner(*found) if found else None
+        def read_node(client: KazooClient) -> OwnerNode | None:
+            root = client.exists_async("/")
+            node = read_children(client, OWNERS, [name]).get(name)
+            if node is None and root.get() is None:
+                raise self._session.missing_path_error()
+            return _parse_owner_node(*node) if node else None
 
-        return self._session.ask("looking an owner up", work, patience_s=patience_s)
+        return self._session.run_idempotent("looking an owner up", read_node, patience_s=patience_s)
 
-    def remove(self, bundle: BundleId, session: int) -> bool:
-        """Delete the owner node of that session, for any caller; False if it is another's by now."""
+    def delete_owner_node(self, bundle: BundleId, session: int) -> bool:
+        """Delete the bundle's owner node if it belongs to `session`, which may be another process's session.
 
-        def work(client: KazooClient) -> bool:
-            found = read_all(client, OWNERS, [self._name(bundle)]).get(self._name(bundle))
-            if found is None or found[1].ephemeralOwner != session:
+        Returns:
+            Whether this call deleted the node.
+        """
+
+        def delete_node(client: KazooClient) -> bool:
+            node = read_children(client, OWNERS, [self._node_name(bundle)]).get(self._node_name(bundle))
+            if node is None or node[1].ephemeralOwner != session:
                 return False
-            both = client.transaction()
-            both.check(session_path(session), -1)
-            both.delete(self._path(bundle), found[1].version)
-            return not any(isinstance(result, _REFUSED) for result in both.commit())
+            transaction = client.transaction()
+            transaction.check(session_path(session), -1)
+            transaction.delete(self._owner_path(bundle), node[1].version)
+            return not any(isinstance(result, _FAILED_RESULTS) for result in transaction.commit())
 
-        return self._session.ask("giving up a bundle", work)
+        return self._session.run_idempotent("giving up a bundle", delete_node)
 
-    def _parsed(self, name: str) -> BundleId | None:
+    def _parse_node_name(self, name: str) -> BundleId | None:
         try:
             return parse_bundle(name, bundles=self._bundles)
         except InvalidInput as error:
-            if name not in self._strays:
-                self._strays.add(name)
+            if name not in self._logged_unknown_names:
+                self._logged_unknown_names.add(name)
                 _log.warning("zookeeper: %s/%s is left alone: %s", OWNERS, name, error)
             return None
 
-    def _name(self, bundle: BundleId) -> str:
+    def _node_name(self, bundle: BundleId) -> str:
         return bundle_name(bundle, bundles=self._bundles)
 
-    def _path(self, bundle: BundleId) -> str:
-        return f"{OWNERS}/{self._name(bundle)}"
+    def _owner_path(self, bundle: BundleId) -> str:
+        return f"{OWNERS}/{self._node_name(bundle)}"
 
 
 def session_path(session: int) -> str:
-    """The node that stands as long as the session."""
+    """Return the path of the node that exists as long as the session."""
     return f"{SESSIONS}/{session:016x}"
 
 
-def read_all(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
-    """Bodies and stats of children, asked for all at once; those that are gone are absent."""
-    asked = {name: client.get_async(f"{parent}/{name}") for name in names}
-    found = {name: unless(answer, NoNodeError) for name, answer in asked.items()}
-    return {name: answer for name, answer in found.items() if answer is not None}
+def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
+    """Return the bodies and stats of the children, read in parallel. Children that do not exist are absent."""
+    pending = {name: client.get_async(f"{parent}/{name}") for name in names}
+    node_by_name = {name: result_or_none(result, NoNodeError) for name, result in pending.items()}
+    return {name: node for name, node in node_by_name.items() if node is not None}
 
 
-def unless(answer: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
-    """The answer, or None where it is that error."""
+def result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
+    """Wait for an asynchronous result. Return `None` if it is an error of the given type."""
     try:
-        return answer.get()
+        return result.get()
     except error:
         return None
 
 
-def _session(name: str) -> int | None:
+def _parse_session(name: str) -> int | None:
     try:
         return int(name, 16)
-    except ValueError:  # none of ours
+    except ValueError:  # a node of another program
         return None
 
 
-def _children(client: KazooClient, path: str) -> list[str]:
-    """Names of children; a path that was not made yet has none, which is an answer and no failure to ask."""
+def _list_children(client: KazooClient, path: str) -> list[str]:
+    """Return the names of the children. A path that was not created yet has none."""
     try:
         return list(client.get_children(path))
     except NoNodeError:
         return []
 
 
-def _load(body: bytes) -> WorkerLoad:
-    """A load that cannot be read makes a choice worse, not wrong: it counts as none."""
+def _parse_load(body: bytes) -> WorkerLoad:
+    """Read a published load. An unreadable one counts as 0, which only makes the assignment less even."""
     try:
-        found: Mapping[str, Any] = json.loads(body)
-        load, bundles = max(0.0, float(found["load"])), max(0, int(found["bundles"]))
-        return WorkerLoad(load=load, bundles=bundles, room=bool(found.get("room", True)))
+        fields: Mapping[str, Any] = json.loads(body)
+        load, bundles = max(0.0, float(fields["load"])), max(0, int(fields["bundles"]))
+        return WorkerLoad(load=load, bundles=bundles, room=bool(fields.get("room", True)))
     except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity, or be a list
         return WorkerLoad(load=0.0, bundles=0)
 
 
-def _owner(body: bytes, stat: ZnodeStat) -> OwnerNode:
+def _parse_owner_node(body: bytes, stat: ZnodeStat) -> OwnerNode:
     try:
         worker_id = str(json.loads(body)["worker_id"])
     except (ValueError, KeyError, TypeError):
-        worker_id = ""  # of no catalog that we know: never ours
+        worker_id = ""  # the body is not Sexton's: no worker has this id
     return OwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)
 
 
-class Nodes(Directory):
-    """A worker's reads and writes in ZooKeeper, in one session."""
+class WorkerDirectory(OwnershipDirectory):
+    """Read and write access of the worker `worker_id`, in one session.
+
+    Construction creates the parent nodes and the session's node.
+
+    Raises:
+        ServiceFailed: ZooKeeper refuses this identity.
+        StoreUnavailable, SessionLost: ZooKeeper did not answer, or the session is over.
+    """
 
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
-        """Speak for `worker_id` in this session.
-
-        Raises:
-            ServiceFailed: ZooKeeper refuses us.
-            StoreUnavailable, SessionLost: It did not answer, or the session is over.
-        """
         super().__init__(session, bundles)
         self._worker_id = worker_id
-        session.ask("preparing", self._prepare)
+        session.run_idempotent("preparing", self._prepare)
 
     def _prepare(self, client: KazooClient) -> None:
         for path in _PARENTS:
             client.ensure_path(path)
-            self._session.protect(client, path)
-        _create_own(client, session_path(self._session.id), b"", self._session.id)
+            self._session.protect_node(client, path)
+        _create_ephemeral(client, session_path(self._session.id), b"", self._session.id)
 
-    def stand(self) -> None:
-        """Make again what a hand has removed of what every worker needs: the parents, and our session's own node.
+    def restore_nodes(self) -> None:
+        """Create the parent nodes and the session's node again if a person has removed them.
 
-        Without its parent no owner node can be made, and a session without its own node is taken for one that is gone,
-        though it lives: no worker would own anything until every worker was started again.
+        Without the parent no owner node can be created. A session without its node counts as ended although it lives.
+        No worker could own a bundle until all workers were started again.
         """
 
-        def work(client: KazooClient) -> None:
-            asked = [client.exists_async(path) for path in (*_PARENTS, session_path(self._session.id))]
-            if any(one.get() is None for one in asked):
+        def restore(client: KazooClient) -> None:
+            results = [client.exists_async(path) for path in (*_PARENTS, session_path(self._session.id))]
+            if any(result.get() is None for result in results):
                 _log.warning("zookeeper: nodes of this ensemble were removed while sessions live: making them again")
                 self._prepare(client)
 
-        self._session.ask("looking for what every worker needs", work)
+        self._session.run_idempotent("looking for what every worker needs", restore)
 
-    def enlist(self, load: WorkerLoad) -> bool:
-        """Claim the worker id; False while another session, of an earlier process perhaps, has it."""
+    def register(self, load: WorkerLoad) -> bool:
+        """Create the worker's node, unless another session has it. That may be a session of an earlier process.
+
+        Returns:
+            Whether the node belongs to this session.
+        """
         path = f"{WORKERS}/{self._worker_id}"
-        mine = self._session.id
-        return self._session.ask("enlisting", lambda client: _create_own(client, path, _load_json(load), mine))
+        body, session = _format_load(load), self._session.id
+        return self._session.run_idempotent("enlisting", lambda client: _create_ephemeral(client, path, body, session))
 
-    def report(self, load: WorkerLoad) -> None:
-        """Tell the others how loaded this worker is."""
+    def publish_load(self, load: WorkerLoad) -> None:
+        """Write this worker's load to its node.
+
+        Raises:
+            WorkerIdTaken: The node belongs to another session.
+        """
         path = f"{WORKERS}/{self._worker_id}"
 
-        def work(client: KazooClient) -> None:
+        def write_load(client: KazooClient) -> None:
             _, stat = client.get(path)
             if stat.ephemeralOwner != self._session.id:
                 raise WorkerIdTaken(f"worker id {self._worker_id}: expected a node of this session, found another's")
-            client.set(path, _load_json(load))
+            client.set(path, _format_load(load))
 
-        self._session.ask("reporting load", work)
+        self._session.run_idempotent("reporting load", write_load)
 
-    def last_change(self) -> int:
-        """A number that is another one whenever an owner node came or went since."""
-        return self._session.ask("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
+    def owner_change_counter(self) -> int:
+        """Return a number that changes whenever an owner node is created or deleted."""
+        return self._session.run_idempotent("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
 
-    def take(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
-        """Create the owner nodes; which of them are this session's afterwards.
+    def create_owner_nodes(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+        """Create the owner nodes that do not exist. Return the bundles whose node belongs to this session.
 
-        Repeating is harmless: a node that exists counts only if its ephemeral owner is this session.
+        Idempotency: a node that exists counts only if its ephemeral owner is this session.
         """
-        wanted = sorted(bundles)
+        ordered_bundles = sorted(bundles)
         body = json.dumps({"worker_id": self._worker_id}).encode()
 
-        def work(client: KazooClient) -> None:
-            asked = [client.create_async(self._path(one), body, ephemeral=True) for one in wanted]
-            for one in asked:
-                unless(one, NodeExistsError)
+        def create_nodes(client: KazooClient) -> None:
+            results = [
+                client.create_async(self._owner_path(bundle), body, ephemeral=True) for bundle in ordered_bundles
+            ]
+            for result in results:
+                result_or_none(result, NodeExistsError)
 
-        self._session.ask("taking bundles", work)
-        return self.own(wanted)
+        self._session.run_idempotent("taking bundles", create_nodes)
+        return self.filter_own(ordered_bundles)
 
-    def own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
-        """Those of the bundles whose owner node is this session's."""
-        return frozenset(one for one, node in self.owners(bundles).items() if node.session == self._session.id)
+    def filter_own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+        """Return the bundles whose owner node belongs to this session."""
+        return frozenset(
+            bundle for bundle, node in self.owner_nodes(bundles).items() if node.session == self._session.id
+        )
 
-    def give_up(self, bundles: Iterable[BundleId]) -> None:
-        """Delete owner nodes, if they are this session's; others stay."""
-        for one in bundles:
-            self.remove(one, self._session.id)
+    def delete_own_nodes(self, bundles: Iterable[BundleId]) -> None:
+        """Delete the owner nodes that belong to this session."""
+        for bundle in bundles:
+            self.delete_owner_node(bundle, self._session.id)
 
-    def watch(self, client_changed: Any) -> None:  # noqa: ANN401 - kazoo's watcher
-        """Have `client_changed` called, once, on kazoo's thread, when workers or owners come or go."""
+    def watch(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
+        """Call `on_change` once, on kazoo's thread, at the next change of the workers or the owners."""
 
-        def work(client: KazooClient) -> None:
-            client.get_children(WORKERS, watch=client_changed)
-            client.get_children(OWNERS, watch=client_changed)
+        def set_watches(client: KazooClient) -> None:
+            client.get_children(WORKERS, watch=on_change)
+            client.get_children(OWNERS, watch=on_change)
 
-        self._session.ask("watching", work)
+        self._session.run_idempotent("watching", set_watches)
 
 
-def worker_id_taken(worker_id: str) -> WorkerIdTaken:
-    """The error of a process that finds another one under its worker id."""
+def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
+    """Return the error of a process whose worker id belongs to another live process."""
     return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
 
 
-def _create_own(client: KazooClient, path: str, body: bytes, session: int) -> bool:
-    """Whether the ephemeral node is this session's afterwards."""
+def _create_ephemeral(client: KazooClient, path: str, body: bytes, session: int) -> bool:
+    """Create the node unless it exists. Return whether it belongs to the session."""
     try:
         client.create(path, body, ephemeral=True)
     except NodeExistsError:
@@ -282,5 +311,5 @@ def _create_own(client: KazooClient, path: str, body: bytes, session: int) -> bo
     return True
 
 
-def _load_json(load: WorkerLoad) -> bytes:
+def _format_load(load: WorkerLoad) -> bytes:
     return json.dumps({"load": load.load, "bundles": load.bundles, "room": load.room}).encode()

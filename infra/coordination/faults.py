@@ -1,4 +1,4 @@
-"""What failures of ZooKeeper mean: kazoo's errors as ours, and why no server was reached, which kazoo does not tell."""
+"""Translation of kazoo's errors, and the reason why no server was reached, which kazoo does not report."""
 
 import socket
 import ssl
@@ -21,80 +21,82 @@ from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 
 ZOOKEEPER: Final = "zookeeper"
 
-_OVER: Final = (SessionExpiredError, ConnectionClosedError)
-_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
+_SESSION_ENDED: Final = (SessionExpiredError, ConnectionClosedError)
+_ACCESS_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 
 
 @contextmanager
-def translated(doing: str, address: str) -> Iterator[None]:
-    """Raise what kazoo raises as one of our errors; a failure to ask is never an answer.
+def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
+    """Raise kazoo's errors of the block as errors of Sexton.
 
     Args:
-        doing: What was asked, as a phrase.
-        address: Hosts, and the path of everything of ours.
+        action: Phrase for messages, such as "reading owners".
+        address: Hosts and path, for messages.
 
     Raises:
-        StoreUnavailable: ZooKeeper did not answer in time; what was asked may have happened.
-        SessionLost: The session ended; its ephemeral nodes go with it.
-        ServiceFailed: ZooKeeper refuses us, and will again.
+        StoreUnavailable: ZooKeeper did not answer in time. The request may have been executed.
+        SessionLost: The session ended, and its ephemeral nodes with it.
+        ServiceFailed: ZooKeeper refuses this identity. A retry does not help.
     """
     try:
         yield
-    except _OVER as error:
-        raise SessionLost(f"zookeeper: the session ended while {doing}") from error
-    except _DENIED as error:
+    except _SESSION_ENDED as error:
+        raise SessionLost(f"zookeeper: the session ended while {action}") from error
+    except _ACCESS_DENIED as error:
         raise ServiceFailed(
             ZOOKEEPER,
-            f"{address} refuses us while {doing} ({type(error).__name__})",
+            f"{address} refuses us while {action} ({type(error).__name__})",
             advice="grant this worker's identity all rights on that path, or mend the setting `zookeeper_auth`",
         ) from error
-    except (KazooException, KazooTimeoutError) as error:  # no connection, no answer, patience at its end
-        raise StoreUnavailable(f"zookeeper: no answer while {doing}: {type(error).__name__} {error}".strip()) from error
+    except (KazooException, KazooTimeoutError) as error:  # no connection, or no answer in time
+        raise StoreUnavailable(
+            f"zookeeper: no answer while {action}: {type(error).__name__} {error}".strip()
+        ) from error
 
 
-_KNOCK_S = 1.0
+_TLS_CHECK_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """Files in PEM; empty ones are not given, and the authorities are then those of this machine."""
+class PemFiles:
+    """Paths of PEM files. An empty path is not set; without `ca` this machine's authorities count."""
 
     ca: str = ""
     cert: str = ""
     key: str = ""
 
 
-def unreached(hosts: str, tls: Tls | None) -> ServiceFailed:
-    """The error of an ensemble at `host:port,…/path` of which no server accepted the connection.
+def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
+    """Return the error of an ensemble at `host:port,…/path` of which no server accepted the connection.
 
-    By TLS each server is asked once more: kazoo reports a server that it does not trust as one that is away.
+    With TLS each server is tried once more, because kazoo reports an untrusted server as unreachable.
     """
-    where = hosts.partition("/")[0].split(",")
-    distrusted = next(filter(None, (_distrust(one, tls) for one in where)), "") if tls else ""
-    if distrusted:
+    addresses = hosts.partition("/")[0].split(",")
+    tls_problem = next(filter(None, (_find_tls_problem(address, tls) for address in addresses)), "") if tls else ""
+    if tls_problem:
         advice = "check the settings `zookeeper_ca_file`, `zookeeper_cert_file` and `zookeeper_key_file`"
-        return ServiceFailed(ZOOKEEPER, f"no trusted connection to {hosts}: {distrusted}", advice=advice)
+        return ServiceFailed(ZOOKEEPER, f"no trusted connection to {hosts}: {tls_problem}", advice=advice)
     advice = "start it (`sexton up` starts an embedded one) or mend the setting `zookeeper`"
     return ServiceFailed(ZOOKEEPER, f"cannot be reached at {hosts}", advice=advice)
 
 
-def _distrust(where: str, tls: Tls) -> str:
-    """Why the server and we do not trust each other; empty where they do, or nothing answers."""
-    host, _, port = where.rpartition(":")
+def _find_tls_problem(address: str, tls: PemFiles) -> str:
+    """Return why the server or the client is not trusted. Empty means trusted, or no server answers."""
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
     context = ssl.create_default_context(cafile=tls.ca or None)
     if tls.cert:
         context.load_cert_chain(tls.cert, tls.key)
     try:
-        with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as plain:
-            plain.settimeout(_KNOCK_S)
+        with socket.create_connection((host, int(port)), timeout=_TLS_CHECK_TIMEOUT_S) as plain:
+            plain.settimeout(_TLS_CHECK_TIMEOUT_S)
             with context.wrap_socket(plain, server_hostname=host) as secured:
-                secured.settimeout(_KNOCK_S)
-                said = secured.recv(1)
+                secured.settimeout(_TLS_CHECK_TIMEOUT_S)
+                first_byte = secured.recv(1)
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except ssl.SSLError as error:
         return (error.reason or "no TLS").lower().replace("_", " ")
     except OSError:
         return ""
-    return "" if said else "it ends the connection, as one that wants our certificate does"
+    return "" if first_byte else "the server closed the connection, perhaps because it requires a client certificate"

@@ -1,14 +1,18 @@
-"""The bundles that a worker holds: acquired, looked at again after an expiry, found fenced by another, let go.
+"""Bundles of one worker: acquired, settled after an expiry, acquired again after a foreign raise, released.
 
-Raising is not conditional on the node. A worker that is paused between its node and its raise, for longer than its
-session lives, raises the fence of the owner of that moment; so does one that owns without ZooKeeper, started
-beside the others by mistake. The owner's node stands, so no other worker would ever take the bundle, and all that is
-written under its lease would be refused for as long as its session lives. So it looks, and acquires again.
+A bundle is acquired in three steps:
 
-Acquire: create the node, raise the fence, read the node again, and only if it is still of this session is there a
-lease. So its holder was verified after the last raise, and a write under any older one is refused by the catalog
-(promise 7). Between any two of these steps the process may die or its session end: a node goes with its session, and
-an owner whose fence was raised by one that was late acquires again.
+1. Create the owner node.
+2. Raise the fence.
+3. Read the node again. Only if it still belongs to this session, there is a lease.
+
+So the holder of a lease was verified after the last raise, and the catalog refuses a write under any older lease
+(promise 7). The process may die, or its session may end, between any two steps: a node goes with its session.
+
+Nothing ties a raise to the owner node. A worker that is paused between steps 1 and 2 for longer than its session lives
+raises the fence of the present owner. So does a worker without ZooKeeper that was started by mistake. The catalog then
+refuses all writes of the owner, and its node keeps others from taking the bundle. Each owner therefore compares its
+fences now and then, and acquires an overtaken bundle again.
 
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
@@ -21,9 +25,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from infra.coordination.directory import Nodes, worker_id_taken
-from infra.coordination.session import SessionEvent
-from infra.coordination.takeover import LostFences, Takeover, TakeoverTimes
+from infra.coordination.directory import WorkerDirectory, worker_id_taken_error
+from infra.coordination.session import SessionState
+from infra.coordination.takeover import FenceChecker, Takeover, TakeoverTimes
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
     Acquisition,
@@ -39,254 +43,272 @@ from logstore.ownership import (
 from logstore.ports.catalog import Fences
 
 
-class Listener(Protocol):
-    """The user of ownership, which does its work; called on the owner's thread, and returns soon."""
+class BundleListener(Protocol):
+    """Reaction to the gain and loss of bundles. Methods run on the owner's thread and return soon."""
 
-    def acquired(self, lease: Lease) -> None:
-        """The bundle is this worker's: drop what is remembered of its topics, and load again what was loaded.
+    def on_acquired(self, lease: Lease) -> None:
+        """Drop what is cached of the bundle's topics, and load it again.
 
-        The lease is given out once this returned, and not before. It may be told again, with a later lease.
+        Other threads get the lease after this returns. The call may be repeated with a later lease.
 
         Raises:
-            RetryableError: Not now; it is told again at a later look, or another worker is.
+            RetryableError: Not possible now. The worker, or another one, tries again later.
         """
 
-    def unloaded(self, bundle: BundleId) -> None:
-        """It is no longer, or never became so: its work stops, and what is remembered of its topics goes."""
+    def on_unloaded(self, bundle: BundleId) -> None:
+        """Stop the work of a bundle that is lost or was not acquired, and drop what is cached of its topics."""
 
 
-class Unloaded(StrEnum):
-    """Why a worker lost or released a bundle."""
+class UnloadReason(StrEnum):
+    """Reason why a worker lost or released a bundle."""
 
-    SHED = "SHED"  # given to a worker that has fewer
-    STOPPED = "STOPPED"  # this worker ends
-    REMOVED = "REMOVED"  # its node went while the session lives: a person or a program took it away
-    OVERTAKEN = "OVERTAKEN"  # its fence was raised by another, though the node is ours: it is acquired again
-    FOREIGN = "FOREIGN"  # after an expiry it was another's, or was asked for in vain as often as may be
+    SHED = "SHED"  # released to a worker with fewer bundles
+    STOPPED = "STOPPED"  # the worker ends
+    REMOVED = "REMOVED"  # a person or a program deleted the node while the session lives
+    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence, although the node is this worker's; acquired again
+    FOREIGN = "FOREIGN"  # after an expiry it belonged to another worker, or no attempt was left
 
 
 class OwnershipEvents:
-    """Told where it happens, on kazoo's own thread too: an override returns at once and raises nothing."""
+    """Observer of a worker's ownership, for telemetry. The base class ignores all events.
 
-    def opened(self, session: int) -> None:
-        """A session was opened, and this worker is registered in it."""
+    Methods also run on kazoo's thread: an override returns at once and raises nothing.
+    """
 
-    def linked(self, link: SessionEvent) -> None:
-        """The session has changed its state."""
+    def on_session_opened(self, session: int) -> None:
+        """Note a new session, in which this worker is registered."""
 
-    def holds(self, bundles: int) -> None:
-        """This number of leases is held from now on; none is given out while the connection is away."""
+    def on_session_state(self, state: SessionState) -> None:
+        """Note a change of the session's state."""
 
-    def acquiring(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
-        """Surrounds the attempt to acquire these bundles."""
+    def on_lease_count(self, bundles: int) -> None:
+        """Note the number of leases held. No lease is given out while the connection is away."""
+
+    def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        """Return a context that surrounds an attempt to acquire the bundles."""
         del bundles
         return nullcontext()
 
-    def acquired(self, leases: Collection[Lease]) -> None:
-        """These bundles were acquired together."""
+    def on_acquired(self, leases: Collection[Lease]) -> None:
+        """Note bundles that were acquired together."""
 
-    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
-        """These bundles were lost or released together."""
+    def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
+        """Note bundles that were lost or released together."""
 
-    def looked(self, unsettled: int) -> None:
-        """A look at all bundles succeeded; `unsettled` bundles wait for an answer, or for an old node to vanish."""
+    def on_reconciled(self, unsettled: int) -> None:
+        """Note a completed `Holdings.reconcile`. `unsettled` bundles still wait to be acquired or checked."""
 
-    def ended(self, failure: SextonError | None) -> None:
-        """This worker owns nothing from now on; None: it was asked to stop."""
+    def on_ended(self, failure: SextonError | None) -> None:
+        """Note that this worker owns nothing from now on. Without a failure it was asked to stop."""
 
 
 _log = logging.getLogger(__name__)
 
-
-_CREATES: Final = 5  # of one bundle, in one session and minute: more is a loop (apache/pulsar#14736)
-_ATTEMPTS_S: Final = 60.0
+# Creates of one bundle's node within `_ATTEMPTS_RESET_S` in one session. More is a loop (apache/pulsar#14736).
+_MAX_CREATES_PER_BUNDLE: Final = 5
+_ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months: a limit per session would be reached without a loop
+_BUNDLES_PER_MOVE: Final = 50  # one bundle in 50 may be without an owner at a time, to even out the load
 
 
 class Holdings:
-    """The bundles of one worker, in whatever session it has; used by one thread, but for `leases`."""
+    """Bundles of one worker, across its sessions. One thread calls the methods; any thread may read `leases`."""
 
     def __init__(
         self,
         worker_id: str,
         fences: Fences,
-        listener: Listener,
+        listener: BundleListener,
         takeover: TakeoverTimes,
         events: OwnershipEvents | None = None,
     ) -> None:
-        """Hold nothing yet."""
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
         self._events = events or OwnershipEvents()
         self.bundles = fences.bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        self._unsettled: dict[BundleId, Acquisition | None] = {}  # to be acquired, or looked at again
-        self._put_off: set[BundleId] = set()  # of these, what could not be acquired at the last look
-        self._aside = False  # since the catalog gave no fence
-        self._seen: dict[BundleId, str] = {}  # owners by bundle, as read last
-        self._change = -1
+        # Bundles to acquire, and bundles of an earlier session to settle.
+        self._unsettled: dict[BundleId, Acquisition | None] = {}
+        self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
+        self._is_catalog_away = False  # the last raise of fences failed
+        self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
+        self._owner_change = -1  # change counter of the owners, as of that read
         self._takeover = Takeover(worker_id, takeover)
-        self._fresh_attempts(session=0, waits=0)
-        self._overtaken = LostFences(fences, every_s=takeover.fences_s)
-        self._told: WorkerLoad | None = None
-        self._listed = False  # as a live worker, by a node of this session
+        self._reset_attempts(session=0, waits=0)
+        self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
+        self._published_load: WorkerLoad | None = None
+        self._is_registered = False  # the worker's node belongs to the present session
 
     @property
-    def hurried(self) -> bool:
-        """Whether a bundle waits for what comes soon: an old node that vanishes, and not a service that is away."""
-        return not self._aside and bool(self._unsettled.keys() - self._put_off)
+    def should_check_soon(self) -> bool:
+        """Whether a bundle waits for an old node to vanish, and not for a service that is away."""
+        return not self._is_catalog_away and bool(self._unsettled.keys() - self._postponed)
 
-    def expired(self, session: int) -> None:
-        """No lease outlives its session; what was held is looked at again in the next one."""
+    def on_session_expired(self, session: int) -> None:
+        """Withdraw all leases. The next session settles their bundles."""
         self._unsettled |= {bundle: Acquisition(session=session) for bundle in self.leases}
-        self._publish({})
+        self._set_leases({})
 
-    def entered(self, session: int, *, waits: int) -> None:
-        """Begin in a new session, with fresh attempts; what others have told before is forgotten."""
-        self._fresh_attempts(session, waits)
-        self._change, self._told = -1, None
+    def begin_session(self, session: int, *, waits: int) -> None:
+        """Begin a new session with fresh attempts, and forget what was read and published in the last one.
 
-    def dropped(self) -> None:
-        """Give all up, as a worker does that stops; its nodes go with its session."""
-        self._unload(list(self.leases), Unloaded.STOPPED)
+        Args:
+            session: Id of the session.
+            waits: How often `reconcile` may find the node of an old session before it gives the bundle up.
+        """
+        self._reset_attempts(session, waits)
+        self._owner_change, self._published_load = -1, None
+
+    def release_all(self) -> None:
+        """Release all bundles of a worker that stops. Its nodes go with its session."""
+        self._unload(list(self.leases), UnloadReason.STOPPED)
         self._unsettled = {}
 
-    def look(self, nodes: Nodes, load: float) -> None:
-        """Look at what stands there, and take, settle and let go what the present view asks for.
+    def reconcile(self, nodes: WorkerDirectory, load: float) -> None:
+        """Compare leases with nodes and fences, then acquire, settle and release bundles, and publish the load.
 
-        Every step may fail and be repeated by the next look.
+        A step that fails is repeated by the next call.
+
+        Raises:
+            RetryableError: ZooKeeper or the catalog did not answer.
+            ServiceFailed: ZooKeeper refuses this identity.
+            WorkerIdTaken: Another live process has this worker id.
         """
         now = time.monotonic()
-        if now - self._attempts_at >= _ATTEMPTS_S:
-            self._fresh_attempts(self._attempts.session, self._attempts.waits)
-        view = self._view(nodes)
-        # a node that went while its session lives was taken from us on purpose: others get their chance first
-        lost = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
-        self._unload(lost, Unloaded.REMOVED)
-        self._takeover.rest(lost, now)
-        self._unload(self._overtaken.of(self.leases.values()), Unloaded.OVERTAKEN)
-        if self._can_take():
-            due = self._takeover.due(view, now) - self.leases.keys()
-            self._takeover.mind(due, view, now)
-            self._unsettled |= dict.fromkeys((due | self._unheld(view)) - self._unsettled.keys())
+        if now - self._attempts_reset_at_s >= _ATTEMPTS_RESET_S:
+            self._reset_attempts(self._attempts.session, self._attempts.waits)
+        view = self._read_view(nodes)
+        # A node that vanished while its session lives was removed on purpose: other workers get their chance first.
+        removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
+        self._unload(removed, UnloadReason.REMOVED)
+        self._takeover.leave_to_others(removed, now)
+        self._unload(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
+        if self._can_acquire():
+            due = self._takeover.due_bundles(view, now) - self.leases.keys()
+            self._takeover.reserve(due, view, now)
+            self._unsettled |= dict.fromkeys((due | self._bundles_without_lease(view)) - self._unsettled.keys())
             self._settle(nodes, now)
         else:
-            nodes.give_up(self._unheld(view))  # another may be able to take them
+            nodes.delete_own_nodes(self._bundles_without_lease(view))  # another worker may reach the catalog
         self._shed(nodes, view, now)
-        self._report(nodes, load)
-        self._events.looked(len(self._unsettled))
+        self._publish_load(nodes, load)
+        self._events.on_reconciled(len(self._unsettled))
 
-    def _report(self, nodes: Nodes, load: float) -> None:
-        told = WorkerLoad(load=load, bundles=len(self.leases), room=not self._aside)
-        if not self._listed and not nodes.enlist(told):  # our node was taken away
-            raise worker_id_taken(self._worker_id)
-        if told != self._told:
-            nodes.report(told)
-            self._told = told
+    def _publish_load(self, nodes: WorkerDirectory, load: float) -> None:
+        worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_away)
+        if not self._is_registered and not nodes.register(worker_load):
+            raise worker_id_taken_error(self._worker_id)
+        if worker_load != self._published_load:
+            nodes.publish_load(worker_load)
+            self._published_load = worker_load
 
-    def _can_take(self) -> bool:
-        """Whether the catalog is there, asked where it was not: an owner node without a lease is in others' way."""
-        if self._aside:
+    def _can_acquire(self) -> bool:
+        """Ask the catalog again if it was away. An owner node without a lease would only block other workers."""
+        if self._is_catalog_away:
             try:
                 self._fences.bundles()
             except RetryableError as error:
                 _log.info("takes no bundle yet: %s", error)
                 return False
-            self._aside = False
+            self._is_catalog_away = False
         return True
 
-    def _fresh_attempts(self, session: int, waits: int) -> None:
-        """A session may last for months, in which a bundle comes and goes more often than a loop would be let to."""
-        self._attempts = ReownAttempts(session=session, creates=_CREATES, waits=waits)
-        self._attempts_at = time.monotonic()
+    def _reset_attempts(self, session: int, waits: int) -> None:
+        self._attempts = ReownAttempts(session=session, creates=_MAX_CREATES_PER_BUNDLE, waits=waits)
+        self._attempts_reset_at_s = time.monotonic()
 
-    def _view(self, nodes: Nodes) -> OwnershipView:
-        """Owner nodes are read when one came or went since the last look: that they are of now is what moves few."""
-        change = nodes.last_change()
-        if change != self._change:
-            self._seen = {bundle: node.worker_id for bundle, node in nodes.owners().items()}
-            self._change = change
+    def _read_view(self, nodes: WorkerDirectory) -> OwnershipView:
+        """Read workers and owners. Owners are read only if one has changed, and are then current."""
+        change = nodes.owner_change_counter()
+        if change != self._owner_change:
+            self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.owner_nodes().items()}
+            self._owner_change = change
         live = nodes.live_workers()
-        self._listed = self._worker_id in live and live[self._worker_id].session == self._attempts.session
+        self._is_registered = self._worker_id in live and live[self._worker_id].session == self._attempts.session
         workers = {worker_id: worker.load for worker_id, worker in live.items()}
-        return OwnershipView(bundles=self.bundles, workers=workers, owners=self._seen)
+        return OwnershipView(bundles=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
 
-    def _unheld(self, view: OwnershipView) -> set[BundleId]:
-        """Nodes of ours without a lease: from a create that was answered late, or a delete that was not."""
+    def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
+        """Return bundles with a node of this worker and no lease, after a lost answer to a create or a delete."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
-    def _settle(self, nodes: Nodes, now: float) -> None:
-        """Decide on each bundle that is neither held nor given up, by what its node says now."""
-        self._put_off = set()
+    def _settle(self, nodes: WorkerDirectory, now: float) -> None:
+        """Decide on each unsettled bundle by its present owner node."""
+        self._postponed = set()
         if not self._unsettled:
             return
-        found = nodes.owners(self._unsettled)
-        session, me = self._attempts.session, self._worker_id
-        verdicts = {}
+        node_by_bundle = nodes.owner_nodes(self._unsettled)
+        session = self._attempts.session
+        decision_by_bundle = {}
         for bundle, acquired in self._unsettled.items():
-            verdict = decide(found.get(bundle), session=session, worker_id=me, acquired=acquired)
-            verdicts[bundle] = self._attempts.bounded(bundle, verdict)
-        dropped = [bundle for bundle, verdict in verdicts.items() if verdict is ReownDecision.UNLOAD]
-        self._tell_gone([bundle for bundle in dropped if self._unsettled.pop(bundle)], Unloaded.FOREIGN)
-        own = [bundle for bundle, node in found.items() if node.session == self._attempts.session]
-        spent = [bundle for bundle in own if verdicts[bundle] is ReownDecision.UNLOAD]  # others get their chance
-        self._takeover.rest(spent, now)
-        nodes.give_up(spent)
-        create = [one for one, verdict in verdicts.items() if verdict in {ReownDecision.CREATE, ReownDecision.KEEP}]
-        if create:
-            with self._events.acquiring(create):
-                self._acquire(nodes, create)
+            decision = decide(node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired)
+            decision_by_bundle[bundle] = self._attempts.bounded(bundle, decision)
+        foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
+        self._notify_unloaded([bundle for bundle in foreign if self._unsettled.pop(bundle)], UnloadReason.FOREIGN)
+        own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
+        # No attempt is left for these bundles: other workers get their chance.
+        exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]
+        self._takeover.leave_to_others(exhausted, now)
+        nodes.delete_own_nodes(exhausted)
+        to_acquire = [
+            bundle
+            for bundle, decision in decision_by_bundle.items()
+            if decision in {ReownDecision.CREATE, ReownDecision.KEEP}
+        ]
+        if to_acquire:
+            with self._events.trace_acquisition(to_acquire):
+                self._acquire(nodes, to_acquire)
 
-    def _acquire(self, nodes: Nodes, bundles: Collection[BundleId]) -> None:
-        """Nodes, then fences, then nodes again; what is not ours at the end is decided on at the next look.
+    def _acquire(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
+        """Do the three steps of the module's text. Bundles without a lease afterwards remain unsettled.
 
-        An answer of the catalog that was lost wasted a number; without one the next look gives the nodes to others.
+        A lost answer of the catalog only wastes a fence number. While the catalog is away, the next `reconcile` deletes
+        the nodes.
         """
-        made = nodes.take(bundles)
+        created = nodes.create_owner_nodes(bundles)
         try:
-            leases = self._fences.raise_fences(made, self._worker_id)
+            leases = self._fences.raise_fences(created, self._worker_id)
         except (RetryableError, OutcomeUnknown) as error:
             _log.warning("takes no bundles until the catalog answers: %s", error)
-            self._aside = True
+            self._is_catalog_away = True
             return
-        still = nodes.own(made)
-        self._events.acquired([lease for lease in leases if lease.bundle in still and self._handed_out(lease)])
+        verified = nodes.filter_own(created)
+        self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._hand_out(lease)])
 
-    def _handed_out(self, lease: Lease) -> bool:
-        """Publish what the listener was told of, so that no work of the bundle runs before its topics are loaded."""
+    def _hand_out(self, lease: Lease) -> bool:
+        """Call the listener, then publish the lease: the bundle's topics are loaded before work uses the lease."""
         try:
-            self._listener.acquired(lease)
+            self._listener.on_acquired(lease)
         except RetryableError as error:
             _log.warning("bundle %s is tried again: %s", lease.bundle, error)
-            self._listener.unloaded(lease.bundle)
+            self._listener.on_unloaded(lease.bundle)
             self._unsettled[lease.bundle] = None
-            self._put_off.add(lease.bundle)
+            self._postponed.add(lease.bundle)
             return False
-        self._publish({**self.leases, lease.bundle: lease})
+        self._set_leases({**self.leases, lease.bundle: lease})
         del self._unsettled[lease.bundle]
         return True
 
-    def _shed(self, nodes: Nodes, view: OwnershipView, now: float) -> None:
-        """Let go of what an underloaded worker should have: the lease first, then the node."""
-        at_most = max(1, self.bundles // 50)  # without an owner at a time, for a moment
-        free_to_go = self.leases.keys() - self._takeover.minded
-        gone = [bundle for bundle in to_shed(view, self._worker_id, at_most=at_most) if bundle in free_to_go]
-        self._unload(gone, Unloaded.SHED)
-        self._takeover.make_way(gone, now)
-        if gone:
-            nodes.give_up(gone)
+    def _shed(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
+        """Release bundles that an underloaded worker should have: first the lease, then the node."""
+        max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
+        releasable = self.leases.keys() - self._takeover.reserved
+        shed = [bundle for bundle in to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable]
+        self._unload(shed, UnloadReason.SHED)
+        self._takeover.leave_briefly(shed, now)
+        if shed:
+            nodes.delete_own_nodes(shed)
 
-    def _unload(self, bundles: Iterable[BundleId], why: Unloaded) -> None:
-        gone = set(bundles)
-        if gone:
-            self._publish({bundle: lease for bundle, lease in self.leases.items() if bundle not in gone})
-        self._tell_gone(gone, why)
+    def _unload(self, bundles: Iterable[BundleId], reason: UnloadReason) -> None:
+        unloaded = set(bundles)
+        if unloaded:
+            self._set_leases({bundle: lease for bundle, lease in self.leases.items() if bundle not in unloaded})
+        self._notify_unloaded(unloaded, reason)
 
-    def _tell_gone(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+    def _notify_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
         for bundle in bundles:
-            self._listener.unloaded(bundle)
+            self._listener.on_unloaded(bundle)
         if bundles:
-            self._events.unloaded(bundles, why)
+            self._events.on_unloaded(bundles, reason)
 
-    def _publish(self, leases: dict[BundleId, Lease]) -> None:
-        """In one assignment, because other threads read it."""
-        self.leases = MappingProxyType(leases)
-        self._events.holds(len(leases))
+    def _set_leases(self, leases: dict[BundleId, Lease]) -> None:
+        self.leases = MappingProxyType(leases)  # one assignment, because other threads read it
+        self._events.on_lease_count(len(leases))

@@ -1,8 +1,10 @@
-"""Which catalog a path of ZooKeeper serves: two on one path would take each other's workers for their own.
+"""Identity of the catalog that a path of ZooKeeper serves.
 
 ```
-/catalog   persistent: the catalog's id, put by the first of its workers that takes part
+/catalog   persistent: the catalog's id, written by the first of its workers that joins
 ```
+
+Two catalogs on one path would mistake each other's workers for their own.
 """
 
 from typing import Final
@@ -17,50 +19,54 @@ CATALOG: Final = "/catalog"
 
 
 def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
-    """See that the path is this catalog's; one without a node becomes so, and of several catalogs one wins.
+    """Write the catalog's id to the path unless it has one. If several catalogs try at once, one wins.
 
-    Repeating it is harmless.
+    Idempotency: a repeated call only compares.
 
     Raises:
-        CatalogMismatch: It is another catalog's.
-        StoreUnavailable, SessionLost, ServiceFailed: ZooKeeper could not be asked.
+        CatalogMismatch: The path belongs to another catalog.
+        StoreUnavailable, SessionLost, ServiceFailed: ZooKeeper did not answer, or refused.
     """
 
-    def work(client: KazooClient) -> str:
+    def write_id(client: KazooClient) -> str:
         try:
             client.create(CATALOG, catalog_id.encode())
         except NodeExistsError:
-            session.protect(client, CATALOG)
-            return _read(client) or catalog_id  # removed by hand in between: the next session puts it again
+            session.protect_node(client, CATALOG)
+            return _read_catalog_id(client) or catalog_id  # a person removed it just now: the next session writes it
         return catalog_id
 
-    _compare(session, session.ask("claiming the path", work), catalog_id)
+    _require_same_catalog(session, session.run_idempotent("claiming the path", write_id), catalog_id)
 
 
-def compare_path(session: ZooKeeperSession, catalog_id: str) -> bool:
-    """Whether the path is known to be this catalog's; False where no worker of any catalog was ever started on it.
+def check_path(session: ZooKeeperSession, catalog_id: str) -> bool:
+    """Check that the path does not belong to another catalog, without writing.
+
+    Returns:
+        Whether the path has a catalog's id. It has none before the first worker joins.
 
     Raises:
-        CatalogMismatch, StoreUnavailable, SessionLost, ServiceFailed: As `claim_path`.
+        CatalogMismatch: The path belongs to another catalog.
+        StoreUnavailable, SessionLost, ServiceFailed: ZooKeeper did not answer, or refused.
     """
-    found = session.ask("reading whose the path is", _read)
-    if found is not None:
-        _compare(session, found, catalog_id)
-    return found is not None
+    stored_id = session.run_idempotent("reading whose the path is", _read_catalog_id)
+    if stored_id is not None:
+        _require_same_catalog(session, stored_id, catalog_id)
+    return stored_id is not None
 
 
-def _read(client: KazooClient) -> str | None:
+def _read_catalog_id(client: KazooClient) -> str | None:
     try:
         return str(client.get(CATALOG)[0], "utf-8", "replace")
     except NoNodeError:
         return None
 
 
-def _compare(session: ZooKeeperSession, found: str, catalog_id: str) -> None:
-    if found != catalog_id:
+def _require_same_catalog(session: ZooKeeperSession, stored_id: str, catalog_id: str) -> None:
+    if stored_id != catalog_id:
         raise CatalogMismatch(
             f"zookeeper path {session.address}",
             expected=f"that of catalog {catalog_id}",
-            found=f"that of catalog {found}",
+            found=f"that of catalog {stored_id}",
             advice="give each catalog a path of its own: the setting `zookeeper`, as in host:2181/sexton",
         )

@@ -1,12 +1,13 @@
-"""One ZooKeeper session, from its start to its end; a session that has ended is not opened again.
+"""One ZooKeeper session, from its start to its end. A session that has ended is not opened again.
 
-A call that slips in after a connection was lost, and before kazoo says so, is queued until the next connection, and
-its caller would wait as long: for as long as ZooKeeper is away.
+Rules that follow from kazoo's behaviour:
 
-After an expiry kazoo goes on in a new session by itself, as if nothing had happened, and a server may hand out a new
-one on a mere reconnect (ClickHouse#116690). Either ends the `ZooKeeperSession`: its user opens another one and looks
-at each of its nodes again. Listeners run on kazoo's own thread, where a call of ZooKeeper would wait for itself
-(kazoo#355): they only hand over.
+1. Every wait for an answer is bounded. Kazoo queues a call that arrives between the loss of a connection and its
+   notice of the loss, and answers only after the next connection.
+2. A new session id ends the `ZooKeeperSession`. Kazoo opens a new session by itself after an expiry, and a server may
+   give a new one at a reconnect (ClickHouse#116690). The caller then opens another and reads each of its nodes again.
+3. Listeners only pass the event to another thread. They run on kazoo's thread, where a call to ZooKeeper would wait
+   for itself (kazoo#355).
 """
 
 import logging
@@ -26,201 +27,205 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-from infra.coordination.faults import ZOOKEEPER, Tls, translated, unreached
+from infra.coordination.faults import ZOOKEEPER, PemFiles, translate_kazoo_errors, unreachable_error
 from infra.telemetry.zookeeper_spans import zookeeper_span
 from logstore.errors import ServiceFailed, SessionLost
 
 
-class PatientHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """The usual handler, whose answers are waited for no longer than it is told."""
+class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Handler of kazoo's threads that waits at most `timeout_s` for each result."""
 
-    def __init__(self, patience_s: float) -> None:
-        """Wait that long for an answer, unless its `get` says otherwise."""
+    def __init__(self, timeout_s: float) -> None:
         super().__init__()
-        self._patience_s, self._own = patience_s, threading.local()
+        self._default_timeout_s, self._thread_local = timeout_s, threading.local()
 
     @property
-    def patience_s(self) -> float:
-        """How long this thread waits for an answer."""
-        return float(getattr(self._own, "patience_s", self._patience_s))
+    def timeout_s(self) -> float:
+        """Longest wait of the current thread for a result."""
+        return float(getattr(self._thread_local, "timeout_s", self._default_timeout_s))
 
     @contextmanager
-    def waiting(self, patience_s: float) -> Iterator[None]:
-        """Have this thread wait that long for each answer, or as long as usual if that is less."""
-        self._own.patience_s = min(patience_s, self._patience_s)
+    def limit_wait(self, timeout_s: float) -> Iterator[None]:
+        """Shorten the current thread's longest wait for a result while the block runs."""
+        self._thread_local.timeout_s = min(timeout_s, self._default_timeout_s)
         try:
             yield
         finally:
-            del self._own.patience_s
+            del self._thread_local.timeout_s
 
-    def async_result(self) -> "_Answer":
-        """See kazoo's `IHandler.async_result`."""
-        return _Answer(self)
+    def async_result(self) -> "_BoundedResult":
+        """Return a result whose `get` is bounded. Kazoo calls this for each request."""
+        return _BoundedResult(self)
 
 
-class _Answer(AsyncResult):  # type: ignore[misc]
+class _BoundedResult(AsyncResult):  # type: ignore[misc]
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401 - kazoo's
-        return super().get(block, self._handler.patience_s if timeout is None else timeout)
+        return super().get(block, self._handler.timeout_s if timeout is None else timeout)
 
 
 T = TypeVar("T")
 
 _kazoo_log = logging.getLogger("kazoo.client")
-_kazoo_log.addHandler(logging.NullHandler())  # a command says itself, in one sentence, what became of it
+_kazoo_log.addHandler(logging.NullHandler())  # commands report failures themselves, in one sentence
 
 
-class SessionEvent(StrEnum):
-    """A change of a session."""
+class SessionState(StrEnum):
+    """State of a session, as kazoo last reported it."""
 
-    CONNECTED = "CONNECTED"  # again, and it is the same session
-    SUSPENDED = "SUSPENDED"  # no connection; whether the session lives is not known
-    EXPIRED = "EXPIRED"  # over, and all of its ephemeral nodes with it
+    CONNECTED = "CONNECTED"  # also after a reconnect to the same session
+    SUSPENDED = "SUSPENDED"  # no connection; it is not known whether the session lives
+    EXPIRED = "EXPIRED"  # ended, and all of its ephemeral nodes with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """Where ZooKeeper is and how to be known there.
+    """Address of ZooKeeper and the identity of its client.
 
     Args:
-        hosts: `host:port`, several separated by commas, then the path under which everything of ours is, if any.
-        timeout_s: After that long without a word from us the server ends the session; it may negotiate another.
-        auth: Scheme and credential, as `("digest", "user:password")`; of the scheme `sasl` by its mechanism DIGEST-MD5.
-        protected: Whether nodes of ours are for that identity alone.
-        tls: How to trust the servers and be trusted by them; None: the connection is plain.
+        hosts: `host:port`, several separated by commas, then the path under which all of Sexton's nodes are, if any.
+        timeout_s: Session timeout. The server may negotiate another.
+        auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means its mechanism DIGEST-MD5.
+        protected: Whether only this identity may access the nodes.
+        tls: PEM files. `None` means a plain connection.
     """
 
     hosts: str
     timeout_s: float = 10.0
     auth: tuple[str, str] | None = field(default=None, repr=False)
     protected: bool = False
-    tls: Tls | None = None
+    tls: PemFiles | None = None
 
 
 class ZooKeeperSession:
-    """A session with ZooKeeper.
+    """Open session with ZooKeeper. Construction connects.
 
-    `tell` is called on kazoo's thread for each change of the session. It must return at once, so it puts the event into
-    a queue of another thread.
+    `on_change` is called on kazoo's thread at each change of the state. It must return at once.
+
+    Raises:
+        ServiceFailed: No server answers, the servers refuse the connection, or the path does not exist.
+        SessionLost: The session ended while it was opened.
     """
 
-    def __init__(self, ensemble: Ensemble, tell: Callable[[SessionEvent], None]) -> None:
-        """Connect.
-
-        Raises:
-            ServiceFailed: No server answers there, the servers refuse the connection, or the path does not exist.
-            SessionLost: It was over before a listener was added.
-        """
-        self._ensemble, self._tell = ensemble, tell
-        self.link = SessionEvent.CONNECTED  # as heard last
-        self._away_since = 0.0
+    def __init__(self, ensemble: Ensemble, on_change: Callable[[SessionState], None]) -> None:
+        self._ensemble, self._on_change = ensemble, on_change
+        self.state = SessionState.CONNECTED
+        self._suspended_since_s = 0.0
         self._closing = threading.Lock()
-        self._client = _client(ensemble)
+        self._client = _build_client(ensemble)
         try:
             if not self._client.start_async().wait(timeout=ensemble.timeout_s):
-                self._require_let_in()
-                raise unreached(ensemble.hosts, ensemble.tls)  # noqa: TRY301 - whatever it is, what was begun is closed
-            self.id = self._now()
-            self._client.add_listener(self._heard)
-            self._require_let_in()
-            if self._now() != self.id:  # kazoo does not tell what became of the session before we listened
+                self._require_authorized()
+                raise unreachable_error(ensemble.hosts, ensemble.tls)  # noqa: TRY301 - the handler closes the client
+            self.id = self._read_session_id()
+            self._client.add_listener(self._on_kazoo_state)
+            self._require_authorized()
+            if self._read_session_id() != self.id:  # it may have ended before the listener was added
                 raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")  # noqa: TRY301
-            if not self.ask("looking for the path", lambda client: client.exists("/")):
-                raise self.no_path()  # noqa: TRY301 - nor is it made: the ensemble could be another system's
+            if not self.run_idempotent("looking for the path", lambda client: client.exists("/")):
+                raise self.missing_path_error()  # noqa: TRY301 - not created: the ensemble may be another system's
         except BaseException:
             self.close()
             raise
 
     @property
     def timeout_s(self) -> float:
-        """How long the server waits for a word of ours."""
+        """Configured session timeout."""
         return self._ensemble.timeout_s
 
     @property
     def address(self) -> str:
-        """Hosts and path of everything of ours, for messages."""
+        """Hosts and path, for messages."""
         hosts = self._ensemble.hosts
         return hosts if "/" in hosts else f"{hosts}/"
 
-    def ask(self, doing: str, work: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
-        """Run calls that may be repeated, again while the connection comes and goes, for one session timeout.
+    def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
+        """Run an operation that may be repeated. Retry it while the connection comes and goes.
 
-        Each of them is waited for that long at most, whatever became of the connection; or for `patience_s`, if that
-        is less.
+        The retries, and the wait for each answer, last at most one session timeout, or `patience_s` if that is less.
+
+        Args:
+            action: Phrase for messages and spans, such as "reading owners".
+            operation: Calls of kazoo's client.
+            patience_s: Limit in seconds.
 
         Raises:
-            StoreUnavailable: No answer; what was asked may have happened.
-            SessionLost: This session is over.
-            ServiceFailed: ZooKeeper refuses us.
+            StoreUnavailable: No answer. The operation may have been executed.
+            SessionLost: This session has ended.
+            ServiceFailed: ZooKeeper refuses this identity.
         """
-        self._require_let_in()
+        self._require_authorized()
         wait_s = min(patience_s, self.timeout_s)
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
         try:
-            with zookeeper_span(doing), translated(doing, self.address), self._client.handler.waiting(wait_s):
-                answer: T = retry(self._while_alive, work)
+            with (
+                zookeeper_span(action),
+                translate_kazoo_errors(action, self.address),
+                self._client.handler.limit_wait(wait_s),
+            ):
+                result: T = retry(self._run_if_connected, operation)
         except SessionLost:
-            self._require_let_in()  # otherwise it ended for another reason
+            self._require_authorized()  # kazoo reports a refused identity as a session that ended
             raise
-        self._require_alive(doing)  # an answer that another session got says nothing of ours
-        return answer
+        self._require_alive(action)  # the result may come from a later session
+        return result
 
-    def protect(self, client: KazooClient, path: str) -> None:
-        """Make a node that stands this identity's alone, where nodes are to be; repeating it is harmless."""
+    def protect_node(self, client: KazooClient, path: str) -> None:
+        """Restrict an existing node to this identity if `Ensemble.protected` is set. Idempotent."""
         if self._ensemble.protected:
-            found, _ = client.get_acls(path)
-            if any(one.id.scheme == "world" for one in found):
+            acls, _ = client.get_acls(path)
+            if any(acl.id.scheme == "world" for acl in acls):
                 client.set_acls(path, CREATOR_ALL_ACL)
 
     def close(self) -> None:
-        """End the session: its ephemeral nodes go at once, if the server can be reached; repeating is harmless."""
-        self.link = SessionEvent.EXPIRED
-        self._client.remove_listener(self._heard)
-        with self._closing:  # kazoo takes it badly when two threads stop it at once
+        """End the session. A reachable server deletes its ephemeral nodes at once. Idempotent."""
+        self.state = SessionState.EXPIRED
+        self._client.remove_listener(self._on_kazoo_state)
+        with self._closing:  # kazoo does not support a stop by two threads at once
             self._client.stop()
             self._client.close()
 
-    def forget_position(self) -> None:
-        """Reconnect as a client that has seen nothing, once the connection was away for two session timeouts.
+    def reset_last_zxid(self) -> None:
+        """Forget the last transaction id seen, once the connection was suspended for two session timeouts.
 
-        An ensemble that lost its data, or part of it, refuses one that saw later writes than it has: kazoo takes that
-        for no answer, and asks again for ever. Asked like this it says whether the session lives, and one that outlived
-        a long outage is kept. A server that only lags behind others has caught up, or serves no client, by then.
+        An ensemble that lost data refuses a client that has seen later transactions. Kazoo takes the refusal for a
+        missing answer and retries for ever. Without the id, the server answers whether the session lives. A server that
+        only lags behind has caught up, or serves no client, after two session timeouts.
         """
-        if self.link is SessionEvent.SUSPENDED and time.monotonic() - self._away_since >= 2 * self.timeout_s:
+        if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0
 
-    def _while_alive(self, work: Callable[[KazooClient], T]) -> T:
+    def _run_if_connected(self, operation: Callable[[KazooClient], T]) -> T:
         self._require_alive("asking")
-        if self.link is SessionEvent.SUSPENDED:
-            raise ConnectionLoss  # kazoo would queue the call, and wait until the connection is back
-        return work(self._client)
+        if self.state is SessionState.SUSPENDED:
+            raise ConnectionLoss  # kazoo would queue the call until the connection is back
+        return operation(self._client)
 
-    def _require_let_in(self) -> None:
+    def _require_authorized(self) -> None:
         if self._client.refused:
             advice = "check the password in the setting `zookeeper_auth`, and that the servers know this user"
             raise ServiceFailed(ZOOKEEPER, f"{self.address} refuses our identity", advice=advice)
 
-    def _require_alive(self, doing: str) -> None:
-        if self.link is SessionEvent.EXPIRED:
-            raise SessionLost(f"zookeeper: session {self.id:#x} was over while {doing}")
+    def _require_alive(self, action: str) -> None:
+        if self.state is SessionState.EXPIRED:
+            raise SessionLost(f"zookeeper: session {self.id:#x} was over while {action}")
 
-    def _heard(self, state: str) -> None:
-        if self.link is SessionEvent.EXPIRED:
+    def _on_kazoo_state(self, state: str) -> None:
+        if self.state is SessionState.EXPIRED:
             return
         if state == KazooState.SUSPENDED:
-            self._away_since = time.monotonic()
-            self.link = SessionEvent.SUSPENDED
+            self._suspended_since_s = time.monotonic()
+            self.state = SessionState.SUSPENDED
         else:
-            same = state == KazooState.CONNECTED and self._now() == self.id
-            self.link = SessionEvent.CONNECTED if same else SessionEvent.EXPIRED
-        self._tell(self.link)
+            is_same_session = state == KazooState.CONNECTED and self._read_session_id() == self.id
+            self.state = SessionState.CONNECTED if is_same_session else SessionState.EXPIRED
+        self._on_change(self.state)
 
-    def _now(self) -> int:
-        found = self._client.client_id
-        return int(found[0]) if found else 0
+    def _read_session_id(self) -> int:
+        client_id = self._client.client_id
+        return int(client_id[0]) if client_id else 0
 
-    def no_path(self) -> ServiceFailed:
-        """The error of a path that does not exist."""
+    def missing_path_error(self) -> ServiceFailed:
+        """Return the error of a configured path that does not exist."""
         return ServiceFailed(
             ZOOKEEPER,
             f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
@@ -229,7 +234,7 @@ class ZooKeeperSession:
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's, which remembers that it was refused: it tells its listeners only that the session is over."""
+    """Client that remembers a refused identity. Kazoo tells its listeners only that the session has ended."""
 
     refused = False
 
@@ -238,9 +243,9 @@ class _Client(KazooClient):  # type: ignore[misc]
         super()._session_callback(state)
 
 
-def _client(ensemble: Ensemble) -> _Client:
-    soon = min(2.0, ensemble.timeout_s / 3)  # once a server is back, before it ends the session
-    as_long_as_it_takes = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=soon)  # away is not over
+def _build_client(ensemble: Ensemble) -> _Client:
+    max_delay_s = min(2.0, ensemble.timeout_s / 3)  # so that a server that is back is tried before it ends the session
+    unlimited_retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=max_delay_s)
     scheme, credential = ensemble.auth or ("", "")
     user, _, password = credential.partition(":")
     sasl = {"mechanism": "DIGEST-MD5", "username": user, "password": password} if scheme == "sasl" else None
@@ -254,7 +259,7 @@ def _client(ensemble: Ensemble) -> _Client:
         use_ssl=tls is not None,
         check_hostname=tls is not None,
         **({"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None} if tls else {}),
-        connection_retry=as_long_as_it_takes,
-        handler=PatientHandler(ensemble.timeout_s),
+        connection_retry=unlimited_retry,
+        handler=TimeoutHandler(ensemble.timeout_s),
         logger=_kazoo_log,
     )

@@ -1,7 +1,7 @@
-"""Ownership without ZooKeeper: a single worker owns everything, because a setting says so.
+"""Ownership without ZooKeeper: a setting declares a single worker the owner of all bundles.
 
-It raises every fence when it starts. Should a second one be started by mistake, its raise fences the first: that one's
-writes under its leases are refused from then on, and it goes on with work that needs none.
+The worker raises every fence when it starts. If a second worker is started by mistake, its raise fences the first: the
+catalog refuses writes under the first worker's leases. The first worker goes on with work that needs no lease.
 """
 
 import threading
@@ -13,51 +13,51 @@ from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
 
-_TRIES: Final = 40  # of seconds each: longer than PostgreSQL lets a paused transaction live
+_MAX_RAISES: Final = 40  # each waits for seconds; together longer than PostgreSQL lets a paused transaction live
 
 
 class SingleOwner:
     """The `Owners` port without coordination."""
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
-        """Own nothing yet."""
         self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipEvents()
         self._bundles = fences.bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()
-        self.failure: SextonError | None = None  # never: there is no session to lose
+        self.failure: SextonError | None = None  # always None: there is no session to lose
 
     def start(self) -> None:
         """Acquire all bundles.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer, or an earlier owner's write does not end.
+            StoreUnavailable: The catalog did not answer.
+            CatalogBusy: A write under an earlier lease does not end.
         """
         missing = [BundleId(bundle) for bundle in range(self._bundles)]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_RAISES):
             self._acquire(missing)
             missing = [bundle for bundle in missing if bundle not in self._leases]
             if not missing or self.stopping.is_set():
                 break
         if missing:
             raise CatalogBusy(f"bundles {missing[:10]}: a write under an earlier lease does not end")
-        self._events.holds(len(self._leases))
+        self._events.on_lease_count(len(self._leases))
 
     def _acquire(self, bundles: list[BundleId]) -> None:
-        with self._events.acquiring(bundles):
-            given = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
-            self._events.acquired(given.values())
-        self._leases |= given
+        with self._events.trace_acquisition(bundles):
+            leases = {lease.bundle: lease for lease in self._fences.raise_fences(bundles, self._worker_id)}
+            self._events.on_acquired(leases.values())
+        self._leases |= leases
 
     def stop(self) -> None:
-        """Own nothing any more."""
+        """Release all bundles."""
         self.stopping.set()
         self._leases = {}
-        self._events.holds(0)
+        self._events.on_lease_count(0)
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | None:
-        """See `Owners.lookup`: here, unless another worker has acquired everything since."""
-        del patience_s  # the catalog has its own
+        """Return this worker's lease, or `None` if another worker has acquired the bundle since."""
+        del patience_s  # the catalog has its own timeout
         try:
             lease = self.lease_of(topic)
             self._fences.verify(lease)
@@ -66,7 +66,11 @@ class SingleOwner:
         return lease
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """See `Owners.lease_of`."""
+        """Return this worker's lease for the topic's bundle.
+
+        Raises:
+            NotOwner: This worker has stopped.
+        """
         bundle = bundle_of(topic, bundles=self._bundles)
         lease = self._leases.get(bundle)
         if lease is None:
@@ -74,5 +78,5 @@ class SingleOwner:
         return lease
 
     def leases(self) -> list[Lease]:
-        """All that this worker holds, ascending by bundle."""
+        """Return all leases of this worker, ascending by bundle."""
         return [lease for _, lease in sorted(self._leases.items())]

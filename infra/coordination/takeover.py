@@ -1,4 +1,4 @@
-"""When a worker takes a free bundle, when it leaves one to other workers, and when it has lost one to them."""
+"""Rules for taking a free bundle, for leaving one to other workers, and for noticing an overtaken fence."""
 
 import logging
 import time
@@ -14,78 +14,82 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
-    """How long a worker waits before it takes a bundle or looks at its fences again."""
+    """Waiting times before a worker takes a bundle or checks its fences."""
 
-    takeover_grace_s: float = 1.0  # how long the next in a bundle's ranking waits for the one before it
-    rest_s: float = 10.0  # how long a bundle that was taken from this worker is left to others
-    fences_s: float = 5.0  # between two looks at the fences of what this worker holds
+    takeover_grace_s: float = 1.0  # how long each worker in a bundle's ranking waits for the one before it
+    rest_s: float = 10.0  # how long a worker leaves a bundle to others after it has lost it
+    fence_check_interval_s: float = 5.0  # between two checks of the fences
 
 
 class Takeover:
-    """Bundles that this worker leaves to others for now, and bundles that it keeps for another worker.
+    """Bundles that this worker leaves to others for now, and bundles that it must not release yet.
 
-    Times are of one monotonic clock.
+    All times are of one monotonic clock, in seconds.
     """
 
     def __init__(self, worker_id: str, times: TakeoverTimes) -> None:
-        """Leave and keep no bundle yet."""
         self._worker_id, self._times = worker_id, times
         self._free_since: dict[BundleId, float] = {}
-        self._resting: dict[BundleId, float] = {}  # until when
-        self._minded: dict[BundleId, float] = {}  # for a live worker whose turn it was: until when it is kept
+        self._left_until: dict[BundleId, float] = {}
+        self._reserved_until: dict[BundleId, float] = {}
 
     @property
-    def minded(self) -> frozenset[BundleId]:
-        """Bundles that must not be released: the worker whose turn it was would not take them yet."""
-        return frozenset(self._minded)
+    def reserved(self) -> frozenset[BundleId]:
+        """Bundles that must not be released, because the worker whose turn it was may not take them yet."""
+        return frozenset(self._reserved_until)
 
-    def rest(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave bundles to others that were taken from this worker, or that it could not acquire."""
-        self._resting |= dict.fromkeys(bundles, now + self._times.rest_s)
+    def leave_to_others(self, bundles: Iterable[BundleId], now: float) -> None:
+        """Leave bundles to other workers for `rest_s`, after this worker lost them or failed to acquire them."""
+        self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
-    def make_way(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave bundles to others that were released for one of them; it takes them at once."""
-        self._resting |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
+    def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
+        """Leave bundles for `takeover_grace_s` to the worker for which they were released. It takes them at once."""
+        self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
-    def due(self, view: OwnershipView, now: float) -> set[BundleId]:
-        """The free bundles whose turn has come for this worker."""
+    def due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
+        """Return the free bundles that this worker may take now."""
         self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free}
-        self._resting = {bundle: until for bundle, until in self._resting.items() if until > now}
+        self._left_until = {bundle: until for bundle, until in self._left_until.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
         due = to_take(view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._times.takeover_grace_s)
-        return set(due) - self._resting.keys()
+        return set(due) - self._left_until.keys()
 
-    def mind(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Keep bundles that it was another worker's turn to take; that worker may be resting.
+    def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
+        """Keep, for `rest_s`, the due bundles for which another worker ranks first. That worker may leave them for now.
 
-        Released at once, such a bundle would move between the two workers again and again.
+        Otherwise such a bundle would be released at once and move between the two workers again and again.
 
         Source: apache/pulsar#14736.
         """
-        self._minded = {bundle: until for bundle, until in self._minded.items() if until > now}
+        self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.takers}
-        left = [bundle for bundle in bundles if ranking(bundle, takers)[:1] != [self._worker_id]]
-        self._minded |= dict.fromkeys(left, now + self._times.rest_s)
+        taken_over = [bundle for bundle in bundles if ranking(bundle, takers)[:1] != [self._worker_id]]
+        self._reserved_until |= dict.fromkeys(taken_over, now + self._times.rest_s)
 
 
-class LostFences:
-    """Looks at the fences now and then; used by one thread."""
+class FenceChecker:
+    """Periodic comparison of leases with the catalog's fences. Not thread-safe.
 
-    def __init__(self, fences: Fences, *, every_s: float) -> None:
-        """Look every `every_s` seconds, for the first time after as long."""
-        self._fences, self._every_s = fences, every_s
-        self._looked_at = time.monotonic()
+    The first comparison is made `interval_s` after construction.
+    """
 
-    def of(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Bundles of the leases that are not the last of theirs; none between two looks, or without an answer."""
+    def __init__(self, fences: Fences, *, interval_s: float) -> None:
+        self._fences, self._interval_s = fences, interval_s
+        self._checked_at_s = time.monotonic()
+
+    def find_overtaken(self, leases: Collection[Lease]) -> list[BundleId]:
+        """Return the bundles whose fence was raised after the lease.
+
+        The list is empty between two comparisons, and if the catalog does not answer.
+        """
         now = time.monotonic()
-        if not leases or now - self._looked_at < self._every_s:
+        if not leases or now - self._checked_at_s < self._interval_s:
             return []
-        self._looked_at = now
+        self._checked_at_s = now
         try:
-            found = self._fences.fences()
+            fences = self._fences.fences()
         except RetryableError as error:
             _log.info("fences are looked at again later: %s", error)
             return []
-        last = {Lease(bundle=one.bundle, fence=one.counter, worker_id=one.worker_id) for one in found}
-        return [lease.bundle for lease in leases if lease not in last]
+        valid_leases = {Lease(bundle=fence.bundle, fence=fence.counter, worker_id=fence.worker_id) for fence in fences}
+        return [lease.bundle for lease in leases if lease not in valid_leases]

@@ -17,7 +17,7 @@ from typing import Any
 from infra.catalog import Database, upgrade
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.owner import BundleOwner
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 
@@ -27,11 +27,11 @@ _TIMEOUT_S = 6.0  # of a session
 class _Idle:
     """A listener without work."""
 
-    def acquired(self, lease: Lease) -> None:
-        """See `Listener`."""
+    def on_acquired(self, lease: Lease) -> None:
+        """See `BundleListener`."""
 
-    def unloaded(self, bundle: BundleId) -> None:
-        """See `Listener`."""
+    def on_unloaded(self, bundle: BundleId) -> None:
+        """See `BundleListener`."""
 
 
 class _Crew:
@@ -42,8 +42,8 @@ class _Crew:
         self._server, self._fences = server, fences
         ensemble = Ensemble(hosts=server.address, timeout_s=_TIMEOUT_S)
 
-        def connect(name: str) -> Callable[[Callable[[SessionEvent], None]], ZooKeeperSession]:
-            def opened(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+        def connect(name: str) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
+            def opened(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
                 self.sessions[name] = ZooKeeperSession(ensemble, tell)
                 return self.sessions[name]
 

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.coordination.faults import Tls
+from infra.coordination.faults import PemFiles
 from logstore.identity.markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority
@@ -273,7 +273,7 @@ def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: 
     assert access.tls.client_cert == (tmp_path / "worker.pem").read_bytes()
     assert access.api_key == "key"
     assert ensemble.protected
-    assert ensemble.tls == Tls(**{one: str(tmp_path / name) for one, name in _FILES.items()})
+    assert ensemble.tls == PemFiles(**{one: str(tmp_path / name) for one, name in _FILES.items()})
     assert store_address(settings, Role.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
     assert _first_key(settings) == "one"
 

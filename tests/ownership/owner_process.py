@@ -15,9 +15,9 @@ from pathlib import Path
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.holdings import OwnershipEvents, Unloaded
+from infra.coordination.holdings import OwnershipEvents, UnloadReason
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
@@ -45,15 +45,15 @@ class Plan:
 
 
 class _Memory:
-    """A `Listener` that forgets nothing: it has the latest three leases of each bundle that was ever its own."""
+    """A `BundleListener` that forgets nothing: it has the latest three leases of each bundle that was ever its own."""
 
     def __init__(self) -> None:
         self._leases: dict[BundleId, deque[Lease]] = {}
 
-    def acquired(self, lease: Lease) -> None:
+    def on_acquired(self, lease: Lease) -> None:
         self._leases.setdefault(lease.bundle, deque(maxlen=_REMEMBERED)).append(lease)
 
-    def unloaded(self, bundle: BundleId) -> None:
+    def on_unloaded(self, bundle: BundleId) -> None:
         pass  # as a thread does that sleeps
 
     def all(self) -> list[Lease]:
@@ -66,22 +66,22 @@ class _Said(OwnershipEvents):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def opened(self, session: int) -> None:
+    def on_session_opened(self, session: int) -> None:
         self._journal.say("opened", session=session)
 
-    def linked(self, link: SessionEvent) -> None:
-        self._journal.say("linked", link=link)
+    def on_session_state(self, state: SessionState) -> None:
+        self._journal.say("linked", link=state)
 
-    def acquired(self, leases: Collection[Lease]) -> None:
+    def on_acquired(self, leases: Collection[Lease]) -> None:
         self._journal.say("acquired", fences={lease.bundle: lease.fence for lease in leases})
 
-    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+    def on_unloaded(self, bundles: Collection[BundleId], why: UnloadReason) -> None:
         self._journal.say("unloaded", bundles=sorted(bundles), why=why)
 
-    def looked(self, unsettled: int) -> None:
+    def on_reconciled(self, unsettled: int) -> None:
         self._journal.say("looked", unsettled=unsettled)
 
-    def ended(self, failure: SextonError | None) -> None:
+    def on_ended(self, failure: SextonError | None) -> None:
         self._journal.say("ended", failure=failure and type(failure).__name__)
 
 
@@ -113,7 +113,7 @@ def run(plan: Plan) -> None:
     journal = Journal(plan.journal)
     database = Database(plan.database_url)
     memory = _Memory()
-    policy = OwnerPolicy(expired=plan.expired, look_again_s=0.2, takeover=plan.takeover)
+    policy = OwnerPolicy(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
     connect, fences = _connecting(plan, journal), SqlFences(database)
     owner = BundleOwner(plan.worker_id, connect, fences, memory, policy=policy, events=_Said(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())
@@ -136,12 +136,12 @@ def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> N
             writer.write(lease)
 
 
-def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[SessionEvent], None]], ZooKeeperSession]:
+def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
     ensemble = Ensemble(hosts=plan.hosts, timeout_s=plan.timeout_s)
 
-    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+    def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, tell)
-        found = session.ask("telling its id", lambda client: client.client_id)
+        found = session.run_idempotent("telling its id", lambda client: client.client_id)
         journal.say("session", id=found[0], password=found[1].hex())
         return session
 

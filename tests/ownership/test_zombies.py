@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from infra.coordination.directory import OWNERS, WORKERS
-from infra.coordination.holdings import _ATTEMPTS_S
+from infra.coordination.holdings import _ATTEMPTS_RESET_S
 from infra.coordination.owner import ExpiredPolicy
 from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, bundle_name
@@ -128,7 +128,7 @@ def test_two_workers_racing_for_the_same_bundles_have_one_writer_each(crew: Crew
             assert_eventually(partial(_stands, client, path))
             with suppress(NoNodeError):  # a worker that lost a race gave it back meanwhile
                 client.delete(path)
-    assert_eventually(crew.settled, within_s=_ATTEMPTS_S + 20)  # both may have spent their attempts at a bundle
+    assert_eventually(crew.settled, within_s=_ATTEMPTS_RESET_S + 20)  # both may have spent their attempts at a bundle
     assert {row.worker_id for bundle in raced for row in crew.raises(bundle)} == {"a", "b"}
     crew.audit()
 

@@ -19,7 +19,7 @@ from workers.cli.progress import watching
 from workers.pages.texts import fields
 
 if TYPE_CHECKING:
-    from infra.coordination.directory import Directory
+    from infra.coordination.directory import OwnershipDirectory
     from workers.operations.owners import BundleRow, Owned
 
 
@@ -139,7 +139,7 @@ def hex_of(session: int | None) -> str | None:
 
 
 @contextmanager
-def directory_of(context: CommandContext) -> "Iterator[Directory | None]":
+def directory_of(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
     """The nodes in ZooKeeper; None where a setting says that there is none."""
     if context.settings.ownership == "single":
         yield None
@@ -180,7 +180,13 @@ def unload(
 
 
 def _unloaded(
-    context: CommandContext, directory: "Directory", bundle: BundleId, *, reason: str, dry_run: bool, wait: bool
+    context: CommandContext,
+    directory: "OwnershipDirectory",
+    bundle: BundleId,
+    *,
+    reason: str,
+    dry_run: bool,
+    wait: bool,
 ) -> Answer:
     from workers.operations.owners import Unloading  # noqa: PLC0415 - start-up time
 

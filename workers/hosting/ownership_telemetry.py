@@ -19,8 +19,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
-from infra.coordination.holdings import OwnershipEvents, Unloaded
-from infra.coordination.session import SessionEvent
+from infra.coordination.holdings import OwnershipEvents, UnloadReason
+from infra.coordination.session import SessionState
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
 
@@ -63,26 +63,26 @@ class OwnershipTelemetry(OwnershipEvents):
         self._lost_at = 0.0
         self._again = False  # whether a session was opened since
 
-    def opened(self, session: int) -> None:
+    def on_session_opened(self, session: int) -> None:
         """See `OwnershipEvents`."""
         self._opened.add(1)
         with self._lock:
             self._again = True
-        self._show(SessionEvent.CONNECTED)
+        self._show(SessionState.CONNECTED)
         self._mark("session opened", {"sexton.session": f"{session:#x}"})
         _log.info("ownership: session %s opened", f"{session:#x}")
 
-    def linked(self, link: SessionEvent) -> None:
+    def on_session_state(self, state: SessionState) -> None:
         """See `OwnershipEvents`."""
-        self._show(link)
+        self._show(state)
         with self._lock:
-            if link is SessionEvent.SUSPENDED:
+            if state is SessionState.SUSPENDED:
                 self._suspended = self._suspended or _tracer.start_span("ownership.suspended", context=Context())
             elif self._suspended:
-                self._suspended.set_attribute("sexton.outcome", link.value)
+                self._suspended.set_attribute("sexton.outcome", state.value)
                 self._suspended.end()
                 self._suspended = None
-            if link is SessionEvent.EXPIRED:
+            if state is SessionState.EXPIRED:
                 self._lost.add(1)
                 self._again = False
                 if self._recovery is None:
@@ -90,17 +90,17 @@ class OwnershipTelemetry(OwnershipEvents):
                     self._recovery = _tracer.start_span("ownership.recovery", context=Context())
                 self._recovery.add_event("session lost")
         _log.log(
-            logging.INFO if link is SessionEvent.CONNECTED else logging.WARNING,
+            logging.INFO if state is SessionState.CONNECTED else logging.WARNING,
             "ownership: the session is %s",
-            link.value,
+            state.value,
         )
 
-    def holds(self, bundles: int) -> None:
+    def on_lease_count(self, bundles: int) -> None:
         """See `OwnershipEvents`."""
         self._bundles.set(bundles)
 
     @contextmanager
-    def acquiring(self, bundles: Collection[BundleId]) -> Iterator[None]:
+    def trace_acquisition(self, bundles: Collection[BundleId]) -> Iterator[None]:
         """See `OwnershipEvents`; SQL and ZooKeeper calls of the block come under its span."""
         with self._lock:
             within = trace.set_span_in_context(self._recovery, Context()) if self._recovery else Context()
@@ -109,20 +109,20 @@ class OwnershipTelemetry(OwnershipEvents):
         ):
             yield
 
-    def acquired(self, leases: Collection[Lease]) -> None:
+    def on_acquired(self, leases: Collection[Lease]) -> None:
         """See `OwnershipEvents`."""
         trace.get_current_span().set_attribute("sexton.acquired", len(leases))
         if leases:
             self._acquired.add(len(leases))
             _log.info("ownership: acquired %s", _listed(lease.bundle for lease in leases))
 
-    def unloaded(self, bundles: Collection[BundleId], why: Unloaded) -> None:
+    def on_unloaded(self, bundles: Collection[BundleId], why: UnloadReason) -> None:
         """See `OwnershipEvents`."""
         self._unloaded.add(len(bundles), {"reason": why.value})
         self._mark("bundles unloaded", {**_named(bundles), "sexton.reason": why.value})
         _log.info("ownership: unloaded (%s) %s", why.value, _listed(bundles))
 
-    def looked(self, unsettled: int) -> None:
+    def on_reconciled(self, unsettled: int) -> None:
         """See `OwnershipEvents`."""
         self._unsettled.set(unsettled)
         self._looked.set(int(time.time()))
@@ -135,9 +135,9 @@ class OwnershipTelemetry(OwnershipEvents):
         self._recovery_s.set(seconds)
         _log.info("ownership: all is settled again, %.1f s after the session was lost", seconds)
 
-    def ended(self, failure: SextonError | None) -> None:
+    def on_ended(self, failure: SextonError | None) -> None:
         """See `OwnershipEvents`."""
-        self._show(SessionEvent.EXPIRED)
+        self._show(SessionState.EXPIRED)
         self._unsettled.set(0)
         with self._lock:
             for span in filter(None, (self._suspended, self._recovery)):
@@ -146,9 +146,9 @@ class OwnershipTelemetry(OwnershipEvents):
                 span.end()
             self._suspended = self._recovery = None
 
-    def _show(self, link: SessionEvent) -> None:
-        for one in SessionEvent:
-            self._state.set(int(one is link), {"state": one.value})
+    def _show(self, state: SessionState) -> None:
+        for one in SessionState:
+            self._state.set(int(one is state), {"state": one.value})
 
     def _mark(self, what: str, facts: _Facts) -> None:
         """Something that happened at this moment."""

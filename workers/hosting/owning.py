@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from infra.coordination.faults import Tls
+from infra.coordination.faults import PemFiles
 from infra.coordination.holdings import OwnershipEvents
 from infra.coordination.identity import claim_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
 from logstore.errors import InvalidInput, SextonError
 from logstore.names import TopicName
@@ -47,7 +47,7 @@ class TopicCaches:
         self._log = log
         self._bundles = log.catalog.fences.bundles()
 
-    def acquired(self, lease: Lease) -> None:
+    def on_acquired(self, lease: Lease) -> None:
         """Load the bundle's topics again, before work resumes under the lease.
 
         Raises:
@@ -57,7 +57,7 @@ class TopicCaches:
         name, count = TopicName.from_encoded, self._bundles
         self._log.managed.load_again(lambda topic: bundle_of(name(topic.name), bundles=count) == lease.bundle)
 
-    def unloaded(self, bundle: BundleId) -> None:
+    def on_unloaded(self, bundle: BundleId) -> None:
         """Others change them from now on."""
         del bundle
         self._log.subscriptions.forget()
@@ -81,7 +81,7 @@ def new_ownership(
         return SingleOwner(worker_id, fences, events)
     ensemble = ensemble_of(settings)
 
-    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+    def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, tell)
         try:
             claim_path(session, log.catalog.identities.catalog_id())
@@ -115,5 +115,5 @@ def ensemble_of(settings: Settings) -> Ensemble:
         timeout_s=float(settings.session_timeout),
         auth=(scheme, credential) if credential else None,
         protected=settings.zookeeper_acl == "creator",
-        tls=Tls(ca=files.ca, cert=files.cert, key=files.key) if files or settings.zookeeper_tls == "on" else None,
+        tls=PemFiles(ca=files.ca, cert=files.cert, key=files.key) if files or settings.zookeeper_tls == "on" else None,
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.directory import Directory, LiveWorker
-from infra.coordination.identity import compare_path
+from infra.coordination.directory import LiveWorker, OwnershipDirectory
+from infra.coordination.identity import check_path
 from infra.coordination.session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
@@ -72,7 +72,7 @@ class Overview:
 
 
 @contextmanager
-def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[Directory]:
+def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipDirectory]:
     """Look into ZooKeeper, without taking part.
 
     Raises:
@@ -80,8 +80,8 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
         ServiceFailed: It is not known, cannot be reached, or refuses us.
     """
     with open_session(settings) as session:
-        compare_path(session, catalog_id)
-        yield Directory(session, bundles)
+        check_path(session, catalog_id)
+        yield OwnershipDirectory(session, bundles)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
         session.close()
 
 
-def overview(fences: Fences, directory: Directory | None) -> Overview:
+def overview(fences: Fences, directory: OwnershipDirectory | None) -> Overview:
     """Join what ZooKeeper and the catalog say; without ZooKeeper the worker that acquired a bundle last owns it.
 
     It is not of one moment: nodes are read before sessions, and both before fences.
@@ -112,7 +112,7 @@ def overview(fences: Fences, directory: Directory | None) -> Overview:
         held = {one: OwnerRow(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
         live: Mapping[str, LiveWorker] = {}
     else:
-        nodes, live, sessions = directory.owners(), directory.live_workers(), directory.sessions()
+        nodes, live, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
         held = {one: _held(node, live, sessions) for one, node in nodes.items()}
         last = {one.bundle: one for one in fences.fences()}
     count = fences.bundles()
@@ -170,7 +170,7 @@ class Owned:
 class Unloading:
     """For one command."""
 
-    def __init__(self, fences: Fences, audit_log: AuditLog, directory: Directory) -> None:
+    def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
         """Take the ports."""
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 
@@ -182,7 +182,7 @@ class Unloading:
         """
         name = bundle_name(bundle, bundles=self._fences.bundles())
         fence = self._fences.fence(bundle)  # before the node: a later raise is then told from this one
-        node = self._directory.owners([bundle]).get(bundle)
+        node = self._directory.owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
         return Owned(
@@ -208,9 +208,9 @@ class Unloading:
         }
         self._audit_log.record("unload", cause, detail=detail)
         outcome = "REMOVED"
-        if not self._directory.remove(owned.bundle, owned.session):
+        if not self._directory.delete_owner_node(owned.bundle, owned.session):
             # it may have gone by itself meanwhile, or by this very call, whose first answer was lost
-            node = self._directory.owners([owned.bundle]).get(owned.bundle)
+            node = self._directory.owner_nodes([owned.bundle]).get(owned.bundle)
             outcome = "KEPT" if node and node.session == owned.session else "GONE"
         self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
         if outcome == "KEPT":
@@ -223,7 +223,10 @@ class Unloading:
         """Wait until a worker has acquired it since, perhaps the same one; None: none did in time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            fence, node = self._fences.fence(owned.bundle), self._directory.owners([owned.bundle]).get(owned.bundle)
+            fence, node = (
+                self._fences.fence(owned.bundle),
+                self._directory.owner_nodes([owned.bundle]).get(owned.bundle),
+            )
             if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
                 return fence
             time.sleep(_LOOK_S)

@@ -14,8 +14,8 @@ from temporalio.service import RPCError
 
 from infra.catalog import Database, check_version, open_catalog
 from infra.catalog.engine.versions import check_takes_writes, lost_write_ahead
-from infra.coordination.directory import Directory
-from infra.coordination.identity import compare_path
+from infra.coordination.directory import OwnershipDirectory
+from infra.coordination.identity import check_path
 from infra.objects import clock_s
 from infra.stack.home import StackHome
 from infra.stack.java import find_java
@@ -114,7 +114,7 @@ def _objects(settings: Settings) -> str:
 
 def _zookeeper(settings: Settings) -> str:
     with open_session(settings) as session:
-        alive = len(Directory(session, MAX_BUNDLES).live_workers())
+        alive = len(OwnershipDirectory(session, MAX_BUNDLES).live_workers())
         return f"{alive} {'worker has' if alive == 1 else 'workers have'} a session"
 
 
@@ -232,7 +232,7 @@ def _is_ours(store: OwnStore) -> bool:
 
 def _path(settings: Settings, catalog_id: str) -> bool:
     with open_session(settings) as session:
-        return compare_path(session, catalog_id)
+        return check_path(session, catalog_id)
 
 
 _CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seconds is already worth a word

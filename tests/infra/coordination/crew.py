@@ -6,7 +6,7 @@ from collections.abc import Callable
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.holdings import OwnershipEvents
 from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
@@ -23,11 +23,11 @@ class Watcher:
         self.unloaded_: list[BundleId] = []
         self.loading: Callable[[Lease], None] = lambda _: None
 
-    def acquired(self, lease: Lease) -> None:
+    def on_acquired(self, lease: Lease) -> None:
         self.loading(lease)
         self.acquired_.append(lease)
 
-    def unloaded(self, bundle: BundleId) -> None:
+    def on_unloaded(self, bundle: BundleId) -> None:
         self.unloaded_.append(bundle)
 
 
@@ -36,7 +36,7 @@ class Looks(OwnershipEvents):
 
     count = 0
 
-    def looked(self, unsettled: int) -> None:
+    def on_reconciled(self, unsettled: int) -> None:
         self.count += 1
 
 
@@ -64,13 +64,13 @@ class Crew:
     ) -> BundleOwner:
         """Start a worker; `fences` is how it sees them, `loading` what it does with a bundle that it acquired."""
 
-        def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+        def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
             assert self.door.wait(60)
             self.sessions[name] = ZooKeeperSession(self.ensemble, tell)
             return self.sessions[name]
 
-        takeover = TakeoverTimes(takeover_grace_s=0.3, rest_s=rest_s, fences_s=0.5)
-        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, look_again_s=0.1, takeover=takeover)
+        takeover = TakeoverTimes(takeover_grace_s=0.3, rest_s=rest_s, fence_check_interval_s=0.5)
+        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, check_interval_s=0.1, takeover=takeover)
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
         self.looks[name] = looks = Looks()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.directory import SESSIONS, Directory, Nodes
+from infra.coordination.directory import SESSIONS, OwnershipDirectory, WorkerDirectory
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 
@@ -15,56 +15,56 @@ _N = 8
 
 
 @pytest.fixture
-def directory(ensemble: Ensemble) -> Iterator[Directory]:
+def directory(ensemble: Ensemble) -> Iterator[OwnershipDirectory]:
     """An onlooker's."""
     session = ZooKeeperSession(ensemble, lambda _: None)
-    yield Directory(session, _N)
+    yield OwnershipDirectory(session, _N)
     session.close()
 
 
 @pytest.fixture
-def worker(ensemble: Ensemble) -> Iterator[tuple[ZooKeeperSession, Nodes]]:
+def worker(ensemble: Ensemble) -> Iterator[tuple[ZooKeeperSession, WorkerDirectory]]:
     """One that is enlisted and owns two bundles."""
     session = ZooKeeperSession(ensemble, lambda _: None)
-    nodes = Nodes(session, "a", _N)
-    nodes.enlist(WorkerLoad(load=0.5, bundles=2))
-    nodes.take([BundleId(1), BundleId(6)])
+    nodes = WorkerDirectory(session, "a", _N)
+    nodes.register(WorkerLoad(load=0.5, bundles=2))
+    nodes.create_owner_nodes([BundleId(1), BundleId(6)])
     yield session, nodes
     session.close()
 
 
 def test_looking_where_nobody_ever_took_part_finds_nothing_and_makes_nothing(
-    directory: Directory, looker: KazooClient
+    directory: OwnershipDirectory, looker: KazooClient
 ) -> None:
     """A path without nodes is an answer; a person who asks leaves no trace, not even an empty path."""
-    assert directory.owners() == {}
+    assert directory.owner_nodes() == {}
     assert directory.live_workers() == {}
-    assert directory.sessions() == frozenset()
-    assert not directory.remove(BundleId(1), 5)
+    assert directory.live_sessions() == frozenset()
+    assert not directory.delete_owner_node(BundleId(1), 5)
     assert looker.get_children("/") == []
 
 
 def test_looking_finds_workers_with_their_sessions_and_what_they_own(
-    directory: Directory, worker: tuple[ZooKeeperSession, Nodes], looker: KazooClient
+    directory: OwnershipDirectory, worker: tuple[ZooKeeperSession, WorkerDirectory], looker: KazooClient
 ) -> None:
     """Enough to tell whether an owner's session lives; the onlooker itself is none of the workers."""
     session = worker[0].id
     looker.create(f"{SESSIONS}/odd")
     (name, found), *others = directory.live_workers().items()
     assert (name, found.session, found.load, others) == ("a", session, WorkerLoad(load=0.5, bundles=2), [])
-    assert {bundle: (node.worker_id, node.session) for bundle, node in directory.owners().items()} == {
+    assert {bundle: (node.worker_id, node.session) for bundle, node in directory.owner_nodes().items()} == {
         1: ("a", session),
         6: ("a", session),
     }
-    assert directory.sessions() == {session}
+    assert directory.live_sessions() == {session}
 
 
 def test_onlooker_may_remove_a_node_of_the_session_that_it_read(
-    directory: Directory, worker: tuple[ZooKeeperSession, Nodes]
+    directory: OwnershipDirectory, worker: tuple[ZooKeeperSession, WorkerDirectory]
 ) -> None:
     """Without taking part; a session that it did not read as the node's own removes nothing (apache/pulsar#295)."""
     session, nodes = worker
-    assert not directory.remove(BundleId(1), session.id + 1)
-    assert nodes.owned() == {1, 6}
-    assert directory.remove(BundleId(1), session.id)
-    assert nodes.owned() == {6}
+    assert not directory.delete_owner_node(BundleId(1), session.id + 1)
+    assert nodes.owned_bundles() == {1, 6}
+    assert directory.delete_owner_node(BundleId(1), session.id)
+    assert nodes.owned_bundles() == {6}

@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.directory import OWNERS, WORKERS, Nodes
+from infra.coordination.directory import OWNERS, WORKERS, WorkerDirectory
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew
@@ -190,24 +190,24 @@ def test_node_of_ours_that_gave_no_lease_is_acquired(crew: Crew, looker: KazooCl
     looker.delete(path)
     assert_eventually(lambda: BundleId(5) in crew.watchers["a"].unloaded_)
     body = b'{"worker_id": "a"}'
-    crew.sessions["a"].ask("making", lambda client: client.create(path, body, ephemeral=True))
+    crew.sessions["a"].run_idempotent("making", lambda client: client.create(path, body, ephemeral=True))
     assert_eventually(crew.settled)
 
 
 def test_shed_bundle_has_no_lease_any_more_when_its_node_goes(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else another could take it, and raise its fence, while this worker still gives its lease out (promise 7)."""
-    real = Nodes.give_up
+    real = WorkerDirectory.delete_own_nodes
     shed: set[BundleId] = set()
     kept: set[BundleId] = set()
 
-    def give_up(nodes: Nodes, bundles: Iterable[BundleId]) -> None:
+    def give_up(nodes: WorkerDirectory, bundles: Iterable[BundleId]) -> None:
         going = set(bundles)
         if nodes._worker_id == "a":
             shed.update(going)
             kept.update(going & {lease.bundle for lease in crew.owners["a"].leases()})
         real(nodes, going)
 
-    monkeypatch.setattr(Nodes, "give_up", give_up)
+    monkeypatch.setattr(WorkerDirectory, "delete_own_nodes", give_up)
     crew.hire("a")
     assert_eventually(crew.settled)
     crew.hire("b")

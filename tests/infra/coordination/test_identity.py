@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.identity import CATALOG, claim_path, compare_path
+from infra.coordination.identity import CATALOG, check_path, claim_path
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.errors import CatalogMismatch
 
@@ -32,16 +32,16 @@ def test_path_is_the_first_catalogs_for_ever(
     claim_path(session, OURS)
     body, stat = looker.get(CATALOG)
     assert (body, stat.ephemeralOwner) == (OURS.encode(), 0)
-    for compare in (claim_path, compare_path):
+    for compare in (claim_path, check_path):
         with pytest.raises(CatalogMismatch, match=f"catalog {THEIRS}, found that of catalog {OURS}") as refused:
             compare(session, THEIRS)
         assert ensemble.hosts in str(refused.value)
-    assert compare_path(session, OURS)
+    assert check_path(session, OURS)
 
 
 def test_looking_claims_nothing(session: ZooKeeperSession, looker: KazooClient) -> None:
     """Where no worker ever took part the path is nobody's."""
-    assert not compare_path(session, OURS)
+    assert not check_path(session, OURS)
     assert looker.exists(CATALOG) is None
 
 

@@ -8,9 +8,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.directory import OWNERS, Directory, Nodes
+from infra.coordination.directory import OWNERS, OwnershipDirectory, WorkerDirectory
 from infra.coordination.owner import BundleOwner
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
@@ -58,14 +58,14 @@ def test_lookup_holds_no_thread_while_zookeeper_is_away(
     owner = crew.hire("w1")
     zookeeper.kill()
     try:
-        assert_eventually(lambda: crew.sessions["w1"].link is not SessionEvent.CONNECTED)
-        look, asked = Nodes.owner, list[threading.Thread]()
+        assert_eventually(lambda: crew.sessions["w1"].state is not SessionState.CONNECTED)
+        look, asked = WorkerDirectory.find_owner_node, list[threading.Thread]()
 
-        def spied(nodes: Nodes, *rest: Any, **more: Any) -> Any:
+        def spied(nodes: WorkerDirectory, *rest: Any, **more: Any) -> Any:
             asked.append(threading.current_thread())
             return look(nodes, *rest, **more)
 
-        monkeypatch.setattr(Nodes, "owner", spied)
+        monkeypatch.setattr(WorkerDirectory, "find_owner_node", spied)
         with pytest.raises((StoreUnavailable, SessionLost)):
             owner.lookup(_TOPIC, patience_s=10)
         assert threading.current_thread() not in asked, "it would wait for an answer"
@@ -79,7 +79,7 @@ def test_lookup_gives_up_after_its_patience_and_before_the_session_does(crew: Cr
     with zookeeper.hanging():
         with pytest.raises(StoreUnavailable):
             second.lookup(_TOPIC, patience_s=0.1)
-        assert crew.sessions["w2"].link is SessionEvent.CONNECTED
+        assert crew.sessions["w2"].state is SessionState.CONNECTED
 
 
 @pytest.fixture
@@ -99,16 +99,16 @@ def test_lookup_without_rights_names_zookeeper_the_path_and_what_to_do(
     looker.create(f"{OWNERS}/{bundle_name(_BUNDLE, bundles=BUNDLES)}", acl=denied)
     told = rf"^zookeeper: {ensemble.hosts} refuses us while looking an owner up \(NoAuthError\); grant .* that path"
     with pytest.raises(ServiceFailed, match=told):
-        Directory(session, BUNDLES).owner(_BUNDLE, patience_s=10)
+        OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)
 
 
 def test_lookup_below_a_path_that_is_gone_is_refused(
     session: ZooKeeperSession, zookeeper: ZooKeeper, ensemble: Ensemble
 ) -> None:
     """A path that somebody removed holds no owners, and does not say that there are none."""
-    assert Directory(session, BUNDLES).owner(_BUNDLE, patience_s=10) is None
+    assert OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10) is None
     path = ensemble.hosts.removeprefix(zookeeper.address)
     with zookeeper.client() as client:
         client.delete(path)
     with pytest.raises(ServiceFailed, match=rf"^zookeeper: the path {path} of .* does not exist; create it, or mend"):
-        Directory(session, BUNDLES).owner(_BUNDLE, patience_s=10)
+        OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10)

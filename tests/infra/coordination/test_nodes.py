@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.directory import OWNERS, WORKERS, Nodes
+from infra.coordination.directory import OWNERS, WORKERS, WorkerDirectory
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name
@@ -20,21 +20,21 @@ _IDLE = WorkerLoad(load=0.0, bundles=0)
 
 
 @pytest.fixture
-def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[ZooKeeperSession, Nodes]]]:
+def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]]:
     """Open sessions for workers by name; all are closed at the end."""
     opened: list[ZooKeeperSession] = []
 
-    def joined(worker_id: str) -> tuple[ZooKeeperSession, Nodes]:
+    def joined(worker_id: str) -> tuple[ZooKeeperSession, WorkerDirectory]:
         session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
-        return session, Nodes(session, worker_id, _N)
+        return session, WorkerDirectory(session, worker_id, _N)
 
     yield joined
     for session in opened:
         session.close()
 
 
-Join = Callable[[str], tuple[ZooKeeperSession, Nodes]]
+Join = Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]
 
 
 def _bundles(*numbers: int) -> list[BundleId]:
@@ -44,13 +44,13 @@ def _bundles(*numbers: int) -> list[BundleId]:
 def test_take_twice_is_once_and_never_anothers(join: Join) -> None:
     """NodeExists is success only if its ephemeral owner is this session (apache/pulsar#10351)."""
     (first, one), (_, two) = join("a"), join("b")
-    assert one.take(_bundles(0, 1)) == set(_bundles(0, 1))
-    assert one.take(_bundles(1, 2)) == set(_bundles(1, 2))
-    assert two.take(_bundles(2, 3)) == set(_bundles(3))
-    owners = two.owners()
+    assert one.create_owner_nodes(_bundles(0, 1)) == set(_bundles(0, 1))
+    assert one.create_owner_nodes(_bundles(1, 2)) == set(_bundles(1, 2))
+    assert two.create_owner_nodes(_bundles(2, 3)) == set(_bundles(3))
+    owners = two.owner_nodes()
     assert {bundle: node.worker_id for bundle, node in owners.items()} == {0: "a", 1: "a", 2: "a", 3: "b"}
     assert owners[BundleId(0)].session == first.id
-    assert one.owned() == set(_bundles(0, 1, 2, 3))
+    assert one.owned_bundles() == set(_bundles(0, 1, 2, 3))
 
 
 def test_take_of_the_same_by_many_at_once_has_one_winner_each(join: Join) -> None:
@@ -59,9 +59,9 @@ def test_take_of_the_same_by_many_at_once_has_one_winner_each(join: Join) -> Non
     got: list[frozenset[BundleId]] = []
     gate = threading.Barrier(len(crowd))
 
-    def run(nodes: Nodes) -> None:
+    def run(nodes: WorkerDirectory) -> None:
         gate.wait()
-        got.append(nodes.take(_bundles(*range(_N))))
+        got.append(nodes.create_owner_nodes(_bundles(*range(_N))))
 
     threads = [threading.Thread(target=run, args=(nodes,)) for nodes in crowd]
     for thread in threads:
@@ -74,54 +74,54 @@ def test_take_of_the_same_by_many_at_once_has_one_winner_each(join: Join) -> Non
 def test_give_up_leaves_a_node_that_is_anothers_by_now(zookeeper: ZooKeeper, join: Join) -> None:
     """Deletes ask for the session, not for the version alone: that is 0 whoever made it (apache/pulsar#295)."""
     (first, one), (_, two) = join("a"), join("b")
-    one.take(_bundles(0))
-    stale = one.owners()[BundleId(0)].session
+    one.create_owner_nodes(_bundles(0))
+    stale = one.owner_nodes()[BundleId(0)].session
     zookeeper.expire(first)
-    assert_eventually(lambda: two.take(_bundles(0)) == set(_bundles(0)))
-    assert two.remove(BundleId(0), stale) is False
+    assert_eventually(lambda: two.create_owner_nodes(_bundles(0)) == set(_bundles(0)))
+    assert two.delete_owner_node(BundleId(0), stale) is False
     with pytest.raises(SessionLost):
-        one.give_up(_bundles(0))
-    assert two.owners()[BundleId(0)].worker_id == "b"
+        one.delete_own_nodes(_bundles(0))
+    assert two.owner_nodes()[BundleId(0)].worker_id == "b"
 
 
 def test_remove_asks_for_the_session_within_the_delete(join: Join, looker: KazooClient) -> None:
     """A session that ended after its node was read, and before it is deleted, stops the delete."""
     (first, one), (_, two) = join("a"), join("b")
-    one.take(_bundles(0))
+    one.create_owner_nodes(_bundles(0))
     looker.delete(f"/sessions/{first.id:016x}")
-    assert two.remove(BundleId(0), first.id) is False
-    assert one.owned() == set(_bundles(0))
+    assert two.delete_owner_node(BundleId(0), first.id) is False
+    assert one.owned_bundles() == set(_bundles(0))
 
 
 def test_give_up_frees_the_bundle_at_once(join: Join) -> None:
     """A drained worker's bundles do not wait for a session timeout."""
     (_, one), (_, two) = join("a"), join("b")
-    one.take(_bundles(0, 1))
-    one.give_up(_bundles(0, 5))
-    assert two.take(_bundles(0)) == set(_bundles(0))
-    assert {node.worker_id for node in two.owners().values()} == {"a", "b"}
+    one.create_owner_nodes(_bundles(0, 1))
+    one.delete_own_nodes(_bundles(0, 5))
+    assert two.create_owner_nodes(_bundles(0)) == set(_bundles(0))
+    assert {node.worker_id for node in two.owner_nodes().values()} == {"a", "b"}
 
 
 def test_worker_id_is_had_by_one_session(join: Join) -> None:
     """A second process under the same id is told so; the first one repeating is not."""
     (_, one), (_, two) = join("a"), join("a")
-    assert one.enlist(_IDLE)
-    assert one.enlist(_IDLE)
-    assert not two.enlist(_IDLE)
+    assert one.register(_IDLE)
+    assert one.register(_IDLE)
+    assert not two.register(_IDLE)
     with pytest.raises(PreconditionFailed, match="worker id a"):
-        two.report(_IDLE)
+        two.publish_load(_IDLE)
 
 
-def _loads(nodes: Nodes) -> dict[str, WorkerLoad]:
+def _loads(nodes: WorkerDirectory) -> dict[str, WorkerLoad]:
     return {name: worker.load for name, worker in nodes.live_workers().items()}
 
 
 def test_workers_are_those_with_a_live_session_and_their_last_word(join: Join) -> None:
     """Lookups never name a member without a live session (apache/pulsar#7679)."""
     (first, one), (_, two) = join("a"), join("b")
-    one.enlist(_IDLE)
-    two.enlist(_IDLE)
-    two.report(WorkerLoad(load=2.5, bundles=3))
+    one.register(_IDLE)
+    two.register(_IDLE)
+    two.publish_load(WorkerLoad(load=2.5, bundles=3))
     assert _loads(two) == {"a": _IDLE, "b": WorkerLoad(load=2.5, bundles=3)}
     first.close()
     assert _loads(two) == {"b": WorkerLoad(load=2.5, bundles=3)}
@@ -152,8 +152,8 @@ def test_owner_node_that_cannot_be_read_is_nobody_we_know(join: Join, looker: Ka
     """It is somebody's, and not ours."""
     (_, one) = join("a")
     looker.create(f"{OWNERS}/{bundle_name(BundleId(2), bundles=_N)}", b"?")
-    assert one.owners()[BundleId(2)].worker_id == ""
-    assert one.take(_bundles(2)) == frozenset()
+    assert one.owner_nodes()[BundleId(2)].worker_id == ""
+    assert one.create_owner_nodes(_bundles(2)) == frozenset()
 
 
 def test_watch_is_called_when_workers_or_owners_change(join: Join) -> None:
@@ -161,9 +161,9 @@ def test_watch_is_called_when_workers_or_owners_change(join: Join) -> None:
     (_, one), (_, two) = join("a"), join("b")
     called = threading.Event()
     one.watch(lambda _: called.set())
-    two.enlist(_IDLE)
+    two.register(_IDLE)
     assert called.wait(10)
     called.clear()
     one.watch(lambda _: called.set())
-    two.take(_bundles(1))
+    two.create_owner_nodes(_bundles(1))
     assert called.wait(10)

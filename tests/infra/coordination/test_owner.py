@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, session_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
 from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
@@ -193,7 +193,7 @@ def test_worker_told_to_stop_while_it_waits_for_its_id_has_not_failed(
     """It would else end as if another process had its id."""
     sessions: list[ZooKeeperSession] = []
 
-    def connect(tell: Callable[[SessionEvent], None]) -> ZooKeeperSession:
+    def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
         if sessions:
             looker.create(f"{WORKERS}/a", b"", ephemeral=True)
         sessions.append(ZooKeeperSession(crew.ensemble, tell))

@@ -12,10 +12,10 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Nodes
-from infra.coordination.faults import Tls
+from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, WorkerDirectory
+from infra.coordination.faults import PemFiles
 from infra.coordination.identity import claim_path
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
@@ -55,16 +55,16 @@ def _session(ensemble: Ensemble) -> ZooKeeperSession:
 
 def _take_part(ensemble: Ensemble) -> ZooKeeperSession:
     session = _session(ensemble)
-    nodes = Nodes(session, "w1", 4)
+    nodes = WorkerDirectory(session, "w1", 4)
     claim_path(session, "c1")
-    assert nodes.enlist(WorkerLoad())
-    assert nodes.take([BundleId(0)])
+    assert nodes.register(WorkerLoad())
+    assert nodes.create_owner_nodes([BundleId(0)])
     return session
 
 
 def _denied(session: ZooKeeperSession, act: Callable[[KazooClient], object]) -> None:
     with pytest.raises(ServiceFailed, match=r"NoAuthError.*zookeeper_auth"):
-        session.ask("meddling", act)
+        session.run_idempotent("meddling", act)
 
 
 @pytest.mark.parametrize("auth", [("sasl", f"sexton:{_PASSWORD}"), ("digest", f"sexton:{_PASSWORD}")])
@@ -91,7 +91,7 @@ def test_nodes_that_anyone_could_write_are_protected_once_the_setting_says_so(en
     session = _take_part(ensemble)
     looker = _session(ensemble)
     for path in (SESSIONS, WORKERS, OWNERS, "/catalog"):
-        acls = looker.ask("looking", methodcaller("get_acls", path))[0]
+        acls = looker.run_idempotent("looking", methodcaller("get_acls", path))[0]
         assert acls != OPEN_ACL_UNSAFE, path
         assert [one.id.scheme for one in acls] == ["sasl"], path
     looker.close()
@@ -115,24 +115,24 @@ def test_wrong_password_is_a_refusal_however_late_it_is_noticed(
         assert_eventually(lambda: session._client.refused)
         return 1
 
-    monkeypatch.setattr(ZooKeeperSession, "_now", late)
+    monkeypatch.setattr(ZooKeeperSession, "_read_session_id", late)
     with pytest.raises(ServiceFailed, match="refuses our identity"):
         _session(replace(ensemble, auth=("sasl", "sexton:wrong-one")))
 
 
 def test_identity_is_proven_again_after_an_expiry(ensemble: Ensemble) -> None:
     """A new session is the same user's, and finds the nodes of before its own."""
-    heard: list[SessionEvent] = []
+    heard: list[SessionState] = []
     session = ZooKeeperSession(ensemble, heard.append)
-    Nodes(session, "w1", 4)
-    sid = session.ask("telling its id", lambda client: client.client_id)
+    WorkerDirectory(session, "w1", 4)
+    sid = session.run_idempotent("telling its id", lambda client: client.client_id)
     thief = KazooClient(hosts=ensemble.hosts, client_id=sid, logger=_quiet)
     thief.start(timeout=20)
     thief.stop()
     thief.close()
-    assert_eventually(lambda: SessionEvent.EXPIRED in heard)
+    assert_eventually(lambda: SessionState.EXPIRED in heard)
     with pytest.raises(SessionLost):
-        session.ask("looking", lambda client: client.exists("/"))
+        session.run_idempotent("looking", lambda client: client.exists("/"))
     session.close()
     _take_part(ensemble).close()
 
@@ -145,14 +145,14 @@ def test_tls_before_the_servers_is_verified(ensemble: Ensemble, server: str, tmp
     other, ours = Authority(tmp_path / "other"), authority.pair("client", "sexton")
     front = TlsFront(server, authority.server(), clients=authority.ca)
     misnamed = TlsFront(server, authority.pair("foreign", "elsewhere.test"))
-    tls = Tls(ca=str(authority.ca), cert=str(ours.cert), key=str(ours.key))
+    tls = PemFiles(ca=str(authority.ca), cert=str(ours.cert), key=str(ours.key))
     secured = replace(ensemble, hosts=ensemble.hosts.replace(server, front.address), tls=tls)
     try:
         _take_part(secured).close()
         told = {
             "self-signed|unable to get": replace(secured, tls=replace(tls, ca=str(other.ca))),
             "IP address mismatch": replace(secured, hosts=misnamed.address),
-            "wants our certificate": replace(secured, tls=Tls(ca=str(authority.ca))),
+            "requires a client certificate": replace(secured, tls=PemFiles(ca=str(authority.ca))),
         }
         for part, given in told.items():
             with pytest.raises(ServiceFailed, match=f"no trusted connection .*({part}).*zookeeper_ca_file"):

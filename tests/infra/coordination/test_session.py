@@ -10,14 +10,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 
 pytestmark = pytest.mark.external_service
 
-Heard = queue.SimpleQueue[SessionEvent]
+Heard = queue.SimpleQueue[SessionState]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def session(ensemble: Ensemble, heard: Heard) -> Iterator[ZooKeeperSession]:
     opened.close()
 
 
-def _next(heard: Heard) -> SessionEvent:
+def _next(heard: Heard) -> SessionState:
     return heard.get(timeout=20)
 
 
@@ -42,14 +42,14 @@ def test_session_that_expires_on_the_server_is_over_for_good(
     zookeeper: ZooKeeper, session: ZooKeeperSession, heard: Heard, looker: KazooClient
 ) -> None:
     """Kazoo goes on in a new session; this object refuses to (ClickHouse#116690: a claim must not be kept by one)."""
-    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    session.run_idempotent("making", lambda client: client.create("/mine", ephemeral=True))
     zookeeper.expire(session)
     told = [_next(heard)]
-    while told[-1] is not SessionEvent.EXPIRED:
+    while told[-1] is not SessionState.EXPIRED:
         told.append(_next(heard))
-    assert set(told) <= {SessionEvent.SUSPENDED, SessionEvent.EXPIRED}
+    assert set(told) <= {SessionState.SUSPENDED, SessionState.EXPIRED}
     with pytest.raises(SessionLost):
-        session.ask("making", lambda client: client.create("/again", ephemeral=True))
+        session.run_idempotent("making", lambda client: client.create("/again", ephemeral=True))
     assert looker.get_children("/") == ["zookeeper"] or looker.get_children("/") == []
 
 
@@ -76,13 +76,13 @@ def test_session_whose_server_restarts_is_suspended_and_then_the_same(
 ) -> None:
     """Away is not over: node and session outlive a restart that is shorter than the session timeout."""
     session = ZooKeeperSession(replace(ensemble, timeout_s=20.0), heard.put)
-    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    session.run_idempotent("making", lambda client: client.create("/mine", ephemeral=True))
     before = session.id
     zookeeper.kill()
-    assert _next(heard) is SessionEvent.SUSPENDED
+    assert _next(heard) is SessionState.SUSPENDED
     zookeeper.start()
-    assert _next(heard) is SessionEvent.CONNECTED
-    stat = session.ask("looking", lambda client: client.exists("/mine"))
+    assert _next(heard) is SessionState.CONNECTED
+    stat = session.run_idempotent("looking", lambda client: client.exists("/mine"))
     assert stat is not None
     assert stat.ephemeralOwner == session.id == before
     session.close()
@@ -93,16 +93,16 @@ def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensem
     session = ZooKeeperSession(replace(ensemble, timeout_s=4.0), heard.put)
     before = session.id
     zookeeper.kill()
-    assert _next(heard) is SessionEvent.SUSPENDED
+    assert _next(heard) is SessionState.SUSPENDED
     for _ in range(10):
         time.sleep(0.9)
-        session.forget_position()
+        session.reset_last_zxid()
     zookeeper.start()
     while heard.empty():  # or the test's own timeout
-        session.forget_position()
+        session.reset_last_zxid()
         time.sleep(0.05)
-    assert _next(heard) is SessionEvent.CONNECTED
-    assert session.ask("telling its id", lambda client: client.client_id)[0] == before
+    assert _next(heard) is SessionState.CONNECTED
+    assert session.run_idempotent("telling its id", lambda client: client.client_id)[0] == before
     session.close()
 
 
@@ -110,14 +110,14 @@ def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, en
     """It refuses whoever saw later writes than it has, and tells no session's end: others are served, so it is over."""
     session = ZooKeeperSession(ensemble, heard.put)
     for _ in range(100):
-        session.ask("making", lambda client: client.create("/one", sequence=True))
+        session.run_idempotent("making", lambda client: client.create("/one", sequence=True))
     zookeeper.wipe()
-    assert _next(heard) is SessionEvent.SUSPENDED
-    session.forget_position()
-    assert session.link is SessionEvent.SUSPENDED, "it may be a short outage"
+    assert _next(heard) is SessionState.SUSPENDED
+    session.reset_last_zxid()
+    assert session.state is SessionState.SUSPENDED, "it may be a short outage"
     while heard.empty():  # or the test's own timeout
-        session.forget_position()
-    assert _next(heard) is SessionEvent.EXPIRED
+        session.reset_last_zxid()
+    assert _next(heard) is SessionState.EXPIRED
     session.close()
 
 
@@ -126,11 +126,11 @@ def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemb
     session = ZooKeeperSession(replace(ensemble, timeout_s=0.5), heard.put)
     zookeeper.kill()
     try:
-        assert _next(heard) is SessionEvent.SUSPENDED
+        assert _next(heard) is SessionState.SUSPENDED
         for _ in range(6):  # of half a second each, once two timeouts have passed
             time.sleep(0.3)
-            session.forget_position()
-        assert session.link is SessionEvent.SUSPENDED
+            session.reset_last_zxid()
+        assert session.state is SessionState.SUSPENDED
         assert heard.empty()
     finally:
         session.close()
@@ -139,21 +139,21 @@ def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemb
 
 def test_session_that_was_silently_replaced_counts_as_expired(session: ZooKeeperSession, heard: Heard) -> None:
     """A server that hands out a new session on a reconnect says plain CONNECTED (ClickHouse#116690)."""
-    client = session.ask("reaching in", lambda inner: inner)
+    client = session.run_idempotent("reaching in", lambda inner: inner)
     client._session_id += 1
     client._make_state_change("SUSPENDED")
-    assert _next(heard) is SessionEvent.SUSPENDED
+    assert _next(heard) is SessionState.SUSPENDED
     client._make_state_change("CONNECTED")
-    assert _next(heard) is SessionEvent.EXPIRED
+    assert _next(heard) is SessionState.EXPIRED
     with pytest.raises(SessionLost):
-        session.ask("looking", lambda inner: inner.exists("/"))
+        session.run_idempotent("looking", lambda inner: inner.exists("/"))
 
 
 def test_session_closed_takes_its_nodes_with_it_and_tells_nobody(
     session: ZooKeeperSession, heard: Heard, looker: KazooClient
 ) -> None:
     """A worker that drains gives all up at once."""
-    session.ask("making", lambda client: client.create("/mine", ephemeral=True))
+    session.run_idempotent("making", lambda client: client.create("/mine", ephemeral=True))
     assert looker.exists("/mine")
     session.close()
     assert looker.exists("/mine") is None
@@ -165,9 +165,9 @@ def test_asking_while_away_gives_up_within_a_session_timeout(
 ) -> None:
     """No answer is an error, never the answer that there is nothing."""
     zookeeper.kill()
-    assert _next(heard) is SessionEvent.SUSPENDED
+    assert _next(heard) is SessionState.SUSPENDED
     with pytest.raises((StoreUnavailable, SessionLost)):
-        session.ask("looking", lambda client: client.exists_async("/").get(timeout=1))
+        session.run_idempotent("looking", lambda client: client.exists_async("/").get(timeout=1))
     zookeeper.start()
 
 
@@ -176,10 +176,10 @@ def test_asking_just_before_the_loss_is_known_ends_too(
 ) -> None:
     """A call that slips in is queued until the next connection: who asked waits no longer than a session timeout."""
     zookeeper.kill()
-    assert _next(heard) is SessionEvent.SUSPENDED
-    session.link = SessionEvent.CONNECTED  # as it was a moment before
+    assert _next(heard) is SessionState.SUSPENDED
+    session.state = SessionState.CONNECTED  # as it was a moment before
     with pytest.raises(StoreUnavailable):  # though there is no connection: the server is started below
-        session.ask("looking", lambda client: client.exists("/"))
+        session.run_idempotent("looking", lambda client: client.exists("/"))
     zookeeper.start()
 
 
@@ -204,7 +204,7 @@ def test_session_without_rights_is_refused_in_one_sentence(
     with zookeeper.client() as client:
         client.set_acls(path, [make_digest_acl("other", "secret", all=True)])
     with pytest.raises(ServiceFailed, match=r"refuses us while making.*NoAuth"):
-        session.ask("making", lambda client: client.create("/mine"))
+        session.run_idempotent("making", lambda client: client.create("/mine"))
 
 
 def test_ensemble_does_not_show_its_credential() -> None:

@@ -74,7 +74,7 @@ class ZooKeeper:
 
     def expire(self, session: ZooKeeperSession) -> None:
         """End a session on the server's side: its holder learns of it when it is connected again."""
-        found = session.ask("telling its id", lambda client: client.client_id)
+        found = session.run_idempotent("telling its id", lambda client: client.client_id)
         with self.client(session=found):
             pass  # whoever closes the connection closes the session
 

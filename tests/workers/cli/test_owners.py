@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, Nodes
+from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, WorkerDirectory
 from infra.coordination.owner import BundleOwner, OwnerPolicy
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
@@ -58,10 +58,10 @@ def join(catalog: SqlCatalog, ensemble: Ensemble) -> Iterator[Join]:
     def joined(worker_id: str, *bundles: int, load: float = 0.0, enlists: bool = True) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, lambda _: None)
         opened.append(session)
-        nodes = Nodes(session, worker_id, _N)
+        nodes = WorkerDirectory(session, worker_id, _N)
         if enlists:
-            nodes.enlist(WorkerLoad(load=load, bundles=len(bundles)))
-        catalog.fences.raise_fences(nodes.take(BundleId(one) for one in bundles), worker_id)
+            nodes.register(WorkerLoad(load=load, bundles=len(bundles)))
+        catalog.fences.raise_fences(nodes.create_owner_nodes(BundleId(one) for one in bundles), worker_id)
         return session
 
     yield joined
@@ -257,24 +257,24 @@ def test_unload_that_gets_no_answer_has_said_before_what_it_meant(
     def cut_off(*_: object) -> bool:
         raise StoreUnavailable("zookeeper: no answer")
 
-    monkeypatch.setattr("infra.coordination.directory.Directory.remove", cut_off)
+    monkeypatch.setattr("infra.coordination.directory.OwnershipDirectory.delete_owner_node", cut_off)
     document(run("owners", "unload", "0", "--reason", "r", "--json"), code=4)
     assert [(row["act"], row["reason"]) for row in document(run("audit", "list", "--json"))] == [("unload", "r")]
 
 
 class _Silent:
-    def acquired(self, lease: Lease) -> None:
-        """See `Listener`."""
+    def on_acquired(self, lease: Lease) -> None:
+        """See `BundleListener`."""
 
-    def unloaded(self, bundle: BundleId) -> None:
-        """See `Listener`."""
+    def on_unloaded(self, bundle: BundleId) -> None:
+        """See `BundleListener`."""
 
 
 def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
     run: Run, catalog: SqlCatalog, ensemble: Ensemble
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
-    policy = OwnerPolicy(look_again_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
+    policy = OwnerPolicy(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
     owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), policy=policy)
     owner.start()
     try:
@@ -300,7 +300,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
         bundles=lambda: _N,
         fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
-    directory = SimpleNamespace(owners=lambda _: {BundleId(1): node})
+    directory = SimpleNamespace(owner_nodes=lambda _: {BundleId(1): node})
     unloading = Unloading(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
     owned = unloading.find(BundleId(1))
     assert (owned.fence, owned.worker_id) == (3, "a")

@@ -13,10 +13,10 @@ from opentelemetry.trace import StatusCode
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.directory import Directory
-from infra.coordination.holdings import Unloaded
+from infra.coordination.directory import OwnershipDirectory
+from infra.coordination.holdings import UnloadReason
 from infra.coordination.owner import BundleOwner, OwnerPolicy
-from infra.coordination.session import Ensemble, SessionEvent, ZooKeeperSession
+from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.takeover import TakeoverTimes
 from infra.telemetry import sql_spans, zookeeper_spans
@@ -51,7 +51,7 @@ class _World:
 
     def state(self) -> str:
         """The one state that is shown."""
-        (found,) = [one.value for one in SessionEvent if self.metric("session", state=one.value) == 1]
+        (found,) = [one.value for one in SessionState if self.metric("session", state=one.value) == 1]
         return found
 
     def named(self, name: str) -> list[Any]:
@@ -82,19 +82,19 @@ def _events(span: Any) -> list[tuple[str, Mapping[str, object]]]:
 def test_loss_and_recovery_are_one_span_and_one_duration(world: _World) -> None:
     """From the loss until nothing waits: what happened between is in it, and a late end of a look is none of it."""
     told = world.telemetry
-    told.opened(0xA)
-    told.linked(SessionEvent.EXPIRED)
+    told.on_session_opened(0xA)
+    told.on_session_state(SessionState.EXPIRED)
     assert (world.state(), world.metric("sessions_lost_total")) == ("EXPIRED", 1)
-    told.looked(0)  # the end of a look that began before
+    told.on_reconciled(0)  # the end of a look that began before
     world.now += 3
-    told.linked(SessionEvent.EXPIRED)  # another session was opened, and lost before it was of use
-    told.opened(0xB)
-    told.unloaded([BundleId(5)], Unloaded.FOREIGN)
-    told.looked(2)
+    told.on_session_state(SessionState.EXPIRED)  # another session was opened, and lost before it was of use
+    told.on_session_opened(0xB)
+    told.on_unloaded([BundleId(5)], UnloadReason.FOREIGN)
+    told.on_reconciled(2)
     assert (world.metric("unsettled"), world.metric("recovery_seconds")) == (2, None)
     assert world.named("ownership.recovery") == []
     world.now += 4
-    told.looked(0)
+    told.on_reconciled(0)
     assert (world.metric("unsettled"), world.metric("recovery_seconds")) == (0, 7)
     (recovery,) = world.named("ownership.recovery")
     assert recovery.parent is None
@@ -114,17 +114,17 @@ def test_loss_and_recovery_are_one_span_and_one_duration(world: _World) -> None:
 def test_suspension_is_a_span_of_its_own_and_no_loss(world: _World) -> None:
     """SUSPENDED is not LOST: the state says so, bundles are held, nothing is counted as lost."""
     told = world.telemetry
-    told.opened(1)
-    told.holds(4)
-    told.linked(SessionEvent.SUSPENDED)
-    told.linked(SessionEvent.SUSPENDED)
+    told.on_session_opened(1)
+    told.on_lease_count(4)
+    told.on_session_state(SessionState.SUSPENDED)
+    told.on_session_state(SessionState.SUSPENDED)
     assert (world.state(), world.metric("bundles"), world.metric("sessions_lost_total")) == ("SUSPENDED", 4, None)
-    told.linked(SessionEvent.CONNECTED)
+    told.on_session_state(SessionState.CONNECTED)
     (span,) = world.named("ownership.suspended")
     assert span.attributes == {"sexton.outcome": "CONNECTED"}
     assert world.state() == "CONNECTED"
-    told.linked(SessionEvent.SUSPENDED)
-    told.linked(SessionEvent.EXPIRED)
+    told.on_session_state(SessionState.SUSPENDED)
+    told.on_session_state(SessionState.EXPIRED)
     assert world.named("ownership.suspended")[1].attributes == {"sexton.outcome": "EXPIRED"}
 
 
@@ -132,10 +132,10 @@ def test_groups_of_bundles_are_counted_and_logged(world: _World, caplog: pytest.
     """By bundle in the counters, by group in spans and log; the reason is a label, a bundle never is."""
     told = world.telemetry
     with caplog.at_level(logging.INFO):
-        with told.acquiring(_TWO):
-            told.acquired(_leases(3))
-        told.unloaded(_TWO, Unloaded.REMOVED)
-        told.unloaded([BundleId(one) for one in range(30)], Unloaded.SHED)
+        with told.trace_acquisition(_TWO):
+            told.on_acquired(_leases(3))
+        told.on_unloaded(_TWO, UnloadReason.REMOVED)
+        told.on_unloaded([BundleId(one) for one in range(30)], UnloadReason.SHED)
     for line in ("acquired bundle 3", "unloaded (REMOVED) 2 bundles: 1, 3", "unloaded (SHED) 30 bundles: 0, 1, 2"):
         assert f"{line}\n" in caplog.text or f"{line}, " in caplog.text
     (span,) = world.named("ownership.acquire")
@@ -150,7 +150,7 @@ def test_groups_of_bundles_are_counted_and_logged(world: _World, caplog: pytest.
 
 def test_attempt_that_fails_is_an_error_span_and_counts_nothing(world: _World) -> None:
     """The next look repeats it."""
-    with pytest.raises(StoreUnavailable), world.telemetry.acquiring(_TWO):
+    with pytest.raises(StoreUnavailable), world.telemetry.trace_acquisition(_TWO):
         raise StoreUnavailable("the database is away")
     (span,) = world.named("ownership.acquire")
     assert span.status.status_code is StatusCode.ERROR
@@ -160,11 +160,11 @@ def test_attempt_that_fails_is_an_error_span_and_counts_nothing(world: _World) -
 def test_worker_that_gives_up_ends_its_recovery_with_the_reason(world: _World) -> None:
     """No span is left open, and the state says that there is no session."""
     told = world.telemetry
-    told.opened(1)
-    told.linked(SessionEvent.SUSPENDED)
-    told.linked(SessionEvent.EXPIRED)
-    told.holds(0)
-    told.ended(ServiceFailed("zookeeper", "gone", advice="mend it"))
+    told.on_session_opened(1)
+    told.on_session_state(SessionState.SUSPENDED)
+    told.on_session_state(SessionState.EXPIRED)
+    told.on_lease_count(0)
+    told.on_ended(ServiceFailed("zookeeper", "gone", advice="mend it"))
     (recovery,) = world.named("ownership.recovery")
     assert (recovery.status.status_code, recovery.status.description) == (StatusCode.ERROR, "ServiceFailed")
     assert (world.state(), world.metric("bundles"), world.metric("recovery_seconds")) == ("EXPIRED", 0, None)
@@ -196,7 +196,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
         sessions.append(ZooKeeperSession(ensemble, tell))
         return sessions[-1]
 
-    policy = OwnerPolicy(look_again_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
+    policy = OwnerPolicy(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
     listener = _Silent()
     fences = SqlFences(database)
     world.telemetry = OwnershipTelemetry(world.meter)
@@ -207,7 +207,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
         first = world.named("ownership.acquire")[0]
         under = {span.name for span in world.spans.get_finished_spans() if _parent(span) == first.context.span_id}
         assert under >= {"ZooKeeper taking bundles", "INSERT bundle_fence", "ZooKeeper reading owners"}
-        assert Directory(sessions[0], _N).remove(BundleId(2), sessions[0].id)
+        assert OwnershipDirectory(sessions[0], _N).delete_owner_node(BundleId(2), sessions[0].id)
         assert_eventually(lambda: world.metric("bundles_unloaded_total", reason="REMOVED") == 1)
         assert_eventually(lambda: world.metric("bundles_acquired_total") == _N + 1)
         zookeeper.expire(sessions[0])
@@ -232,8 +232,8 @@ def _parent(span: Any) -> int | None:
 
 
 class _Silent:
-    def acquired(self, lease: Lease) -> None:
-        """See `Listener`."""
+    def on_acquired(self, lease: Lease) -> None:
+        """See `BundleListener`."""
 
-    def unloaded(self, bundle: BundleId) -> None:
-        """See `Listener`."""
+    def on_unloaded(self, bundle: BundleId) -> None:
+        """See `BundleListener`."""

@@ -189,7 +189,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
-    found = SimpleNamespace(owners=lambda: nodes, live_workers=lambda: live, sessions=lambda: {7})
+    found = SimpleNamespace(owner_nodes=lambda: nodes, live_workers=lambda: live, live_sessions=lambda: {7})
     monkeypatch.setattr("workers.operations.status.open_directory", lambda *_: nullcontext(found))
     assert checked("ownership", _ownership, settings) == {
         "name": "ownership",
