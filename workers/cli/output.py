@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from textwrap import indent
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,8 +17,11 @@ from workers.pages.texts import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 _NO_WIDTH = 100_000  # what is drawn into a file or a pipe has lines as long as they are
+
+_LINES_PER_BLOCK = 500  # tens of kilobytes: what is drawn appears at once, and memory does not grow with the rows
 
 Document = Mapping[str, object] | Sequence[Mapping[str, object]] | SpooledRows | ConvertedRows
 """The value that `--json` prints."""
@@ -145,8 +149,19 @@ def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
         lines = table_lines(shown, width=width, beneath=answer.beneath)
     else:
         lines = [Text(f"({answer.empty})")]
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    _print_lines(lines, console)
+
+
+def _print_lines(lines: "Iterable[Text]", console: "Console") -> None:
+    """Print the lines block by block: a call of Rich for each costs more than all that is in it."""
+    from rich.text import Text  # noqa: PLC0415 - start-up time
+
+    drawn = iter(lines)
+    while block := list(islice(drawn, _LINES_PER_BLOCK)):
+        if console.color_system is None:  # then Rich writes no style either
+            console.file.write("".join(f"{line.plain}\n" for line in block))
+        else:
+            console.print(Text("\n").join(block), soft_wrap=True)
 
 
 _bars: "list[Console]" = []  # consoles that draw a bar now

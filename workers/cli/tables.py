@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
+from rich.text import Span, Text
 
 from workers.pages.texts import harmless, plain
 
@@ -60,7 +60,7 @@ def table_lines(rows: Rows, *, width: int | None, beneath: Sequence[str] = ()) -
         for name, column in zip(names, columns, strict=True):
             column.look_at(row.get(name))
 
-    def cells_of(row: Row) -> list[Text]:
+    def cells_of(row: Row) -> list[_Cell]:
         return [
             _cell(row.get(name), column.heading, width, grouped=column.is_grouped)
             for name, column in zip(names, columns, strict=True)
@@ -68,12 +68,12 @@ def table_lines(rows: Rows, *, width: int | None, beneath: Sequence[str] = ()) -
 
     widths = [cell_len(heading) for heading in headings]
     for row in rows:
-        widths = [max(wide, cell_len(cell.plain)) for wide, cell in zip(widths, cells_of(row), strict=True)]
+        widths = [max(wide, _cells_wide(text)) for wide, (text, _) in zip(widths, cells_of(row), strict=True)]
     if width is not None:
         rigid = [column.is_numeric or column.heading in _STATES or column.is_temporal for column in columns]
         widths = _squeezed(widths, headings, rigid, width - 1 - _GAP * (len(names) - 1))
     line = partial(_line, widths=widths, numeric=[column.is_numeric for column in columns])
-    yield from line([Text(heading, "bold") for heading in headings])
+    yield from line([_Cell(heading, "bold") for heading in headings])
     yield Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
     for row in rows:
         yield from line(cells_of(row))
@@ -106,7 +106,7 @@ def pairs(document: Row, *, width: int | None) -> list[Text]:
     left = max(map(cell_len, labels.values()), default=0)
     told = []
     for name, label in labels.items():
-        shown = _cell(document[name], label, None)  # there is room for the whole time
+        shown = Text(*_cell(document[name], label, None))  # there is room for the whole time
         lines = [shown] if width is None else _wrapped(shown, max(width - 1 - left - _GAP, _NARROWEST))
         heads = [label, *[""] * (len(lines) - 1)]
         told += [
@@ -130,17 +130,29 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _cell(value: object, heading: str, width: int | None, *, grouped: bool = False) -> Text:
+class _Cell(NamedTuple):
+    """Text of one cell, on one line, with its style. A `Text` for each of many rows would cost more than the rest."""
+
+    text: str
+    style: str = ""
+
+
+def _cell(value: object, heading: str, width: int | None, *, grouped: bool = False) -> _Cell:
     if isinstance(value, bool):
-        return Text("yes", _GOOD) if value else Text("no", _BAD)
-    is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
+        return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
     if isinstance(value, int):
+        is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
         text = str(value) if is_id else f"{value:,}" if grouped else plain(value)
     else:
         text = harmless(plain(value)).replace("\n", " ")
     if width is not None and (time := _TIME.fullmatch(text)):
         text = f"{time[1]} {time[2]}"
-    return Text(text, _COLOURS.get(text, "") if heading in _STATES else "")  # `Text`: brackets in a name are no markup
+    return _Cell(text, _COLOURS.get(text, "") if heading in _STATES else "")
+
+
+def _cells_wide(text: str) -> int:
+    """Return how many cells of a terminal the text of a cell takes; it has no control characters."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: int) -> list[int]:
@@ -160,9 +172,12 @@ def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: i
     return widths
 
 
-def _line(cells: Sequence[Text], *, widths: Sequence[int], numeric: Sequence[bool]) -> list[Text]:
+def _line(cells: Sequence[_Cell], *, widths: Sequence[int], numeric: Sequence[bool]) -> list[Text]:
     """One row: as many lines as its longest sentence takes."""
-    columns = [_fitted(cell, wide) for cell, wide in zip(cells, widths, strict=True)]
+    spare = [wide - _cells_wide(text) for (text, _), wide in zip(cells, widths, strict=True)]
+    if min(spare) >= 0:
+        return [_fitting_line(cells, spare, numeric)]
+    columns = [_fitted(Text(*cell), wide) for cell, wide in zip(cells, widths, strict=True)]
     told = []
     for at in range(max(map(len, columns))):
         line = Text(" ")
@@ -173,6 +188,28 @@ def _line(cells: Sequence[Text], *, widths: Sequence[int], numeric: Sequence[boo
         line.rstrip()
         told.append(line)
     return told
+
+
+def _fitting_line(cells: Sequence[_Cell], spare: Sequence[int], numeric: Sequence[bool]) -> Text:
+    """Return the one line of a row of which every cell fits into its column.
+
+    Args:
+        cells: At least one.
+        spare: How many cells of the terminal each column is wider than its text.
+        numeric: Whether each column ends where its texts end.
+    """
+    parts, spans, at = [" "], list[Span](), 1
+    for number, ((text, style), room, right) in enumerate(zip(cells, spare, numeric, strict=True)):
+        before = " " * ((_GAP if number else 0) + (room if right else 0))
+        start = at + len(before)
+        at = start + len(text)
+        parts += [before, text]
+        if style:
+            spans.append(Span(start, at, style))
+        if not right:
+            parts.append(" " * room)
+            at += room
+    return Text("".join(parts).rstrip(), spans=spans)
 
 
 def _fitted(cell: Text, width: int) -> list[Text]:

@@ -4,16 +4,19 @@ import gc
 import io
 import os
 import pty
+import re
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Ledger
@@ -200,3 +203,25 @@ def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeServ
 
     services.log.catalog.components.pages = pages
     assert document(run("ledger", "list", orders, "--json"), 4)["error"]["type"] == "StoreUnavailable"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_long_table_is_printed_in_blocks_of_lines(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a call of Rich for each line a table of 100,000 ledgers took three times as long."""
+    calls, printed = list[object](), Console.print
+
+    def count(console: Console, *drawn: object, **more: Any) -> None:
+        calls.extend(drawn)
+        printed(console, *drawn, **more)
+
+    monkeypatch.setattr(Console, "print", count)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stdout = io.StringIO()
+    monkeypatch.setattr(stdout, "isatty", lambda: is_terminal)
+    rows = [{"id": number, "state": "LIVE", "name": f"n-{number}"} for number in range(1_200)]
+    emit(Answer(document=rows), as_json=False, stdout=stdout)
+    assert len(calls) == (3 if is_terminal else 0)
+    assert ("\x1b[32mLIVE\x1b[0m" in stdout.getvalue()) is is_terminal
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", stdout.getvalue()).splitlines()
+    assert shown == [line.plain for line in table(rows, width=80)]
