@@ -150,20 +150,23 @@ class Rebuilding:
     def publish(self, request: RebuildStep) -> PublishedManifest:
         """Put the manifest of the new epoch, by which this database becomes the catalog.
 
-        Right before it no worker of the old catalog may live: hours may have gone by since the command asked. A rebuild
-        that takes over waits behind it until each process of the old catalog has asked for the newest
-        manifest. What they answered until then is in storage, and is adopted.
+        The looks at storage so far must be plausible, or the old epoch does not end. Right before the put no worker of
+        the old catalog may live: hours may have gone by since the command asked. A rebuild that takes over waits behind
+        the put until each process of the old catalog has asked for the newest manifest. What they answered until then
+        is in storage, and is adopted.
 
         Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whichever attempt has put
             it.
-        Raises: PreconditionFailed (terminal): another rebuild won, or a worker lives; StoreUnavailable, CatalogBusy,
-            ServiceFailed (retry).
+        Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
+            lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
         """
         base = self._start.manifest(self._id(request).manifest)
         skipped = _left_out(self._published(request))
         loaded = self._opened()
-        if self._require_no_workers and not self._start.is_followed(base.number):
-            self._require_no_workers()
+        if not self._start.is_followed(base.number):
+            loaded.adopter.require_plausible(request.max_absent_share)
+            if self._require_no_workers:
+                self._require_no_workers()
         number = self._start.publish(loaded.records, base, unreadable=skipped)
         if request.take_over or self._require_no_workers is None:
             self._await_old_processes()
@@ -178,6 +181,9 @@ class Rebuilding:
     @defined(name="rebuild.adopt_shards")
     def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
         """Look at what storage holds beyond the last flush, in some shards of the primary bucket.
+
+        Before the manifest of the new epoch that only tells whether the rebuild can succeed. Behind it nobody adds to
+        storage any more, and what was found before is replaced.
 
         Idempotency: what was found in a shard before is replaced.
         Heartbeat: shards done, every two seconds.

@@ -4,8 +4,8 @@
 and writes `histories/<workflow type>/v<N>/<scene>.json`, with identities and queues scrubbed. To record a new one:
 
 1. A workflow is about to change so that old runs would take another path: put the change behind
-   `workflow.patched`, raise `VERSION`, run this module, commit the new folder. Folders of older versions stay as
-   they are, for runs of that version may still be alive.
+   `workflow.patched`, raise the type's version, run this module, commit the new folder. Folders of older versions stay
+   as they are, for runs of that version may still be alive.
 2. A new workflow, or a new path through one: add a scene, run this module, and commit the new file alone.
 3. Raise the counts in `test_replay.py`; an extra or a missing history fails there.
 """
@@ -46,6 +46,8 @@ from workflows.offload.values import OffloadAsk
 
 HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"
+VERSION_BY_TYPE = {"rebuild-catalog": "v2"}
+"""Of types that have gone on since; the others have `VERSION`."""
 
 Scene = Callable[[House], Awaitable[Handle]]
 _numbers = itertools.count(1)
@@ -642,7 +644,7 @@ async def record(folder: Path, types: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, chdir(scratch):  # so that no path of this machine is recorded
         async with _server() as environment:
             for type_ in types:
-                target = folder / type_ / VERSION
+                target = folder / type_ / VERSION_BY_TYPE.get(type_, VERSION)
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
                 for scene in SCENES[type_]:

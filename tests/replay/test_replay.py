@@ -44,6 +44,7 @@ COUNTS = {
     "merge-buckets/v1": 6,
     "build-delayed-index/v1": 4,
     "rebuild-catalog/v1": 5,
+    "rebuild-catalog/v2": 5,
     "follow-records/v1": 4,
     "flush-records/v1": 4,
     "sweep-records/v1": 3,

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 import pytest
-from temporalio import activity
+from temporalio import activity, workflow
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkerDeploymentVersion, WorkflowIDConflictPolicy
@@ -39,6 +39,7 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
+from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
 from workers.hosting.worker_sets import FAILURES, WORKFLOWS, workflow_runner
 from workers.reference.contracts import contracts
@@ -209,14 +210,16 @@ class House:
     def serve(
         self, queue: str, activities: Sequence[Activity], *, workflows: Sequence[type] = (), cache: int = 100
     ) -> AbstractAsyncContextManager[Any]:
-        """A worker of one queue."""
+        """Make a worker of one queue; with workflows of commands alone one as the command hosts it."""
+        names = {workflow._Definition.must_from_class(one).name for one in workflows}
+        of_command = bool(names) and names <= COMMAND_BY_WORKFLOW.keys()
         return Worker(
             self.client,
             task_queue=queue,
             workflows=workflows,
             activities=activities,
             activity_executor=self._threads,
-            workflow_runner=workflow_runner(self.client),
+            workflow_runner=CheckedRunner() if of_command else workflow_runner(self.client),
             workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),

@@ -118,7 +118,7 @@ def rebuild(
 
         def show(found: "RebuildCatalogProgress") -> None:
             counts = f"{found.records or found.versions:,} {'records' if found.records else 'versions'}"
-            total = SHARDS if found.step == "adopting" else None
+            total = SHARDS if found.step in {"looking", "adopting"} else None
             bar.say(f"rebuilding the catalog: {found.step}, {counts}", found.shards if total else 0, total)
 
         result = context.services.rebuild(

@@ -8,9 +8,11 @@ To stop it, end the command that hosts it, or cancel it; run again, the command 
 1. Begin: the newest manifest is held, with all blocks that it names.
 2. Find rows: one bulk job takes the newest version of every record.
 3. Load them into the empty database, as a whole or not at all.
-4. Publish the manifest of the new epoch, which shows the moment that was loaded.
-5. Adopt: storage is looked at shard by shard, each topic is settled, and all of it is flushed; the catalog is READY.
-6. Release the held blocks, also where it fails or is cancelled.
+4. Look at storage shard by shard. Listings that lack what HEAD finds, or too many absent ledgers, end the rebuild here:
+   the old epoch goes on.
+5. Publish the manifest of the new epoch, which shows the moment that was loaded. The old epoch has ended.
+6. Adopt: storage is looked at again, each topic is settled, and all of it is flushed; the catalog is READY.
+7. Release the held blocks, also where it fails or is cancelled.
 
 Source: Aerospike's cold start; for the proof of absence apache/bookkeeper#870.
 """
@@ -36,10 +38,12 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
 _ROWS: workflow.ActivityConfig = options.bulk("")
 _PART = 16  # shards of one activity
 _LETS_GO_AT_EVERY_END = "let-go-at-every-end"
+_LOOKS_BEFORE_IT_PUBLISHES = "look-before-publish"
 GUARDS = frozenset(
     {
         "AlreadyExists",
         "CatalogMismatch",
+        "CatalogOutdated",
         "CatalogVersionMismatch",
         "CorruptData",
         "InvalidInput",
@@ -99,12 +103,11 @@ class RebuildCatalog:
         rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_ROWS)
         self._at("loading", records=rows.records)
         await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
+        if workflow.patched(_LOOKS_BEFORE_IT_PUBLISHES):
+            await self._look("looking")
         self._at("publishing")
         published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **options.CATALOG)
-        for first in range(0, SHARDS, _PART):
-            self._at("adopting", shards=first)
-            part = AdoptShardsInput(first=first, end=min(first + _PART, SHARDS))
-            await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
+        await self._look("adopting")
         self._at("settling", shards=SHARDS)
         adopted = await workflow.execute_activity_method(Rebuilding.finish_adoption, self._step, **_LONG)
         return RebuildCatalogResult(
@@ -118,6 +121,12 @@ class RebuildCatalog:
             flushed_us=begun.flushed_us,
             begun_us=begun_us,
         )
+
+    async def _look(self, step: str) -> None:
+        for first in range(0, SHARDS, _PART):
+            self._at(step, shards=first)
+            part = AdoptShardsInput(first=first, end=min(first + _PART, SHARDS))
+            await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
 
     def _at(self, step: str, *, told: str = "", shards: int = -1, versions: int = -1, records: int = -1) -> None:
         before = self._progress

@@ -247,8 +247,8 @@ class RebuildCatalogInput:
 class RebuildCatalogProgress:
     """Where a rebuild is."""
 
-    step: str = "beginning"  # then: finding rows, loading, publishing, adopting, settling, letting go, ended
-    shards: int = 0  # of 256 that were adopted
+    step: str = "beginning"  # then: finding rows, loading, looking, publishing, adopting, settling, letting go, ended
+    shards: int = 0  # of 256 that were looked at in this step
     versions: int = 0  # in the blocks of the manifest
     records: int = 0
 

@@ -172,6 +172,20 @@ class Adopter:
             self._adoption.stage(shard, (), above=above)
         return Adopted(shard=shard, objects=counted.objects, staged=staged)
 
+    def require_plausible(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
+        """Refuse to go on if storage holds nothing of too many listed ledgers, by the looks so far.
+
+        Args:
+            max_absent_share: Of all listed ledgers, how many may be without objects; 0 to 1 inclusive.
+
+        Raises:
+            InvalidInput: A share that is none.
+            PreconditionFailed: More ledgers are without objects.
+            CatalogBusy, StoreUnavailable: The catalog did not answer.
+        """
+        absence = self._adoption.absence()
+        check_absent_share(absence.absent, absence.ledgers, max_absent_share)
+
     def finish(
         self,
         *,
@@ -199,8 +213,7 @@ class Adopter:
             CatalogBusy, StoreUnavailable: The catalog did not answer.
             And what `flush` raises.
         """
-        absence = self._adoption.absence()
-        check_absent_share(absence.absent, absence.ledgers, max_absent_share)
+        self.require_plausible(max_absent_share)
         after = TopicId(-1)
         while page := self._adoption.unsettled(after=after, limit=_TOPICS):
             for topic_id in page:

@@ -12,7 +12,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.wire import Wire
 from tests.workers.hosting.losing import CLAIM, phase_two
-from tests.workers.hosting.test_rebuilding import command, lose
+from tests.workers.hosting.test_rebuilding import command, lose, manifests
 from workers.assembly.adapters import open_log
 from workers.settings import Settings
 
@@ -81,7 +81,7 @@ def test_rebuild_behind_listings_that_hide_objects_stops_and_goes_on_later(
 ) -> None:
     """Exit 3 while they lie. Once they are honest the same command ends well, and a sweep deletes nothing."""
     topic = _write(settings)
-    before, objects = _read(settings, topic), _objects(settings)
+    before, objects, count = _read(settings, topic), _objects(settings), len(manifests(settings))
     lose(settings)
     wire.weather.unlisted = {_HIDDEN[hidden]: _ALWAYS}
     lied = command(settings.model_copy(update={"s3_endpoint": f"http://{wire.address}"}))
@@ -92,6 +92,7 @@ def test_rebuild_behind_listings_that_hide_objects_stops_and_goes_on_later(
     assert "empty" not in message
     assert wire.weather.met["listings that hide objects"] >= 3
     assert _objects(settings) == objects
+    assert len(manifests(settings)) == count, "the old epoch goes on"
     _ends_well(settings, topic, before, objects)
 
 

@@ -32,6 +32,7 @@ from spark.publication import Publication
 from spark.records.rebuilding import rebuild_records
 from tests.faults.world import World
 
+_STEPS: Final = ("begin", "find_rows", "load_rows", "look", "publish", "adopt_shards", "finish_adoption", "let_go")
 _BUCKET: Final = NamedBucket(role=Role.RECORDS, bucket="records", address="")
 
 
@@ -168,14 +169,16 @@ class Chain:
             stored = [found for key in self.world.store.keys if (found := ledger_in(key)) is not None]
             shards = sorted({ledger_id % SHARDS for ledger_id in stored})  # 256 of them would take a second
             adopted = RebuildAdopted()
-            for name in ("begin", "find_rows", "load_rows", "publish", "adopt_shards", "finish_adoption", "let_go"):
-                if name == "adopt_shards" and database.target().state == "READY":
+            for name in _STEPS:
+                if name in {"look", "adopt_shards"} and database.target().state == "READY":
                     continue  # the workflow is behind it
                 if name == step:
                     arm(dies_at, "crash")
+                looks = name in {"look", "adopt_shards"}
+                activity: Any = activities.adopt_shards if looks else getattr(activities, name)
                 parts = [AdoptShardsInput(first=shard, end=shard + 1) for shard in shards]
-                for given in parts if name == "adopt_shards" else [request]:
-                    done = ActivityEnvironment().run(getattr(activities, name), given)
+                for given in parts if looks else [request]:
+                    done = ActivityEnvironment().run(activity, given)
                 adopted = done if name == "finish_adoption" else adopted
             return adopted
 

@@ -13,9 +13,9 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
 from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledgers import SHARDS, ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
-from logstore.positions import Position
+from logstore.positions import LedgerId, Position
 from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
 from tests.migrated import migrated
@@ -28,6 +28,7 @@ _NAME = "persistent://shop/main/orders"
 _POSTGRES = pytest.param("postgresql", marks=pytest.mark.external_service)
 _EFFECTS = (
     ("load_rows", "records.load_rows"),
+    ("look", "adoption.stage"),
     ("publish", "records.put_manifest"),
     ("publish", "records.settle"),
     ("adopt_shards", "adoption.stage"),
@@ -394,3 +395,29 @@ def test_marker_behind_the_flush_undoes_no_flushed_seek_and_loses_no_acknowledge
         state = log.subscriptions.get(topic.topic_id, "s").state
     assert state.covers(first)
     assert state.covers(second) is not (ends == sought == "before the flush")
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("hidden", ["by its listing", "for good"])
+def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(chain: Chain, hidden: str) -> None:
+    """The old catalog goes on as if nobody had begun; the same command goes on once storage shows all."""
+    topic, url = _begun(chain), chain.new_database()
+    numbers, store = chain.log().numbers(), chain.world.store
+    first = min(chain.answered).ledger_id
+    objects = [(key, store.get(key)) for key in store.keys if key.startswith(ledger_prefix(first))]
+    if hidden == "for good":
+        store.delete([key for key, _ in objects])
+        store.put_if_absent(segment_key(LedgerId(first + SHARDS), 0), b"of others", metadata={})  # the shard is there
+    else:
+        store.unlisted = {ledger_prefix(first): FOREVER}
+    with pytest.raises(PreconditionFailed, match="HEAD finds it" if hidden != "for good" else "absent share"):
+        chain.rebuild(url)
+    assert chain.log().numbers() == numbers
+    store.unlisted.clear()
+    for key, stored in objects if hidden == "for good" else []:
+        assert stored
+        store.put_if_absent(key, stored.body, metadata=stored.metadata)
+    chain.append(topic, "by the old catalog")
+    assert chain.rebuild(url) is not None
+    chain.adopt_newest(url)
+    assert chain.read(topic) == chain.answered
