@@ -26,10 +26,12 @@ from logstore.ports.catalog import Topic
 from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import RebuildId
+from logstore.records.services import absence
 from logstore.records.services.record_log import Pin, RecordLog
 from tests.postgres import Postgres, postgres
 from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
+from tests.workers.hosting import few_probes
 from tests.workflows.house import assert_eventually
 from workers.assembly.adapters import open_log
 from workers.client.connections import connect_client
@@ -72,6 +74,12 @@ _ALL: Final = (
     "records.unpin.before",
     "records.unpin.after",
 )
+
+
+@pytest.fixture(autouse=True)
+def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rebuilds in this process ask for as few unused ids as those of `command`."""
+    monkeypatch.setattr(absence, "PROBED_IDS", few_probes.PROBED_IDS)
 
 
 def write(settings: Settings) -> Topic:
@@ -120,7 +128,7 @@ def manifests(settings: Settings) -> list[Manifest]:
 def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     armed = {VARIABLE: f"{dies_at}=kill"} if dies_at else {}
-    argv = [sys.executable, "-m", "workers", "--json", "records", "rebuild", "--into", settings.database_url]
+    argv = [sys.executable, "-m", few_probes.__name__, "--json", "records", "rebuild", "--into", settings.database_url]
     return subprocess.run(
         argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False
     )
