@@ -32,7 +32,7 @@ _WRITES = 40  # one in so many is the last that a process makes, all of these in
 _EVERY = 1_000  # hits of one point, with --all-faults
 _REBUILDING = {
     *(f"adoption.{step}" for step in ("stage", "settle", "conclude", "finish")),
-    *(f"records.{step}" for step in ("load_rows", "name_database")),
+    *(f"records.{step}" for step in ("load_rows", "name_database", "end_entry")),
 }
 _FOLLOWING = {"records.apply", "records.forget", "records.revoke"}
 _MET_ALONE = {"bulk.publish", "append.put_confirmation"} | _REBUILDING | _FOLLOWING
