@@ -412,3 +412,12 @@ def test_overlap_of_each_kind_of_copy_is_counted_apart(copies: list[Any], named:
     found = world.compared()
     assert found.primary == Overlap(stored=0, named=0, matched=0)
     assert found.tiered == Overlap(stored=1, named=named, matched=matched)
+
+
+def test_ledger_that_lacks_rows_of_segments_is_read_closer_though_its_sums_agree() -> None:
+    """Its row counts what storage holds; the object whose row is lost is a candidate, and so is the ledger."""
+    world = World()
+    _whole(world, 3, {0: 5, 1: 6})
+    world.ledgers[0]["lacking"] = True
+    world.segments[3] = {0: 5}
+    assert world.found() == {("missing_data", 3, ""), ("orphan_segment", 3, segment_key(LedgerId(3), 1))}
