@@ -31,8 +31,8 @@ from activities.deletion.claims import own_claim
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined, renewing
 from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
-from logstore.delayed.services.merging import Merged, Merger
-from logstore.delayed.services.sealing import Sealed, Sealer
+from logstore.delayed.services.merging import Merger, MergeResult
+from logstore.delayed.services.sealing import Sealer, SealResult
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
@@ -116,7 +116,7 @@ class DelayedBuckets:
         metrics.sealed(done)
         return self._sealed(topic_id, done)
 
-    def _sealed(self, topic_id: TopicId, done: Sealed) -> SealedTopics:
+    def _sealed(self, topic_id: TopicId, done: SealResult) -> SealedTopics:
         over = done.listed > self._limits.buckets and not self._is_stuck(topic_id)
         return SealedTopics(
             topics=1,
@@ -227,7 +227,7 @@ class DelayedBuckets:
             except (PreconditionFailed, UnknownObject):
                 if self._stands(topic_id):
                     raise
-                done = Merged()
+                done = MergeResult()
         metrics.merged(done, time.monotonic() - begun)
         damaged = None if done.damaged is None else int(done.damaged)
         return MergedPair(switched=done.switched, messages=done.messages, passed=done.passed, damaged=damaged)

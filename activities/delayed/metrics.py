@@ -7,8 +7,8 @@ from typing import Final
 
 from temporalio import activity
 
-from logstore.delayed.services.merging import Merged
-from logstore.delayed.services.sealing import Sealed
+from logstore.delayed.services.merging import MergeResult
+from logstore.delayed.services.sealing import SealResult
 
 _ABOUT: Final = {
     "sexton_delayed_sealed_buckets_total": "Buckets that were sealed",
@@ -23,14 +23,14 @@ _ABOUT: Final = {
 }
 
 
-def sealed(done: Sealed) -> None:
+def sealed(done: SealResult) -> None:
     """Count a topic that was sealed, once the catalog has committed it."""
     _add("sexton_delayed_sealed_buckets_total", done.buckets)
     _add("sexton_delayed_sealed_messages_total", done.messages)
     _add("sexton_delayed_dropped_buckets_total", done.dropped)
 
 
-def merged(done: Merged, took_s: float) -> None:
+def merged(done: MergeResult, took_s: float) -> None:
     """A merge ended: MERGED, OVERTAKEN by another change of the list, or stopped by a DAMAGED snapshot."""
     outcome = "MERGED" if done.switched else "OVERTAKEN" if done.damaged is None else "DAMAGED"
     _add("sexton_delayed_merges_total", 1, outcome=outcome)

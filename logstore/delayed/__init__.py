@@ -1,1 +1,1 @@
-"""Delayed messages: an index of those whose time has not come, so that no reader fetches them before."""
+"""Delayed messages: an index of the messages that are not due, so that readers do not fetch them too early."""

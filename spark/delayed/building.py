@@ -17,7 +17,7 @@ from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
 from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
 from logstore.delayed.sealing import merge_ranges
-from logstore.delayed.services.reading import DelayedLog, Wanted, end_of
+from logstore.delayed.services.delayed_log import DelayedFilter, DelayedLog, last_position
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
@@ -95,7 +95,7 @@ def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: 
     now_ms = catalog.delayed.now_ms()
     found = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
     delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in found]
-    ends = [(Position(one.ledger_id, one.first_entry), end_of(one)) for one in found]
+    ends = [(Position(one.ledger_id, one.first_entry), last_position(one)) for one in found]
     segments = ((first, last, entries) for (first, last), entries in zip(ends, delayed, strict=True))
     stretches = cut_log(segments, total=sum(delayed), messages=job.messages, buckets=job.buckets)
     built = BuiltIndex(
@@ -123,7 +123,7 @@ def _write(addresses: NativeAddresses, folder: Path, pieces: list[_Piece]) -> li
 def _written(catalog: SqlCatalog, log: DelayedLog, folder: Path, piece: _Piece) -> _Written:
     topic_id, stretch = piece.topic_id, piece.stretch
     frontier = catalog.transactions.frontier(topic_id, from_ledger=stretch.first.ledger_id)
-    wanted = Wanted(topic_id=topic_id, hidden=frontier.hidden, now_ms=piece.now_ms)
+    wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=piece.now_ms)
     behind = Position(stretch.first.ledger_id, stretch.first.entry_id - 1)
     try:
         segments = log.segments(topic_id, behind=behind, last=stretch.last)

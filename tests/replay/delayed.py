@@ -66,7 +66,7 @@ async def merge_damaged(house: House) -> Handle:
     """A bucket cannot be read; the others are merged."""
     topic = _due(house, buckets=5)
     house.world.objects.delete([segment_key(topic.buckets[1].bucket_id, 0)])
-    topic.snapshots._opened._values.clear()
+    topic.snapshots._footers._values.clear()
     return await ended(house, merge(house))
 
 

@@ -12,9 +12,9 @@ from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.services.building import IndexPublisher
+from logstore.delayed.services.delayed_log import DelayedLog
 from logstore.delayed.services.delivery import Delivery
 from logstore.delayed.services.merging import Merger
-from logstore.delayed.services.reading import DelayedLog
 from logstore.delayed.services.sealing import Sealer
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.deletion.services.primary_copies import PrimaryCopies

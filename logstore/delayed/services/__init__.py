@@ -1,1 +1,1 @@
-"""What writes the index of delayed messages and what delivers by it."""
+"""Services that write the index of delayed messages, and that deliver by it."""

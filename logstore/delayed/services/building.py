@@ -1,8 +1,8 @@
-"""Publishing buckets that a bulk job has built: all of a topic's by one switch, in the place of those before.
+"""Publication of the buckets that a bulk job has built: one switch replaces all buckets of a topic.
 
-What was built is of a version of the topic's list. Where the list has changed since, by a seal or by a merge, it is not
-published: those know more of the log, or as much. A publication that dies leaves newborn ledgers, which a sweep takes
-away.
+Buckets are built for one version of the topic's list. If a seal or a merge has changed the list since, they are not
+published, because the list covers at least as much of the log. A publication that dies leaves newborn ledgers, which a
+sweep deletes.
 """
 
 from collections.abc import Sequence
@@ -19,64 +19,69 @@ from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
 from logstore.positions import TopicId
 from logstore.units import between_units
 
-_BUILT: Final = "built anew from the log"
+_AUDIT_REASON: Final = "built anew from the log"
 
 
 class IndexPublisher:
-    """Publishes built indexes. Threads share one."""
+    """Publisher of built indexes. It is thread-safe."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots) -> None:
-        """Work on the lists of buckets and their snapshots."""
         self._index, self._snapshots = index, snapshots
 
     def publish(self, built: BuiltIndex, files: IndexFiles) -> bool:
-        """Store the snapshots of one topic and switch to them; False where its list has changed since it was read.
+        """Store the snapshots of one topic and switch to them. Return `False` if its list has changed since the build.
 
-        Idempotency: once they are its buckets, and nothing else has changed, it says so again and stores nothing.
+        Idempotency: if the built buckets are listed and nothing else has changed, the result is `True` and nothing is
+        stored.
 
         Raises:
-            CorruptData: A file is no snapshot, or of another topic.
+            CorruptData: A file is no snapshot, or a snapshot of another topic.
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine; so it is where storage
-                took so long for all snapshots that a trim took the first ones for abandoned.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call. StoreUnavailable also means
+                that storing took so long that a sweep deleted the first snapshots as abandoned.
         """
-        footers = [_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
+        footers = [_read_footer(files.snapshot_path(name), built.topic_id) for name in built.files]
         listed = self._index.listed(built.topic_id)
         if listed.version != built.expected_version:
-            return listed.sealed_to == built.sealed_to and _same(listed.buckets, footers)
-        born = [self._stored(files.snapshot_path(name), one) for name, one in zip(built.files, footers, strict=True)]
+            return listed.sealed_to == built.sealed_to and _are_same(listed.buckets, footers)
+        added = [
+            self._store(files.snapshot_path(name), footer) for name, footer in zip(built.files, footers, strict=True)
+        ]
         switch = BucketSwitch(
             topic_id=built.topic_id,
             expected=built.expected_version,
             removed=built.removed,
-            added=tuple(born),
+            added=tuple(added),
             sealed_to=built.sealed_to,
-            reason=_BUILT,
+            reason=_AUDIT_REASON,
         )
-        switched = self._index.switch(switch)
-        if not switched and self._index.listed(built.topic_id).version == built.expected_version:
+        is_switched = self._index.switch(switch)
+        if not is_switched and self._index.listed(built.topic_id).version == built.expected_version:
             raise StoreUnavailable(f"topic {built.topic_id}: its new snapshots were given up before all were stored")
-        return switched
+        return is_switched
 
-    def _stored(self, path: Path, footer: SnapshotFooter) -> NewBucket:
+    def _store(self, path: Path, footer: SnapshotFooter) -> NewBucket:
         between_units()
         with path.open("rb") as file:
             return self._snapshots.store(file, footer)
 
 
-def _footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
+def _read_footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     try:
-        found = parse_footer(pq.read_metadata(path), path.name)
+        footer = parse_footer(pq.read_metadata(path), path.name)
     except unreadable() as error:
         raise CorruptData(f"{path}: not a snapshot: {error}") from error
-    if found.topic_id != topic_id:
-        raise CorruptData(f"{path}: expected messages of topic {topic_id}, found those of topic {found.topic_id}")
-    return found
+    if footer.topic_id != topic_id:
+        raise CorruptData(f"{path}: expected messages of topic {topic_id}, found those of topic {footer.topic_id}")
+    return footer
 
 
-def _same(buckets: Sequence[Bucket], footers: Sequence[SnapshotFooter]) -> bool:
-    """Whether these are the buckets of those snapshots."""
-    listed = [(one.first, one.last, one.messages, one.first_ms, one.last_ms) for one in buckets]
-    return listed == [(one.first, one.last, one.messages, one.first_ms, one.last_ms) for one in footers]
+def _are_same(buckets: Sequence[Bucket], footers: Sequence[SnapshotFooter]) -> bool:
+    """Return whether these are the buckets of those snapshots."""
+    return [_properties(bucket) for bucket in buckets] == [_properties(footer) for footer in footers]
+
+
+def _properties(described: Bucket | SnapshotFooter) -> tuple[object, ...]:
+    return (described.first, described.last, described.messages, described.first_ms, described.last_ms)

@@ -1,8 +1,8 @@
-"""Delayed delivery: consumers that get messages when their time has come, and all others as they stand in the log.
+"""Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
-A process has one tracker a topic, which all subscriptions share, and one place of reading a subscription, which its
-consumers share. All of it is made when the first consumer comes and goes with the last one; the durable index is only
-read, so consumers that come and go change nothing of it (apache/pulsar#19801).
+A process has one tracker per topic, shared by all subscriptions, and one dispatcher per subscription, shared by its
+consumers. Both are made for the first consumer and dropped with the last one. They only read the durable index, so
+consumers that come and go do not change it (apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -19,7 +19,7 @@ from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.cursors.state import CursorState
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.services.dispatch import Dispatcher, Holding
-from logstore.delayed.services.shared_tracker import Alarm, MeasuredSegments, SharedTracker
+from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, SharedTracker
 from logstore.delayed.tracker import SnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
@@ -30,16 +30,18 @@ from logstore.positions import EARLIEST, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 
 
-def _silent(topic: Topic, bucket: Bucket) -> None:
-    """An alarm is logged in any case."""
+def _ignore_alarm(topic: Topic, bucket: Bucket) -> None:
+    """Do nothing: the tracker logs each alarm."""
 
 
 class Consumer:
-    """Gets messages of one subscription, or all messages of a topic without one. Close it.
+    """Consumer of one subscription, or of all messages of a topic. Close it after use.
 
-    Consumers of a subscription in one process share its messages: each goes to one of them. Those of other processes
-    know nothing of each other. Acknowledge single messages with `Subscriptions.acknowledge`, and everything up to one
-    with `acknowledge_to`; in a transaction or not.
+    Consumers of a subscription in one process share its messages: each message goes to one of them. Consumers in
+    different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`, and all
+    messages up to a position by `acknowledge_to`, inside or outside a transaction.
+
+    `Delivery.consumer` makes consumers.
     """
 
     def __init__(
@@ -48,54 +50,54 @@ class Consumer:
         topic: Topic,
         dispatcher: Dispatcher,
         holding: Holding,
-        watching: Callable[[], Watch],
+        create_watch: Callable[[], Watch],
         *,
         subscription: str | None,
     ) -> None:
-        """See `Delivery.consumer`, which makes them; a consumer that begins at a position of its own has no cursor."""
-        self._subscription = subscription
+        self._subscription = subscription  # None if the consumer has no cursor
         self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
-        self._watching = watching
+        self._create_watch = create_watch
         self._watch: Watch | None = None
-        self._using = threading.Lock()  # held while it receives or closes, and before the dispatcher's `receiving`
-        self._closed = False
+        self._lock = threading.Lock()  # held while it receives or closes; taken before the dispatcher's `receiving`
+        self._is_closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
-        """Messages that may be delivered now, at most `max_entries`; none if there are none, without waiting.
+        """Return at most `max_entries` messages that may be delivered now. Do not wait if there are none.
 
-        First what the index found to be due, in order of (delivery time, ledger, entry), then the log, in its order.
-        No message comes before its delivery time. What was received is not received again, here or by another consumer
-        of this process, unless it is given back: by `nack` or by closing. Where a transaction that acknowledged it by
-        `Subscriptions.acknowledge` was aborted, give it back by `nack`: here that is only seen if a consumer received
-        while the transaction held it.
-        What is acknowledged never comes again, but after a seek.
+        Due messages of the index come first, by (delivery time, ledger, entry). Then come messages of the log, in its
+        order. No message comes before its delivery time.
+
+        A received message does not come again to any consumer of this process, unless it is given back by `nack` or
+        `close`. An acknowledged message comes again only after a seek. If a transaction that acknowledged a message by
+        `Subscriptions.acknowledge` is aborted, give the message back by `nack`. The abort itself has that effect only
+        if a consumer received while the transaction held the message.
 
         Raises:
-            InvalidInput: A limit below 1.
-            UnknownObject: No such subscription, or no such topic any more.
+            InvalidInput: `max_entries` is below 1.
+            UnknownObject: The subscription or the topic does not exist any more.
             PreconditionFailed: The consumer is closed.
-            MissingData, CorruptData: Of the log or the cursor; nothing was handed out.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; nothing was handed out.
+            MissingData, CorruptData: The log or the cursor is damaged. No message was delivered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. No message was delivered.
         """
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
-        with self._using:
+        with self._lock:
             self._require_open()
             with self._dispatcher.receiving:
                 return self._dispatcher.receive(self._holding, max_entries)
 
     def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> Acknowledged:
-        """Acknowledge everything up to and including the message, if this consumer has received all of it.
+        """Acknowledge all messages up to and including a position, if this consumer has received all of them.
 
-        What a transaction acknowledges so is received again if the transaction is aborted.
+        If the transaction is aborted, its messages are received again.
 
         Raises:
-            AcknowledgementStale: A message up to there is not acknowledged and was not received here, was given back,
-                or was received before the subscription gave messages back. Acknowledge single messages instead.
+            AcknowledgementStale: A message up to there is neither acknowledged nor received here since the subscription
+                last gave messages back. Acknowledge single messages instead.
             PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
-            And what `Subscriptions.acknowledge` raises.
+            SextonError: Any error of `Subscriptions.acknowledge`.
         """
-        with self._using:
+        with self._lock:
             self._require_open()
             if self._subscription is None:
                 found = "one without a subscription, or that begins at a position of its own"
@@ -104,15 +106,15 @@ class Consumer:
                 )
             releases = self._require_received(self._subscription, up_to=position)
             # The subscription's other consumers receive during the commit, which checks the releases again.
-            answer = self._delivery.subscriptions.acknowledge(
+            acknowledged = self._delivery.subscriptions.acknowledge(
                 self._topic.topic_id, self._subscription, up_to=position, releases=releases, txn=txn
             )
             with self._dispatcher.receiving:
-                self._dispatcher.acknowledged_to(self._holding, position)
-            return answer
+                self._dispatcher.record_acknowledged(self._holding, position)
+            return acknowledged
 
     def _require_received(self, subscription: str, *, up_to: Position) -> int:
-        """Return the releases with which this consumer has received everything up to the position."""
+        """Return the releases with which this consumer has received all messages up to the position."""
         with self._dispatcher.receiving:
             gap, releases = self._dispatcher.first_gap(self._holding), self._dispatcher.releases
         if gap <= up_to:
@@ -125,49 +127,49 @@ class Consumer:
             )
         return releases
 
-    def cumulative(self) -> tuple[int, Position] | None:
-        """Return the releases that `up_to` needs, and the first position that it must stay before.
+    def cumulative_bounds(self) -> tuple[int, Position] | None:
+        """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of its position.
 
-        None: this consumer has no subscription, or begins at a position of its own.
+        A consumer without a subscription, or that begins at a position of its own, returns `None`.
         """
         if self._subscription is None:
             return None
-        with self._using, self._dispatcher.receiving:
+        with self._lock, self._dispatcher.receiving:
             return self._dispatcher.releases, self._dispatcher.first_gap(self._holding)
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back: they are delivered again, first of all. One that was not received here is left alone."""
+        """Give messages back: they are delivered again, before all others. Messages not received here are ignored."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there may be something to receive: a message came to the log, or the time of one has come.
+        """Wait until there may be something to receive: a message came to the log, or a message became due.
 
-        So receive first and wait where that found nothing. The first wait ends at once, because no consumer has looked
-        at the log before. What another consumer gives back meanwhile is met when the time is up.
+        Receive first, and wait only if nothing was received. The first wait ends at once, because it only records the
+        end of the log. A message that another consumer gives back does not end the wait.
 
         Args:
-            timeout_s: The longest wait.
+            timeout_s: Longest wait.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
         """
         if self._watch is None:
-            self._watch = self._watching()
+            self._watch = self._create_watch()
         else:
             self._watch.wait(min(timeout_s, self._dispatcher.idle_s()))
 
     def close(self) -> None:
-        """Give back all that was received and is not acknowledged. Closing again changes nothing.
+        """Give back all messages that were received and not acknowledged. Closing again changes nothing.
 
-        It waits until this consumer has received, and for no other one.
+        It waits for a `receive` of this consumer that is under way, but not for other consumers.
         """
-        with self._using:
-            if not self._closed:
-                self._closed = True
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
                 self._delivery.leave(self._topic, self._dispatcher, self._holding)
 
     def __enter__(self) -> Self:
@@ -180,7 +182,18 @@ class Consumer:
 
 
 class Delivery:
-    """Consumers of one process. Threads share it."""
+    """Consumers of one process. It is thread-safe.
+
+    Args:
+        index: The catalog's lists of buckets.
+        segments: Reader of bucket snapshots.
+        managed: The log.
+        subscriptions: Cursors of the subscriptions.
+        transactions: Frontier up to which readers may see the log.
+        clock: Clock that decides which messages are due.
+        tolerance_ms: Messages may be delivered this long before their delivery time.
+        alarm: Called for each bucket that is listed and cannot be read.
+    """
 
     def __init__(
         self,
@@ -192,22 +205,10 @@ class Delivery:
         transactions: Transactions,
         clock: Clock | None = None,
         tolerance_ms: int = 0,
-        alarm: Alarm = _silent,
+        alarm: Alarm = _ignore_alarm,
     ) -> None:
-        """Deliver what the log holds.
-
-        Args:
-            index: The catalog's lists of buckets.
-            segments: Where snapshots of buckets are read.
-            managed: The log.
-            subscriptions: What was acknowledged.
-            transactions: How far readers may see.
-            clock: Its time decides what is due.
-            tolerance_ms: A message may be delivered so much before its time.
-            alarm: Told of each bucket that is listed and cannot be read.
-        """
-        self._index, self.loading = index, MeasuredSegments(segments)
-        """What all trackers have loaded, and how long that took."""
+        self._index, self.snapshots = index, MeasuredSnapshots(segments)
+        """Snapshot reader of all trackers. It counts and times their reads."""
         self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
         self._alarm = alarm
@@ -223,37 +224,37 @@ class Delivery:
         from_position: Position | None = None,
         columns: Sequence[str] = READABLE,
     ) -> Consumer:
-        """A consumer; nothing is read until it receives.
+        """Return a new consumer. Nothing is read before its first `receive`.
 
         Args:
-            topic: Whose messages.
-            subscription: Leave out what it has acknowledged. None: there is none, and nothing counts as acknowledged.
-            from_position: Nothing before it is wanted; such a consumer shares with no other. None: all that there is.
-            columns: What is fetched of messages; consumers of a subscription in one process want the same.
+            topic: Topic of the messages.
+            subscription: Subscription whose acknowledged messages are left out. `None` leaves out no message.
+            from_position: First position to deliver. Such a consumer shares its messages with no other consumer.
+            columns: Columns to fetch. Consumers of a subscription in one process must use the same.
 
         Raises:
-            InvalidInput: Another consumer of the subscription here wants other columns.
+            InvalidInput: Another consumer of the subscription in this process has other columns.
         """
         with self._lock:
-            shared = self._tracker(topic)
+            shared = self._get_tracker(topic)
             if subscription is not None and from_position is None:
-                known = self._dispatchers.get((topic.topic_id, subscription))
-                dispatcher = known or self._dispatcher(topic, shared, subscription, None, columns)
+                existing = self._dispatchers.get((topic.topic_id, subscription))
+                dispatcher = existing or self._create_dispatcher(topic, shared, subscription, None, columns)
                 if set(dispatcher.columns) != set(columns):
                     others = f"{', '.join(dispatcher.columns)}, as the subscription's other consumers here"
                     raise InvalidInput("columns", expected=others, found=", ".join(columns))
                 self._dispatchers[topic.topic_id, subscription] = dispatcher
-                acknowledging = subscription
+                cursor = subscription
             else:
-                dispatcher = self._dispatcher(topic, shared, subscription, from_position, columns)
-                acknowledging = None
+                dispatcher = self._create_dispatcher(topic, shared, subscription, from_position, columns)
+                cursor = None
             with shared.lock:
-                watching = partial(self._managed.watch, topic)
-                return Consumer(self, topic, dispatcher, dispatcher.join(), watching, subscription=acknowledging)
+                create_watch = partial(self._managed.watch, topic)
+                return Consumer(self, topic, dispatcher, dispatcher.add_consumer(), create_watch, subscription=cursor)
 
     @property
     def memory_bytes(self) -> int:
-        """What all trackers hold in memory, about."""
+        """Approximate size of all trackers in memory."""
         total = 0
         with self._lock:
             for shared in self._trackers.values():
@@ -262,33 +263,33 @@ class Delivery:
         return total
 
     def leave(self, topic: Topic, dispatcher: Dispatcher, holding: Holding) -> None:
-        """For `Consumer.close`, which keeps the consumer from receiving: forget what is not used any more."""
+        """Remove a consumer that receives no more. Drop the dispatcher and the tracker if it was the last one."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:
-                dispatcher.forget(holding)
+                dispatcher.remove_consumer(holding)
                 if dispatcher.holdings:
                     return
-                shared.readings.remove(dispatcher)
-                if not shared.readings:
+                shared.readers.remove(dispatcher)
+                if not shared.readers:
                     del self._trackers[topic.topic_id]
-            for key in [key for key, known in self._dispatchers.items() if known is dispatcher]:
+            for key in [key for key, other in self._dispatchers.items() if other is dispatcher]:
                 del self._dispatchers[key]
-            dispatcher.end()
+            dispatcher.close_scan()
 
-    def _tracker(self, topic: Topic) -> SharedTracker:
+    def _get_tracker(self, topic: Topic) -> SharedTracker:
         if topic.topic_id not in self._trackers:
             self._trackers[topic.topic_id] = SharedTracker(
                 topic,
                 index=self._index,
-                segments=self.loading,
+                segments=self.snapshots,
                 clock=self._clock,
                 tolerance_ms=self._tolerance_ms,
                 alarm=self._alarm,
             )
         return self._trackers[topic.topic_id]
 
-    def _dispatcher(
+    def _create_dispatcher(
         self,
         topic: Topic,
         shared: SharedTracker,
@@ -296,24 +297,24 @@ class Delivery:
         start: Position | None,
         columns: Sequence[str],
     ) -> Dispatcher:
-        def state() -> Subscription:
+        def read_subscription() -> Subscription:
             if subscription is None:
-                told = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
+                stored = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
             else:
-                told = self.subscriptions.consuming(topic.topic_id, subscription)
+                stored = self.subscriptions.consuming(topic.topic_id, subscription)
             if start is None:
-                return told
-            mark = max(told.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))
-            return replace(told, state=replace(told.state, mark_delete=mark))
+                return stored
+            mark_delete = max(stored.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))
+            return replace(stored, state=replace(stored.state, mark_delete=mark_delete))
 
-        made = Dispatcher(
+        dispatcher = Dispatcher(
             topic,
             shared,
-            state=state,
+            state=read_subscription,
             managed=self._managed,
             transactions=self._transactions,
             columns=columns,
         )
         with shared.lock:
-            shared.readings.append(made)
-        return made
+            shared.readers.append(dispatcher)
+        return dispatcher

@@ -1,11 +1,13 @@
-"""Merging two adjacent buckets: their snapshots are read window by window, and one that holds both takes their place.
+"""Merge of two adjacent buckets: their snapshots are read window by window, and one new bucket replaces both.
 
-In memory are one segment of each and what the footer of the new one will hold, however large the buckets are. The
-sources are retired by the switch to the new one and never before; a merge that dies leaves a newborn ledger, which a
-sweep takes away. Messages that were due when the merge began, less a minute, are left out: the log hands them out.
-Without that, a topic of one bucket would keep every message that it ever delayed.
+Memory holds one segment of each source and the new footer, however large the buckets are. Only the switch to the new
+bucket retires the sources. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
-Source: PIP-195 (merging buckets); field cases 57 and 59; apache/pulsar#26251, #26241.
+Messages that were due a minute before the merge began are left out, because readers get them from the log. Otherwise a
+topic with one bucket would keep every message that was ever delayed.
+
+Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
+bucket limits fail.
 """
 
 import logging
@@ -29,27 +31,27 @@ from logstore.errors import CorruptData
 from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
 from logstore.positions import LedgerId, TopicId
 
-_MERGED: Final = "merged into a larger bucket"
+_AUDIT_REASON: Final = "merged into a larger bucket"
 _PASSED_MS: Final = 60_000
-"""Messages that have been due for so long by the catalog's clock are due by every process's own."""
+"""Margin for clocks: a message due this long by the catalog's clock is due by the clock of every process."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """What a merge came to."""
+class MergeResult:
+    """Result of one merge."""
 
-    switched: bool = False  # the list now has the one in the place of the two
-    messages: int = 0  # in the new bucket; 0: all of them had passed, and there is none
+    switched: bool = False  # whether the list has the new bucket instead of the two sources
+    messages: int = 0  # in the new bucket; 0 means that no message remained and there is no new bucket
     passed: int = 0  # messages that were due, and are in no bucket any more
-    damaged: LedgerId | None = None  # the bucket whose snapshot cannot be read and is listed all the same
+    damaged: LedgerId | None = None  # listed bucket whose snapshot cannot be read
     loads: int = field(default=0, compare=False)  # segments that were read
-    load_s: float = field(default=0.0, compare=False)  # for how long
+    load_s: float = field(default=0.0, compare=False)  # time to read them
 
 
-class _Reading:
-    """Sources that are read: which of them was read last, whose error an error of reading is, and for how long."""
+class _MeasuredReader:
+    """Reader of source segments. It remembers the bucket that was read last, to which a read error belongs."""
 
     def __init__(self, snapshots: BucketSnapshots) -> None:
         self._snapshots = snapshots
@@ -59,97 +61,104 @@ class _Reading:
     def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
         segments = self._snapshots.rows(bucket)
         while True:
-            self.bucket, begun = bucket, time.monotonic()
+            self.bucket, started_s = bucket, time.monotonic()
             rows = next(segments, None)
             if rows is None:
                 return
-            self.loads, self.load_s = self.loads + 1, self.load_s + time.monotonic() - begun
+            self.loads, self.load_s = self.loads + 1, self.load_s + time.monotonic() - started_s
             yield rows
 
 
 class Merger:
-    """Merges buckets. Threads share one."""
+    """Merger of buckets. It is thread-safe. The folder `scratch` holds one file as large as a bucket."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots, scratch: Path) -> None:
-        """Work on the lists of buckets and their snapshots, with a folder for one file as large as a bucket."""
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
 
     def merge(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
-    ) -> Merged:
-        """Put one bucket in the place of two adjacent ones.
+    ) -> MergeResult:
+        """Replace two adjacent buckets by one.
 
-        Idempotency: once it is done, the two are not listed any more, and nothing changes. Of two merges at once one
-        switches; what the other one wrote is retired in the transaction that refuses it.
+        Idempotency: if the two buckets are not listed any more, nothing changes. Of two concurrent merges one switches.
+        The transaction that refuses the other one retires what it wrote.
 
         Args:
-            topic_id: Whose buckets.
-            pair: The two, in the order of their ranges.
-            progress: Told the number of messages written, after each window.
+            topic_id: Topic of the buckets.
+            pair: The two bucket ids, in the order of their ranges.
+            progress: Receives the number of messages written so far, after each window.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeating is fine.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call.
         """
         listed = self._index.listed(topic_id)
-        at = next((at for at, one in enumerate(listed.buckets) if one.bucket_id == pair[0]), None)
-        sources = () if at is None else listed.buckets[at : at + 2]
-        if tuple(one.bucket_id for one in sources) != pair:
-            return Merged()
-        reading = _Reading(self._snapshots)
+        first = next((number for number, bucket in enumerate(listed.buckets) if bucket.bucket_id == pair[0]), None)
+        sources = () if first is None else listed.buckets[first : first + 2]
+        if tuple(bucket.bucket_id for bucket in sources) != pair:
+            return MergeResult()
+        reader = _MeasuredReader(self._snapshots)
         try:
-            done = self._merge(topic_id, listed.version, sources, reading, progress)
+            result = self._merge(topic_id, listed.version, sources, reader, progress)
         except (SnapshotGone, CorruptData) as unreadable:
-            if reading.bucket.bucket_id not in {one.bucket_id for one in self._index.listed(topic_id).buckets}:
-                return Merged()
-            _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reading.bucket.bucket_id, unreadable)
-            done = Merged(damaged=reading.bucket.bucket_id)
-        return replace(done, loads=reading.loads, load_s=reading.load_s)
+            if reader.bucket.bucket_id not in {bucket.bucket_id for bucket in self._index.listed(topic_id).buckets}:
+                return MergeResult()
+            _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reader.bucket.bucket_id, unreadable)
+            result = MergeResult(damaged=reader.bucket.bucket_id)
+        return replace(result, loads=reader.loads, load_s=reader.load_s)
 
     def _merge(
         self,
         topic_id: TopicId,
         version: int,
         sources: tuple[Bucket, ...],
-        reading: "_Reading",
+        reader: _MeasuredReader,
         progress: Callable[[int], None],
-    ) -> Merged:
+    ) -> MergeResult:
         from_ms = self._index.now_ms() - _PASSED_MS
-        gone, before = tuple(one.bucket_id for one in sources), sum(one.messages for one in sources)
-        switch = BucketSwitch(topic_id=topic_id, expected=version, removed=gone, reason=_MERGED)
+        removed = tuple(bucket.bucket_id for bucket in sources)
+        switch = BucketSwitch(topic_id=topic_id, expected=version, removed=removed, reason=_AUDIT_REASON)
 
-        def publish(born: NewBucket) -> bool:
-            return self._index.switch(replace(switch, added=(born,)))
+        def publish(added: NewBucket) -> bool:
+            return self._index.switch(replace(switch, added=(added,)))
 
-        written, known = 0, self._entries_of(sources, reading)
-        with new_snapshot(self._scratch, topic_id, sources[0].first, sources[-1].last, known=known) as (file, writer):
-            left_out = partial(_leave_out, known, sources, reading)
-            for window in merge_sorted([reading.rows(one) for one in sources], from_ms=from_ms, on_skipped=left_out):
+        written_rows, entries = 0, self._unite_entries(sources, reader)
+        first, last = sources[0].first, sources[-1].last
+        with new_snapshot(self._scratch, topic_id, first, last, entries=entries) as (file, writer):
+            on_skipped = partial(_remove_skipped, entries, sources, reader)
+            windows = [reader.rows(bucket) for bucket in sources]
+            for window in merge_sorted(windows, from_ms=from_ms, on_skipped=on_skipped):
                 writer.add(window)
-                written += len(window)
-                progress(written)
-            switched = self._snapshots.write(file, writer.close(), publish) if written else self._index.switch(switch)
-        return Merged(switched=switched, messages=written, passed=before - written) if switched else Merged()
+                written_rows += len(window)
+                progress(written_rows)
+            if written_rows:
+                is_switched = self._snapshots.write(file, writer.close(), publish)
+            else:
+                is_switched = self._index.switch(switch)
+        if not is_switched:
+            return MergeResult()
+        passed = sum(bucket.messages for bucket in sources) - written_rows
+        return MergeResult(switched=True, messages=written_rows, passed=passed)
 
-    def _entries_of(self, sources: tuple[Bucket, ...], reading: "_Reading") -> dict[LedgerId, BitMap]:
-        """The entries of all sources, as their footers have them: to gather them from rows takes longer."""
-        found: dict[LedgerId, BitMap] = {}
-        for one in sources:
-            reading.bucket = one
-            add_entries(found, self._snapshots.footer(one).bitmaps)
-        return found
+    def _unite_entries(self, sources: tuple[Bucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
+        """Return the entries of all sources, from their footers. Collecting them from rows takes longer."""
+        entries: dict[LedgerId, BitMap] = {}
+        for bucket in sources:
+            reader.bucket = bucket
+            add_entries(entries, self._snapshots.footer(bucket).bitmaps)
+        return entries
 
 
-def _leave_out(
-    known: dict[LedgerId, BitMap], sources: tuple[Bucket, ...], reading: _Reading, rows: DelayedRows
+def _remove_skipped(
+    entries: dict[LedgerId, BitMap], sources: tuple[Bucket, ...], reader: _MeasuredReader, rows: DelayedRows
 ) -> None:
-    """Take rows that are left out from the entries of all sources, too.
+    """Remove skipped rows from the entries of all sources.
 
     Raises:
-        CorruptData: A row is none of these entries; `reading` then has its bucket.
+        CorruptData: A row is not among these entries. `reader.bucket` is then the row's bucket.
     """
-    bits = rows.bitmaps()
-    if first := first_position(subtract(bits, known)):
-        reading.bucket = next((one for one in sources if first <= one.last), sources[-1])
+    skipped = rows.bitmaps()
+    if first := first_position(subtract(skipped, entries)):
+        reader.bucket = next((bucket for bucket in sources if first <= bucket.last), sources[-1])
         raise CorruptData(f"expected entry {first} of a segment in the bitmaps of the footer, too")
-    remove_entries(known, bits)
+    remove_entries(entries, skipped)

@@ -1,13 +1,16 @@
-"""The tracker of one topic in one process: loaded from the list of buckets, and shared by all subscriptions.
+"""Tracker of one topic that all its subscriptions in one process share. It is loaded from the list of buckets.
 
-What it takes, because it is due, it hands to every subscription that reads here; a subscription that does not meets it
-in its own reading of the log. The list is looked at now and then, and whenever a bucket cannot be read. A bucket that
-cannot be read though it still is listed is an alarm; its messages then come from the log.
+Messages that become due are offered to every subscription that reads in this process. A subscription that joins later
+finds them in its own reading of the log.
 
-Catalog and storage are asked without the lock, because they may answer late: meanwhile subscriptions read on, and wait
-only where they need the same answer.
+The list is read again every ten seconds, and whenever a bucket cannot be read. A bucket that is still listed and cannot
+be read is an alarm. Its messages then come from the log.
 
-Source: PIP-195; field cases 58, 61 and 62.
+Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions read on. They wait
+only if they need the same answer.
+
+Source: PIP-195. Failures that this prevents: apache/pulsar#26230 (a tracked message is never delivered), #19801
+(disconnecting consumers wipes the index), #22735 (failed recovery hangs the dispatcher).
 """
 
 import logging
@@ -27,61 +30,60 @@ from logstore.positions import LedgerId, Position
 
 _LOG: Final = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 10.0
-"""A list that changed is found after so long. Nothing rests on it: it frees what was sealed meanwhile."""
+_REFRESH_INTERVAL_S: Final = 10.0
+"""Age at which the list is read again. No delivery depends on it: a fresh list only frees memory of sealed messages."""
 
 Alarm = Callable[[Topic, Bucket], None]
-"""Told once of each bucket that is listed and cannot be read."""
+"""Callback for each bucket that is listed and cannot be read, once per bucket."""
 
 
-class MeasuredSegments:
-    """Counts what is loaded, and how long that takes; trackers of several topics may share it."""
+class MeasuredSnapshots:
+    """Snapshot reader that counts and times its reads. Trackers of several topics may share it."""
 
-    def __init__(self, segments: SnapshotReader) -> None:
-        """Read there."""
-        self._segments = segments
+    def __init__(self, snapshots: SnapshotReader) -> None:
+        self._snapshots = snapshots
         self._lock = threading.Lock()
         self.loads = 0
-        """Footers and segments that were read."""
+        """Number of footers and segments that were read."""
         self.load_s = 0.0
-        """How long that took, seconds, waiting for the store included."""
+        """Time of all reads in seconds, waits for storage included."""
 
     def footer(self, bucket: Bucket) -> SnapshotFooter:
-        """See `Segments`."""
-        with self._measured():
-            return self._segments.footer(bucket)
+        """Return the footer of the bucket's snapshot."""
+        with self._measure():
+            return self._snapshots.footer(bucket)
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
-        """See `Segments`."""
-        with self._measured():
-            return self._segments.segment(bucket, number)
+        """Return the rows of one segment, counted from 0."""
+        with self._measure():
+            return self._snapshots.segment(bucket, number)
 
     @contextmanager
-    def _measured(self) -> Iterator[None]:
-        begun = time.monotonic()
+    def _measure(self) -> Iterator[None]:
+        started_s = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
                 self.loads += 1
-                self.load_s += time.monotonic() - begun
+                self.load_s += time.monotonic() - started_s
 
 
-class Reading(Protocol):
-    """A subscription that reads in this process."""
+class SubscriptionReader(Protocol):
+    """Subscription that reads in this process."""
 
     def offer(self, rows: DelayedRows) -> None:
-        """Messages that are due, and that the tracker knows no more."""
+        """Deliver messages that are due. They are no longer tracked."""
 
     def rewind(self, position: Position) -> None:
-        """Read again from there: the tracker knew messages from there on, and does not any more."""
+        """Read the log again from a position, because messages there are no longer tracked."""
 
 
 class SharedTracker:
-    """The delayed messages of one topic.
+    """Delayed messages of one topic, loaded by the first `refresh`.
 
-    `refresh` and `catch_up` want `lock` not to be held; all else wants it to be held. One thread at a time reads the
-    list, and one a segment; what it finds is taken over under the lock.
+    Callers of `refresh` and `catch_up` must not hold `lock`. Callers of all other methods hold it. One thread at a time
+    reads the list, and one reads a segment. Results are stored under the lock.
     """
 
     def __init__(
@@ -94,112 +96,110 @@ class SharedTracker:
         tolerance_ms: int,
         alarm: Alarm,
     ) -> None:
-        """Read nothing yet."""
         self.lock = threading.RLock()
-        self.readings: list[Reading] = []
+        self.readers: list[SubscriptionReader] = []
         self.tracker = Tracker(segments)
-        self._topic, self._index, self._segments = topic, index, segments
-        self._listing, self._loading = threading.Lock(), threading.Lock()
+        self._topic, self._index, self._snapshots = topic, index, segments
+        self._list_lock, self._segment_lock = threading.Lock(), threading.Lock()
         self._clock, self._tolerance_ms = clock, tolerance_ms
         self._alarm = alarm
-        self._alarmed: set[LedgerId] = set()
-        self._looked_s: float | None = None
+        self._reported: set[LedgerId] = set()
+        self._refreshed_s: float | None = None
 
     def due_ms(self) -> int:
-        """The latest delivery time that is due now, inclusive."""
+        """Return the latest delivery time that is due now, inclusive."""
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
     def refresh(self) -> None:
-        """Load the list of buckets if it may have changed. While another thread does that, the old one will do.
+        """Load the list of buckets if it may have changed. While another thread does so, use the old list.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; the next call tries again.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. The next call tries again.
         """
-        if self._is_fresh() or not self._listing.acquire(blocking=self._looked_s is None):
+        if self._is_fresh() or not self._list_lock.acquire(blocking=self._refreshed_s is None):
             return
         try:
             if not self._is_fresh():
                 now_s = self._clock.monotonic_s()
                 self._load_list()
-                self._looked_s = now_s
+                self._refreshed_s = now_s
         finally:
-            self._listing.release()
+            self._list_lock.release()
 
     def hand_over(self, limit: int) -> bool:
-        """Take at most `limit` messages that are due and in memory, and offer them to every subscription that reads.
+        """Take at most `limit` due messages that are in memory, and offer them to all readers.
 
-        Returns whether there may be more in memory.
+        Returns:
+            Whether there may be more in memory.
         """
         rows = self.tracker.take_due(self.due_ms(), limit)
-        for reading in self.readings:
-            reading.offer(rows)
+        for reader in self.readers:
+            reader.offer(rows)
         self._rewind(self.tracker.pop_rewinds())
         return len(rows) == limit
 
     def is_behind(self) -> bool:
-        """Whether `catch_up` has something to read: a segment that is due, or the list, because a bucket is missed."""
-        return bool(self._missed()) or self.tracker.bucket_to_read(self.due_ms()) is not None
+        """Return whether `catch_up` has to read a segment that is due, or the list because of a lost bucket."""
+        return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def catch_up(self) -> None:
-        """Read one segment that is due, unless another thread has, and the list where a bucket is missed.
+        """Read one segment that is due, unless another thread has. Read the list again if a bucket was lost.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer; the next call tries again.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. The next call tries again.
         """
-        with self._loading:
+        with self._segment_lock:
             with self.lock:
-                rows = self.tracker.bucket_to_read(self.due_ms())
-            if rows:
-                segment = rows.read_next_segment()
+                source = self.tracker.bucket_to_read(self.due_ms())
+            if source:
+                segment = source.read_next_segment()
                 with self.lock:
-                    self.tracker.load_segment(rows, segment)
+                    self.tracker.load_segment(source, segment)
                     self._rewind(self.tracker.pop_rewinds())
-        self._look_after_missed()
+        self._recover_lost_buckets()
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track messages that a reader found not to be due; returns those that are due by now, with their times."""
-        found = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
-        return [due for due in found if not self.tracker.add(due[1], due[0])]
+        """Track messages that a reader found not to be due. Return those that are due by now, with their times."""
+        messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
+        return [message for message in messages if not self.tracker.add(message[1], message[0])]
 
     def _rewind(self, positions: list[Position]) -> None:
         for position in positions:
-            for reading in self.readings:
-                reading.rewind(position)
+            for reader in self.readers:
+                reader.rewind(position)
 
     def _is_fresh(self) -> bool:
-        return self._looked_s is not None and self._clock.monotonic_s() < self._looked_s + _LOOK_EVERY_S
+        return self._refreshed_s is not None and self._clock.monotonic_s() < self._refreshed_s + _REFRESH_INTERVAL_S
 
     def _load_list(self) -> bool:
-        """Read the list, and load it unless it is the one that we have; whether it was loaded. `_listing` is held."""
+        """Read the list, and load it if it differs. Return whether it was loaded. The caller holds `_list_lock`."""
         listed = self._index.listed(self._topic.topic_id)
         with self.lock:
-            if self._looked_s is not None and listed.version == self.tracker.bucket_list.version:
+            if self._refreshed_s is not None and listed.version == self.tracker.bucket_list.version:
                 return False
-            new = self.tracker.unopened_buckets(listed)
-        opened = open_buckets(new, self._segments)
+            unopened = self.tracker.unopened_buckets(listed)
+        opened = open_buckets(unopened, self._snapshots)
         with self.lock:
             self._rewind(self.tracker.load(listed, opened))
         return True
 
-    def _missed(self) -> list[Bucket]:
-        """Buckets that cannot be read, that were not reported yet."""
-        return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._alarmed]
+    def _unreported_buckets(self) -> list[Bucket]:
+        return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
-    def _look_after_missed(self) -> None:
-        """Read the list again where a bucket is missed: it may be merged or dropped."""
-        with self._listing:
+    def _recover_lost_buckets(self) -> None:
+        """Read the list again if a bucket was lost, because it may be merged or dropped. Otherwise raise the alarm."""
+        with self._list_lock:
             while True:
                 with self.lock:
-                    missed = self._missed()
-                if not missed:
+                    unreported = self._unreported_buckets()
+                if not unreported:
                     return
                 if not self._load_list():
-                    for bucket in missed:
-                        self._tell(bucket)
+                    for bucket in unreported:
+                        self._raise_alarm(bucket)
 
-    def _tell(self, bucket: Bucket) -> None:
-        """Say that a bucket cannot be read though the list, which was read again, still has it."""
-        self._alarmed.add(bucket.bucket_id)
+    def _raise_alarm(self, bucket: Bucket) -> None:
+        self._reported.add(bucket.bucket_id)
         _LOG.error(
             "DelayedBucketLost: topic %s: the snapshot of bucket %s (%s to %s, %d messages) cannot be read; its "
             "messages come from the log until it is built again",

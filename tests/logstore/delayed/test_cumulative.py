@@ -197,10 +197,10 @@ def test_reader_without_a_cursor_of_its_own_acknowledges_nothing(world: World) -
     for reader in readers:
         with pytest.raises(PreconditionFailed):
             reader.acknowledge_to(_at(4))
-    assert readers[0].cumulative() is None
+    assert readers[0].cumulative_bounds() is None
     with _consumer(world) as consumer:
         consumer.receive(4)
-        assert consumer.cumulative() == (0, _at(4))
+        assert consumer.cumulative_bounds() == (0, _at(4))
 
 
 @pytest.mark.parametrize("ending", ["committed", "aborted", "open", "sought"])
@@ -264,7 +264,7 @@ def test_message_whose_time_has_not_come_is_not_covered_without_releases(world: 
     process = world.process()
     with process.delivery.consumer(world.topic, _SUB) as consumer:
         assert waiting not in {entry.position for entry in consumer.receive(99)}
-        assert consumer.cumulative() == (0, waiting)
+        assert consumer.cumulative_bounds() == (0, waiting)
     acknowledge = process.subscriptions.acknowledge
     assert acknowledge(world.topic.topic_id, _SUB, up_to=_at(9)).mark_delete == _at(9)
     if releases is None:
@@ -274,6 +274,6 @@ def test_message_whose_time_has_not_come_is_not_covered_without_releases(world: 
     world.catalog.advance(seconds=60)
     with process.delivery.consumer(world.topic, _SUB) as consumer:
         assert len(consumer.receive(99)) == 2
-        releases, limit = consumer.cumulative() or (-1, waiting)
+        releases, limit = consumer.cumulative_bounds() or (-1, waiting)
     assert limit > last
     assert acknowledge(world.topic.topic_id, _SUB, up_to=last, releases=releases).mark_delete == last

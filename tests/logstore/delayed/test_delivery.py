@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from logstore.delayed.services.delivery import Consumer
 from logstore.delayed.services.dispatch import Dispatcher
-from logstore.delayed.services.log_reading import MOST_REPLAYED, ReplaySet
+from logstore.delayed.services.log_reader import MAX_REPLAY_MESSAGES, ReplaySet
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import Entry
 from logstore.log.services.arrivals import Watch
@@ -165,7 +165,7 @@ def test_consumers_that_come_and_go_change_nothing_of_the_index(world: World) ->
             assert (len(delivery._trackers), delivery.memory_bytes > 0) == (1, True)
         assert (len(delivery._trackers), delivery.memory_bytes) == (0, 0)
     assert (world.buckets, world.snapshots.files) == before
-    assert delivery.loading.loads == len(world.snapshots.reads) == 3
+    assert delivery.snapshots.loads == len(world.snapshots.reads) == 3
     world.advance(20)
     with delivery.consumer(world.topic, "billing") as consumer:
         assert _ids(consumer.receive(5)) == [0, 1]
@@ -188,26 +188,26 @@ def test_consumers_of_a_subscription_share_its_messages_and_give_back_what_they_
 
 def test_consumer_leaves_a_long_list_to_the_log(world: World) -> None:
     """What does not fit into the replay set is read again."""
-    world.append(*[None] * (MOST_REPLAYED + 50))
+    world.append(*[None] * (MAX_REPLAY_MESSAGES + 50))
     delivery = world.process().delivery
     one, two = (delivery.consumer(world.topic, "billing") for _ in range(2))
-    assert len(one.receive(MOST_REPLAYED + 50)) == MOST_REPLAYED + 50
+    assert len(one.receive(MAX_REPLAY_MESSAGES + 50)) == MAX_REPLAY_MESSAGES + 50
     one.close()
-    assert _ids(two.receive(MOST_REPLAYED + 100)) == list(range(MOST_REPLAYED + 50))
+    assert _ids(two.receive(MAX_REPLAY_MESSAGES + 100)) == list(range(MAX_REPLAY_MESSAGES + 50))
 
 
 def test_subscription_that_does_not_receive_is_kept_within_bounds_and_loses_nothing(world: World) -> None:
     """Its replay set is full at some point; the rest it meets in the log."""
     world.snapshots = Snapshots(segment_rows=(1_000, 5_000), step_ms=1)
-    world.append(*[10] * (MOST_REPLAYED + 1_500))
+    world.append(*[10] * (MAX_REPLAY_MESSAGES + 1_500))
     world.seal()
     delivery = world.process().delivery
     fast, slow = (delivery.consumer(world.topic, name) for name in ("billing", "shipping"))
     assert fast.receive(5) == slow.receive(5) == []
     world.advance(10)
     got = [entry for _ in range(12) for entry in fast.receive(1_000)]
-    assert len(got) == MOST_REPLAYED + 1_500
-    assert sorted(_ids(slow.receive(20_000))) == list(range(MOST_REPLAYED + 1_500))
+    assert len(got) == MAX_REPLAY_MESSAGES + 1_500
+    assert sorted(_ids(slow.receive(20_000))) == list(range(MAX_REPLAY_MESSAGES + 1_500))
 
 
 def test_bucket_that_is_lost_is_an_alarm_and_its_messages_come_from_the_log(world: World) -> None:
@@ -487,7 +487,7 @@ def test_threads_of_two_subscriptions_get_every_message_once(world: World) -> No
 
 def test_replay_set_holds_each_message_once_and_gives_them_in_order() -> None:
     """As many as it may, and none that is later than asked for."""
-    replay = ReplaySet(most=3)
+    replay = ReplaySet(max_messages=3)
     assert all(replay.add(time, _at(entry)) for time, entry in ((5, 1), (5, 0), (3, 9), (3, 9)))
     assert not replay.add(1, _at(2))
     assert (len(replay), replay.has_room(9), _at(9) in replay, _at(2) in replay) == (3, False, True, False)

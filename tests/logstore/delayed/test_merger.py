@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from logstore.delayed.buckets import Bucket, BucketLimits, pair_to_merge
 from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.merging import Merged, Merger
+from logstore.delayed.services.merging import Merger, MergeResult
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -42,7 +42,7 @@ def _ids(*buckets: Bucket) -> tuple[LedgerId, LedgerId]:
 def test_merge_puts_one_bucket_in_the_place_of_two(topic: Stored) -> None:
     """It covers the range of both, its times are sorted across them, and the sources are retired by the switch."""
     before, pending, sealed_to = topic.buckets, topic.held(), topic.index.listed(topic.topic_id).sealed_to
-    assert topic.merger.merge(topic.topic_id, _ids(*before[1:])) == Merged(switched=True, messages=5)
+    assert topic.merger.merge(topic.topic_id, _ids(*before[1:])) == MergeResult(switched=True, messages=5)
     first, merged = topic.buckets
     assert first == before[0]
     assert (merged.first, merged.last, merged.messages) == (before[1].first, before[2].last, 5)
@@ -56,7 +56,7 @@ def test_merge_puts_one_bucket_in_the_place_of_two(topic: Stored) -> None:
 def test_merge_leaves_out_what_has_been_due_for_a_minute(topic: Stored) -> None:
     """The log hands it out. By the catalog's clock, less a minute: by no process's own is it still to come."""
     later = _at(topic, minutes=4 * 60 + 1)
-    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == Merged(switched=True, messages=4, passed=1)
+    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == MergeResult(switched=True, messages=4, passed=1)
     assert [due for due, _ in topic.held_by(topic.buckets[0])] == [topic.now_ms + at * HOUR_MS for at in (4, 5, 8, 9)]
 
 
@@ -77,7 +77,7 @@ def _at(topic: Stored, *, minutes: int) -> Merger:
 def test_merge_of_buckets_that_have_passed_leaves_none(topic: Stored) -> None:
     """A snapshot has at least one message."""
     later = _at(topic, minutes=10 * 60)
-    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == Merged(switched=True, passed=5)
+    assert later.merge(topic.topic_id, _ids(*topic.buckets[:2])) == MergeResult(switched=True, passed=5)
     assert (len(topic.buckets), len(topic.retired())) == (1, 2)
 
 
@@ -86,7 +86,7 @@ def test_merge_of_what_is_not_a_pair_of_neighbours_does_nothing(topic: Stored) -
     first, second, third = topic.buckets
     calls = len(topic.world.objects.calls)
     for pair in ((first, third), (second, first), (third, replace(third, bucket_id=LedgerId(99)))):
-        assert topic.merger.merge(topic.topic_id, _ids(*pair)) == Merged()
+        assert topic.merger.merge(topic.topic_id, _ids(*pair)) == MergeResult()
     assert len(topic.world.objects.calls) == calls
     assert topic.buckets == (first, second, third)
 
@@ -95,7 +95,7 @@ def test_merge_that_is_done_already_does_nothing(topic: Stored) -> None:
     """An attempt whose answer was lost is repeated."""
     pair, pending = _ids(*topic.buckets[:2]), topic.held()
     assert topic.merger.merge(topic.topic_id, pair).switched
-    assert topic.merger.merge(topic.topic_id, pair) == Merged()
+    assert topic.merger.merge(topic.topic_id, pair) == MergeResult()
     assert (topic.held(), len(topic.ledgers())) == (pending, 2)
 
 
@@ -107,7 +107,7 @@ def test_merge_whose_list_changes_meanwhile_retires_what_it_wrote(topic: Stored)
         topic.index.clear(topic.topic_id, reason="tests")
 
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=clear))
-    assert topic.merger.merge(topic.topic_id, pair) == Merged()
+    assert topic.merger.merge(topic.topic_id, pair) == MergeResult()
     assert (topic.buckets, topic.ledgers(), len(topic.retired())) == ((), [], 4)
 
 
@@ -169,7 +169,7 @@ def test_bucket_that_cannot_be_read_is_named_and_kept(
         found = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch).merge(
             topic.topic_id, _ids(*before[:2])
         )
-    assert found == Merged(damaged=before[1].bucket_id)
+    assert found == MergeResult(damaged=before[1].bucket_id)
     assert f"bucket {before[1].bucket_id} cannot be read" in caplog.text
     assert (topic.buckets, topic.retired()) == (before, [])
 
@@ -185,7 +185,7 @@ def test_bucket_that_is_dropped_while_it_is_read_is_no_damage(topic: Stored) -> 
 
     topic.world.objects.plan(Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=drop))
     merger = Merger(index=topic.index, snapshots=processed(topic.world), scratch=topic.merger._scratch)
-    assert merger.merge(topic.topic_id, _ids(first, second)) == Merged()
+    assert merger.merge(topic.topic_id, _ids(first, second)) == MergeResult()
     assert len(topic.buckets) == 2
 
 
@@ -199,7 +199,7 @@ def test_bucket_whose_bitmaps_lack_a_row_is_damaged_and_no_merge_fails_of_it(top
     pair = topic.buckets[2:4] if second else topic.buckets[3:5]
     assert odd in pair
     found = _at(topic, minutes=62).merge(topic.topic_id, _ids(*pair))
-    assert found == Merged(damaged=odd.bucket_id)
+    assert found == MergeResult(damaged=odd.bucket_id)
     assert (topic.buckets[3], len(topic.buckets), topic.retired()) == (odd, 5, [])
 
 
@@ -228,7 +228,7 @@ def test_merge_holds_one_segment_of_each_source_at_a_time(topic: Stored) -> None
 
     merger = Merger(index=topic.index, snapshots=topic.snapshots, scratch=topic.merger._scratch)
     done = merger.merge(topic.topic_id, _ids(*buckets), progress=progress)
-    assert done == Merged(switched=True, messages=200)
+    assert done == MergeResult(switched=True, messages=200)
     footers = 2
     for written, reads in told[:-1]:
         assert reads - footers <= written // 10 + 2

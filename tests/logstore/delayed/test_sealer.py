@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.services.sealing import Sealed
+from logstore.delayed.services.sealing import SealResult
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -40,14 +40,14 @@ def test_seal_takes_what_is_not_due_and_says_how_far_it_looked(topic: Stored) ->
     first = topic.append(5, None, 2, -1)
     second = topic.append(None, 9)
     done = topic.sealer.seal(topic.topic_id, force=True)
-    assert done == Sealed(buckets=1, messages=3, listed=1)
+    assert done == SealResult(buckets=1, messages=3, listed=1)
     (bucket,) = topic.buckets
     assert (bucket.first, bucket.last) == (first[0], second[1])
     assert topic.index.listed(topic.topic_id).sealed_to == second[1]
     assert topic.held() == _expected(topic, (5, first[0]), (2, first[2]), (9, second[1]))
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(listed=1)
     third = topic.append(1)
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=2)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=2)
     assert (topic.buckets[1].first, topic.buckets[1].last) == (third[0], third[0])
 
 
@@ -56,46 +56,46 @@ def test_bucket_whose_upload_was_answered_and_not_stored_is_put_again(topic: Sto
     (first,) = topic.append(5)
     lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=lambda key: key.endswith(".parquet"))
     topic.world.objects.plan(lost)
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
     assert topic.held() == _expected(topic, (5, first))
 
 
 def test_seal_waits_until_it_is_time(topic: Stored) -> None:
     """By messages, by ledgers, or when no new one has come for long; and each of them alone is enough."""
     topic.append(1, 2, 3)
-    assert topic.sealer.seal(topic.topic_id) == Sealed()
+    assert topic.sealer.seal(topic.topic_id) == SealResult()
     topic.append(4)
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=1, messages=4, listed=1)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=1, messages=4, listed=1)
     for _ in range(2):
         topic.append(5)
         topic.roll()
-        assert topic.sealer.seal(topic.topic_id) == Sealed(listed=1)
+        assert topic.sealer.seal(topic.topic_id) == SealResult(listed=1)
     topic.append(None)
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=1, messages=2, listed=2)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=1, messages=2, listed=2)
     topic.append(6)
-    assert topic.sealer.seal(topic.topic_id) == Sealed(listed=2)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(listed=2)
     topic.world.sql("UPDATE delayed_index SET changed_us = changed_us - 60000000")
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=1, messages=1, listed=3)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=1, messages=1, listed=3)
 
 
 def test_seal_makes_as_many_buckets_as_are_full_and_leaves_the_rest(topic: Stored) -> None:
     """Each is one change of the list; what is left over waits, unless it is asked for."""
     segments = [topic.append(at, at) for at in range(1, 6)]
     version = topic.index.listed(topic.topic_id).version
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=2, messages=8, listed=2)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=2, messages=8, listed=2)
     assert topic.index.listed(topic.topic_id).version == version + 2
     assert [(one.first, one.last) for one in topic.buckets] == [
         (segments[0][0], segments[1][1]),
         (segments[2][0], segments[3][1]),
     ]
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=2, listed=3)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=2, listed=3)
 
 
 def test_seal_of_messages_that_are_due_moves_on_without_a_bucket(topic: Stored) -> None:
     """Else the schedule would find the topic due for ever (field case 58)."""
     last = topic.append(-1, -2, -3, -4)[-1]
     assert topic.due() == [topic.topic_id]
-    assert topic.sealer.seal(topic.topic_id) == Sealed()
+    assert topic.sealer.seal(topic.topic_id) == SealResult()
     assert topic.index.listed(topic.topic_id).sealed_to == last
     assert topic.due() == []
 
@@ -118,11 +118,11 @@ def test_segments_that_nobody_has_counted_go_into_buckets_with_others(topic: Sto
     topic.world.sql("UPDATE segment SET delayed = NULL")
     topic.world.sql("UPDATE delayed_index SET unsealed = 0")
     assert topic.due() == []
-    assert topic.sealer.seal(topic.topic_id) == Sealed()
+    assert topic.sealer.seal(topic.topic_id) == SealResult()
     topic.append(9)
     topic.world.sql("UPDATE segment SET delayed = CASE first_entry WHEN 0 THEN 4 END")  # the rest is not counted
     topic.world.sql("UPDATE delayed_index SET changed_us = changed_us - 60000000")
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=2, messages=6, listed=2)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=2, messages=6, listed=2)
     assert [at for _, at in topic.held()][:5] == old[:5]
 
 
@@ -130,7 +130,7 @@ def test_one_topic_of_segments_that_nobody_has_counted_is_sealed_when_it_is_aske
     """All of it is read."""
     topic.append(1, 2)
     topic.world.sql("UPDATE segment SET delayed = NULL")
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=2, listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=2, listed=1)
 
 
 def _txn(topic: Stored) -> TransactionId:
@@ -153,11 +153,11 @@ def test_seal_stops_before_open_transactions_and_leaves_out_what_nobody_sees(top
     before = topic.append(3)
     topic.append(4, txn=left_open)
     behind = topic.append(5)
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=2, listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=2, listed=1)
     assert topic.held() == _expected(topic, (2, seen[0]), (3, before[0]))
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(listed=1)
     _decide(topic, left_open, commit=False)
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=2)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=2)
     assert [position for _, position in topic.held()][-1] == behind[0]
 
 
@@ -167,7 +167,7 @@ def test_messages_behind_an_open_transaction_make_no_seal_due(topic: Stored) -> 
     topic.append(2, txn=_txn(topic))
     topic.append(3, 3, 3, 3, 3)
     begun = len(topic.world.objects.calls)
-    assert topic.sealer.seal(topic.topic_id) == Sealed()
+    assert topic.sealer.seal(topic.topic_id) == SealResult()
     assert topic.world.objects.calls[begun:] == []
 
 
@@ -175,7 +175,7 @@ def test_seal_drops_buckets_that_have_passed(topic: Stored) -> None:
     """Their ledgers are retired by the switch that takes them out of the list."""
     first, second = topic.sealed([1, 2], [3])
     topic.world.sql("UPDATE delayed_bucket SET last_ms = 1 WHERE ledger_id = :id", id=first.bucket_id)
-    assert topic.sealer.seal(topic.topic_id) == Sealed(dropped=1, listed=1)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(dropped=1, listed=1)
     assert (topic.buckets, topic.retired()) == ((second,), [first.bucket_id])
 
 
@@ -187,9 +187,9 @@ def test_seal_whose_list_is_cleared_meanwhile_is_overtaken(topic: Stored) -> Non
         topic.index.clear(topic.topic_id, reason="tests")
 
     topic.world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=clear))
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(overtaken=True)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(overtaken=True)
     assert (topic.buckets, topic.ledgers(), len(topic.retired())) == ((), [], 1)
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
 
 
 def test_list_that_is_cleared_right_after_a_bucket_ends_the_seal(topic: Stored) -> None:
@@ -233,7 +233,7 @@ def test_seal_whose_effect_is_reported_failed_is_done_once(topic: Stored, effect
     """Its outcome is asked for, or it is repeated."""
     positions = topic.append(1, 2, 3, 4)
     arm(f"{effect}.reported_failed", "fail")
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=1, messages=4, listed=1)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=1, messages=4, listed=1)
     assert [position for _, position in topic.held()] == positions
     _require_names(topic)
 
@@ -273,7 +273,7 @@ def test_seal_of_a_damaged_log_changes_nothing_and_says_what_is_missing(topic: S
     with pytest.raises(CorruptData, match=key):
         topic.sealer.seal(topic.topic_id, force=True)
     topic.world.objects._held[key] = held
-    assert topic.sealer.seal(topic.topic_id, force=True) == Sealed(buckets=1, messages=1, listed=1)
+    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=1, listed=1)
 
 
 @pytest.mark.parametrize("operation", [Operation.GET, Operation.PUT])
@@ -295,7 +295,7 @@ def test_limits_of_a_seal_are_messages_ledgers_or_nothing_new(tmp_path: Path) ->
     """Any positive number works: with one message a bucket, each segment is one."""
     topic = stored(tmp_path, BucketLimits(messages=1, ledgers=1, idle_s=1, buckets=1))
     positions = [topic.append(at)[0] for at in range(1, 4)]
-    assert topic.sealer.seal(topic.topic_id) == Sealed(buckets=3, messages=3, listed=3)
+    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=3, messages=3, listed=3)
     assert [(one.first, one.last) for one in topic.buckets] == [(one, one) for one in positions]
     topic.world.opened.close()
 

@@ -198,7 +198,7 @@ async def test_merge_leaves_out_buckets_that_cannot_be_read(house: House, topic:
     """It merges others, and says which one a person must look at."""
     buckets = topic.sealed([1], [2], [3], [4], [5])
     topic.world.objects.delete([segment_key(buckets[1].bucket_id, 0)])
-    topic.snapshots._opened._values.clear()
+    topic.snapshots._footers._values.clear()
     async with house.worker():
         result = await (await merge(house)).result()
     assert (result.outcome, result.damaged) == (MergeOutcome.DAMAGED, [buckets[1].bucket_id])

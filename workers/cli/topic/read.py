@@ -60,7 +60,7 @@ def read(
     consuming = context.log.delivery.consumer(found, subscription, from_position=position, columns=PRINTED)
     with consuming as consumer:
         entries = consumer.receive(max_entries)
-        releases, limit = consumer.cumulative() or (None, None)
+        releases, limit = consumer.cumulative_bounds() or (None, None)
     return Answer(
         document=[
             _document(entry) | {"releases": releases if limit and entry.position < limit else None} for entry in entries

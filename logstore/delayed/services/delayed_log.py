@@ -1,7 +1,4 @@
-"""Delivery times out of a topic's log: of segments that have any, and of nothing else.
-
-Source: PIP-195 (recovery reads no payloads).
-"""
+"""Reader of the delivery times in a topic's log. It reads only segments that have any, and no payloads (PIP-195)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,55 +18,60 @@ from logstore.units import between_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which messages are looked for."""
+class DelayedFilter:
+    """Selection of a topic's delayed messages."""
 
     topic_id: TopicId
     hidden: Mapping[LedgerId, BitMap]  # entries that no consumer sees
-    now_ms: int  # what is due by then is left out
+    now_ms: int  # messages due at this time are left out
 
 
 class DelayedLog:
-    """Reads delivery times. Threads share one."""
+    """Reader of delivery times. It is thread-safe.
+
+    It reads the primary copy of a segment, or the tiered copy if the primary one is gone.
+    """
 
     def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredSegments | None = None) -> None:
-        """Read segments that these ledgers name, from the primary bucket, or tiered where that copy is gone."""
         self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
 
     def segments(self, topic_id: TopicId, *, behind: Position, last: Position) -> Iterator[tuple[Ledger, Segment]]:
-        """Segments behind a position that end at `last` or before, in log order."""
+        """Yield the segments after `behind` that end at `last` or before, in log order."""
         from_ledger = LedgerId(max(0, behind.ledger_id))
         for ledger in self._ledgers.listed(topic_id, from_ledger=from_ledger):
             start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
             for segment in self._ledgers.segments(ledger.ledger_id, from_entry=start):
-                if end_of(segment) > last:
+                if last_position(segment) > last:
                     return
                 yield ledger, segment
 
-    def rows(self, segments: Iterable[tuple[Ledger, Segment]], wanted: Wanted) -> Iterator[tuple[Segment, DelayedRows]]:
-        """Each segment with its delayed messages whose time has not come; none of a ledger that was trimmed meanwhile.
+    def rows(
+        self, segments: Iterable[tuple[Ledger, Segment]], wanted: DelayedFilter
+    ) -> Iterator[tuple[Segment, DelayedRows]]:
+        """Yield each segment with its messages that are not due yet. A ledger that was trimmed meanwhile has none.
 
         Raises:
-            MissingData, CorruptData: A listed ledger lacks an object, or one is not what its row says, in no copy.
+            MissingData: A listed ledger lacks an object in every copy.
+            CorruptData: A segment differs from its row in every copy.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
-        ahead = Prefetcher()
+        prefetcher = Prefetcher()
         try:
-            for (_, segment), rows in ahead.run(iter(segments), lambda one: self._read(source, wanted, *one)):
+            for (_, segment), rows in prefetcher.run(iter(segments), lambda pair: self._read(source, wanted, *pair)):
                 between_units()
                 yield segment, rows
         finally:
-            ahead.close()
+            prefetcher.close()
 
-    def _read(self, source: SegmentSource, wanted: Wanted, ledger: Ledger, segment: Segment) -> DelayedRows:
+    def _read(self, source: SegmentSource, wanted: DelayedFilter, ledger: Ledger, segment: Segment) -> DelayedRows:
         if segment.delayed == 0:
             return DelayedRows.empty()
         try:
             table = source.read(ledger, segment, ("deliver_at_ms",))
         except SegmentGone as gone:
-            found = self._ledgers.listed(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
-            if [one.ledger_id for one in found] != [ledger.ledger_id]:
+            first_listed = self._ledgers.listed(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
+            if [listed.ledger_id for listed in first_listed] != [ledger.ledger_id]:
                 return DelayedRows.empty()
             raise MissingData(f"topic {wanted.topic_id}: {gone} is listed and no copy holds it") from gone
         return select_delayed_rows(
@@ -82,6 +84,6 @@ class DelayedLog:
         )
 
 
-def end_of(segment: Segment) -> Position:
-    """The last entry of a segment."""
+def last_position(segment: Segment) -> Position:
+    """Return the position of a segment's last entry."""
     return Position(segment.ledger_id, segment.first_entry + segment.entries - 1)
