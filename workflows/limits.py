@@ -18,7 +18,7 @@ from logstore.ownership import checked_worker_id
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master import FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
-from logstore.transactions.transactions import MOST_COORDINATORS, TransactionId
+from logstore.transactions.transactions import MAX_COORDINATORS, TransactionId
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.values import (
     MOST_OBJECTS_PER_S,
@@ -182,7 +182,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "max_orphan_share": _within(0, 1),
     "max_absent_share": _within(0, 1),
     "txn": _as(TransactionId.parse),
-    "tc_id": _within(0, MOST_COORDINATORS - 1),
+    "tc_id": _within(0, MAX_COORDINATORS - 1),
     "linger_s": _within(0, 60),
     "watch_s": _within(0, 3_600),
     "eligible_age_s": _within(0, _MOST_AGE_S, optional=True),

@@ -57,7 +57,7 @@ class BufferBuilding(TopicBuilding):
             OutcomeUnknown (retry).
         """
         files = BufferFiles(self._folder(request.run_id))
-        return self._switch(files.read(request.page), lambda one: self._snapshots.replace(*one))
+        return self._switch(files.read_part(request.page), lambda one: self._snapshots.replace(*one))
 
     @defined(name="transactions.conclude_build")
     @beating()

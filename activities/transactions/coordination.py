@@ -1,6 +1,6 @@
 """The activities of coordinators and broadcasts: SQL is the queue, and what they claim they tell.
 
-Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice; see `Broadcasts`.
+Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice; see `Broadcaster`.
 """
 
 import threading
@@ -16,8 +16,14 @@ from activities.heartbeats import beating, defined
 from activities.transactions.values import BusyInput, Drained, DrainInput, ForgetInput, TellInput, Told
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, CoordinatorWork, Finished, StoredTransaction, Transactions
-from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
-from logstore.transactions.transactions import MOST_ERROR, MOST_SHOWN, Owed, TransactionId, one_line
+from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
+from logstore.transactions.transactions import (
+    MAX_ERROR_CHARACTERS,
+    MAX_REPORTED_PARTICIPANTS,
+    Owed,
+    TransactionId,
+    summarize_failures,
+)
 from logstore.units import between_units
 
 _BATCH: Final = 500
@@ -49,7 +55,7 @@ class _Served:
 class Coordination:
     """The activities, over ports."""
 
-    def __init__(self, *, transactions: Transactions, broadcasts: Broadcasts, finished_retention_s: float) -> None:
+    def __init__(self, *, transactions: Transactions, broadcasts: Broadcaster, finished_retention_s: float) -> None:
         """Take the catalog's transactions, what tells their participants, and when finished ones are forgotten."""
         self._transactions, self._broadcasts = transactions, broadcasts
         self._retention_s = finished_retention_s
@@ -128,10 +134,10 @@ class Coordination:
             found = self._transactions.expire(tc_id, limit=_EXPIRED)
             count += found
 
-    def _hand_over(self, done: Broadcasted) -> int:
+    def _hand_over(self, done: BroadcastResult) -> int:
         """Give what failed to workflows of its own; if no topic answers, the whole store is away: try again."""
         if done.failures and done.topics_away == done.topics > 1:
-            told = one_line(next(iter(done.failures.values())))
+            told = summarize_failures(next(iter(done.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {told}")
         claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in done.failures}
         if claims:
@@ -201,8 +207,8 @@ def _told(found: StoredTransaction) -> Told:
         state=found.state.value,
         settled=len(found.participants) - len(owed),
         owed=[
-            Owed(participant=str(one.participant), topic=one.topic, error=(one.last_error or "")[:MOST_ERROR])
-            for one in owed[:MOST_SHOWN]
+            Owed(participant=str(one.participant), topic=one.topic, error=(one.last_error or "")[:MAX_ERROR_CHARACTERS])
+            for one in owed[:MAX_REPORTED_PARTICIPANTS]
         ],
         owed_count=len(owed),
     )

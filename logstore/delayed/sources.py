@@ -106,10 +106,10 @@ class BucketSource:
         StoreUnavailable: Storage did not answer.
     """
 
-    def __init__(self, bucket: Bucket, segments: SnapshotReader) -> None:
+    def __init__(self, bucket: Bucket, snapshots: SnapshotReader) -> None:
         self.bucket = bucket
-        self._snapshots = segments
-        footer = segments.footer(bucket)
+        self._snapshots = snapshots
+        footer = snapshots.footer(bucket)
         self._segments = footer.segments
         self.bitmaps: Bitmaps = footer.bitmaps
         self.excluded: Bitmaps = {}  # messages that are not drawn

@@ -40,7 +40,7 @@ __all__ = ["SnapshotGone", "SnapshotReader", "Tracker", "open_buckets"]
 _MAX_CONCURRENT_FOOTERS: Final = 8
 
 
-def open_buckets(buckets: Sequence[Bucket], segments: SnapshotReader) -> dict[LedgerId, BucketSource | None]:
+def open_buckets(buckets: Sequence[Bucket], snapshots: SnapshotReader) -> dict[LedgerId, BucketSource | None]:
     """Read the footers of buckets concurrently, because each takes a request. `None` marks an unreadable bucket.
 
     Raises:
@@ -49,7 +49,7 @@ def open_buckets(buckets: Sequence[Bucket], segments: SnapshotReader) -> dict[Le
 
     def open_bucket(bucket: Bucket) -> BucketSource | None:
         try:
-            return BucketSource(bucket, segments)
+            return BucketSource(bucket, snapshots)
         except (SnapshotGone, CorruptData):
             return None
 
@@ -60,8 +60,8 @@ def open_buckets(buckets: Sequence[Bucket], segments: SnapshotReader) -> dict[Le
 class Tracker:
     """Delayed messages of one topic. It is empty before the first `load`. It is not thread-safe."""
 
-    def __init__(self, segments: SnapshotReader) -> None:
-        self._segments = segments
+    def __init__(self, snapshots: SnapshotReader) -> None:
+        self._segments = snapshots
         self._bucket_list = BucketList()
         self._source_by_bucket: dict[LedgerId, BucketSource] = {}
         self._added = AddedMessages()

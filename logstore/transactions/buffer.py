@@ -1,11 +1,12 @@
-"""The buffer of a topic as its log tells it: markers, and a fold over three columns of its segments, and no payload.
+"""Transaction buffer of a topic, computed from the markers and the transaction ids in its log.
 
-Markers are entries that tell how a transaction ended, so that the log alone is enough to know it. A marker bears the
-transaction's id and the catalog's epoch, so that a late one can touch no other transaction. That of a subscription
-carries the positions that the transaction acknowledged, which a rebuild applies again.
+The computation reads three columns of each segment, and no payload. Markers are entries that tell how a transaction
+ended, so that the log alone is enough. A marker has the transaction's id and the catalog's epoch, so that a late marker
+cannot end another transaction. The marker of a subscription has the positions that the transaction acknowledged, which
+a rebuild of the catalog applies again.
 
-Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; a transaction with any
-commit marker is committed (PIP-31); Bufstream 0.1.0 (Jepsen), whose markers had no epoch.
+Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; PIP-31, by which a
+transaction with any commit marker is committed; Jepsen's analysis of Bufstream 0.1.0, whose markers had no epoch.
 """
 
 import json
@@ -26,197 +27,202 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Verb(StrEnum):
-    """The column `marker`."""
+class MarkerVerb(StrEnum):
+    """Values of the column `marker`."""
 
     COMMIT = "COMMIT"
     ABORT = "ABORT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
-    """How a transaction ended, for one topic or for one subscription of it."""
+class TransactionMarker:
+    """Entry that tells one topic, or one subscription of it, how a transaction ended."""
 
     txn: TransactionId
-    verb: Verb
+    verb: MarkerVerb
     epoch: int  # of the catalog
-    subscription: str = ""  # empty: for the topic's messages
+    subscription: str = ""  # empty for the topic's messages
     positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)
 
 
-_EPOCH: Final = "epoch"
-_SUBSCRIPTION: Final = "subscription"
+_EPOCH_PROPERTY: Final = "epoch"
+_SUBSCRIPTION_PROPERTY: Final = "subscription"
 
 
-def as_entries(markers: Sequence[Marker]) -> ProducedEntries:
-    """Markers as an append of one entry each, in their order."""
-    entries = [
-        NewEntry(
-            payload=pack_acknowledged(one.positions),
-            properties={_EPOCH: str(one.epoch)} | ({_SUBSCRIPTION: one.subscription} if one.subscription else {}),
-        )
-        for one in markers
-    ]
-    return ProducedEntries(entries=entries, marks=[Mark(one.txn, one.verb.value) for one in markers])
+def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
+    """Return an append with one entry per marker, in their order."""
+    entries = []
+    for marker in markers:
+        properties = {_EPOCH_PROPERTY: str(marker.epoch)}
+        if marker.subscription:
+            properties[_SUBSCRIPTION_PROPERTY] = marker.subscription
+        entries.append(NewEntry(payload=pack_acknowledged(marker.positions), properties=properties))
+    return ProducedEntries(entries=entries, marks=[Mark(marker.txn, marker.verb.value) for marker in markers])
 
 
-def read_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> Marker:
-    """A marker as it was read.
+def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:
+    """Return the marker that an entry contains.
 
     Raises:
-        CorruptData: It is none.
+        CorruptData: The entry is no marker.
     """
     try:
-        return Marker(
+        return TransactionMarker(
             txn=txn,
-            verb=Verb(verb),
-            epoch=int(properties[_EPOCH]),
-            subscription=properties.get(_SUBSCRIPTION, ""),
+            verb=MarkerVerb(verb),
+            epoch=int(properties[_EPOCH_PROPERTY]),
+            subscription=properties.get(_SUBSCRIPTION_PROPERTY, ""),
             positions=unpack_acknowledged(payload),
         )
     except (KeyError, ValueError) as error:
-        shown = json.dumps(dict(properties))
-        raise CorruptData(f"txn {txn}: expected a marker, found {verb!r} with {shown}") from error
+        document = json.dumps(dict(properties))
+        raise CorruptData(f"txn {txn}: expected a marker, found {verb!r} with {document}") from error
 
 
 COLUMNS: Final = ("txn_tc", "txn_seq", "marker")
-"""What a fold reads of a segment."""
+"""Columns of a segment that `BufferFold` reads."""
 
 Entries = Mapping[LedgerId, BitMap]
-"""Entry ids by ledger; no bitmap of a buffer is ever changed in place."""
+"""Entry ids by ledger. The bitmaps of a buffer are never changed in place."""
 
-
-_VERBS: Final = {None: 0, Verb.COMMIT.value: 1, Verb.ABORT.value: 2}
+_VERB_CODES: Final = {None: 0, MarkerVerb.COMMIT.value: 1, MarkerVerb.ABORT.value: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """What is known of the transactions in a topic's log, up to one entry."""
+    """State of the transactions in a topic's log, up to one entry."""
 
-    read_to: Position = EARLIEST  # the last entry that it knows of, inclusive; entry -1 of a ledger that is empty
+    read_to: Position = EARLIEST  # last entry that was read, inclusive; entry -1 of an empty ledger
     hidden: Entries = field(default_factory=dict)  # markers, and messages of aborted transactions
-    open: Mapping[TransactionId, Entries] = field(default_factory=dict)  # messages of those without an end
+    open: Mapping[TransactionId, Entries] = field(default_factory=dict)  # messages of transactions without a marker
 
     @property
     def max_read_position(self) -> Position:
-        """The entry before the first message of an open transaction; entry -1 is before the first of its ledger."""
-        firsts = [Position(at, bits.min()) for entries in self.open.values() for at, bits in entries.items()]
+        """Entry before the first message of an open transaction. Entry -1 precedes the first entry of a ledger."""
+        firsts = [
+            Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
+        ]
         if not firsts:
             return self.read_to
         first = min(firsts)
         return Position(first.ledger_id, first.entry_id - 1)
 
 
-class Fold:
-    """A buffer that is being read out of a log, segment by segment in order, up to an end that is fixed at first."""
+class BufferFold:
+    """Computation of a buffer from the segments of a log, in order, up to an end that is fixed at the start.
+
+    Args:
+        start: Earlier buffer of the same log. Its entries in ledgers outside `spans` are dropped.
+        spans: The topic's ledgers in order, each with the number of entries to read.
+    """
 
     def __init__(self, start: Buffer, spans: Sequence[LedgerSpan]) -> None:
-        """Go on from an earlier buffer of the same log.
-
-        Args:
-            start: Of ledgers that are not among `spans` it is forgotten.
-            spans: The topic's ledgers in order, each with as many entries as are read.
-        """
         self._start = start.read_to
-        self._ends = {span.ledger_id: span.entries for span in spans}
-        self._hidden = _of(start.hidden, self._ends)
-        kept = {txn: _of(entries, self._ends) for txn, entries in start.open.items()}
-        self._open = {txn: entries for txn, entries in kept.items() if entries}
+        self._end_by_ledger = {span.ledger_id: span.entries for span in spans}
+        self._hidden = _select_ledgers(start.hidden, self._end_by_ledger)
+        open_entries = {txn: _select_ledgers(entries, self._end_by_ledger) for txn, entries in start.open.items()}
+        self._open = {txn: entries for txn, entries in open_entries.items() if entries}
 
-    def wanted(self, ledger_id: LedgerId) -> range:
-        """Entry ids of a ledger that are still to be read."""
+    def unread_entries(self, ledger_id: LedgerId) -> range:
+        """Return the entry ids of a ledger that are still to be read."""
         if ledger_id < self._start.ledger_id:
             return range(0)
         first = self._start.entry_id + 1 if ledger_id == self._start.ledger_id else 0
-        return range(first, self._ends.get(ledger_id, 0))
+        return range(first, self._end_by_ledger.get(ledger_id, 0))
 
     def add(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
         """Read the next segment.
 
         Args:
-            ledger_id: Whose.
-            first_entry: The id of its first entry.
-            table: `COLUMNS` of all of its entries, in order; those that are not wanted are passed over.
+            ledger_id: Ledger of the segment.
+            first_entry: Id of the segment's first entry.
+            table: `COLUMNS` of all entries of the segment, in order. Entries that were read before are ignored.
 
         Raises:
-            CorruptData: A marker is neither of a commit nor of an abort.
+            CorruptData: A marker is neither COMMIT nor ABORT.
         """
-        for txn, verb, entries in _runs(ledger_id, first_entry, self.wanted(ledger_id), table):
-            if not verb:
+        unread = self.unread_entries(ledger_id)
+        for txn, verb_code, entries in _transaction_runs(ledger_id, first_entry, unread, table):
+            if not verb_code:
                 unite(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
             unite(self._hidden, {ledger_id: entries})
-            ended = self._open.pop(txn, {})  # any marker tells, also that of a subscription: no message can follow
-            if verb == _VERBS[Verb.ABORT.value]:
+            # Any marker ends the transaction, also that of a subscription: no message can follow it.
+            ended = self._open.pop(txn, {})
+            if verb_code == _VERB_CODES[MarkerVerb.ABORT.value]:
                 unite(self._hidden, ended)
 
     def buffer(self) -> Buffer:
-        """What was read so far; all of it must have been."""
-        read = [Position(ledger_id, entries - 1) for ledger_id, entries in self._ends.items()]
-        read_to = max([self._start, *read])
-        return Buffer(read_to=read_to, hidden=dict(self._hidden), open={txn: dict(e) for txn, e in self._open.items()})
+        """Return the buffer. All segments up to the end must have been added."""
+        ends = [Position(ledger_id, entry_count - 1) for ledger_id, entry_count in self._end_by_ledger.items()]
+        open_entries = {txn: dict(entries) for txn, entries in self._open.items()}
+        return Buffer(read_to=max([self._start, *ends]), hidden=dict(self._hidden), open=open_entries)
 
 
-def concluded(buffer: Buffer, states: Mapping[TransactionId, TransactionState], known: Buffer | None = None) -> Buffer:
-    """The buffer once the catalog was asked for the transactions that its log leaves open.
+def resolve_open_transactions(
+    buffer: Buffer, states: Mapping[TransactionId, TransactionState], known: Buffer | None = None
+) -> Buffer:
+    """Return the buffer after the catalog was asked for the transactions that have no marker.
 
-    What was decided is decided, whether its marker is in the log yet or never will be. One that the catalog has
-    forgotten ended long ago. Its marker was deleted with its ledger by force, or never written, because an operator had
-    resolved the topic: what an earlier snapshot shows of it was committed, and what none shows was aborted.
+    1. A transaction that is OPEN in the catalog stays open.
+    2. A decided transaction counts as decided, whether or not its marker is in the log.
+    3. A transaction that the catalog has forgotten ended long ago. Its marker was deleted with its ledger by force, or
+       was never written, because an operator had resolved the topic. Its messages that an earlier snapshot shows as
+       visible were committed. All others count as aborted.
 
     Args:
-        buffer: As the log has it.
-        states: Of `buffer.open`, read after its log; absent: forgotten.
-        known: An earlier snapshot, if there is one.
+        buffer: Buffer as the log has it.
+        states: States of `buffer.open`, read after the log. Forgotten transactions are absent.
+        known: Earlier snapshot, if there is one.
     """
-    hidden, still = dict(buffer.hidden), dict[TransactionId, Entries]()
+    hidden, still_open = dict(buffer.hidden), dict[TransactionId, Entries]()
     for txn, entries in buffer.open.items():
         state = states.get(txn)
         if state is TransactionState.OPEN:
-            still[txn] = entries
+            still_open[txn] = entries
         elif state is None:
-            unite(hidden, entries if known is None else _unshown(entries, known))
-        elif not state.commits:
+            unite(hidden, entries if known is None else _entries_not_visible(entries, known))
+        elif not state.is_commit:
             unite(hidden, entries)
-    return Buffer(read_to=buffer.read_to, hidden=hidden, open=still)
+    return Buffer(read_to=buffer.read_to, hidden=hidden, open=still_open)
 
 
-def _unshown(entries: Entries, known: Buffer) -> Entries:
-    """Those that the snapshot does not know, or hides, or has as messages of an open transaction."""
-    unseen = dict(known.hidden)
-    for others in known.open.values():
-        unite(unseen, others)
-    end, found = known.read_to, dict[LedgerId, BitMap]()
+def _entries_not_visible(entries: Entries, known: Buffer) -> Entries:
+    """Return the entries that a snapshot does not show as visible: unread, hidden, or of an open transaction."""
+    invisible = dict(known.hidden)
+    for open_entries in known.open.values():
+        unite(invisible, open_entries)
+    selected = dict[LedgerId, BitMap]()
     for ledger_id, bits in entries.items():
-        later = beyond(bits, ledger_id, end)
-        found[ledger_id] = later | (bits & unseen.get(ledger_id, BitMap()))
-    return {ledger_id: bits for ledger_id, bits in found.items() if bits}
+        unread = beyond(bits, ledger_id, known.read_to)
+        selected[ledger_id] = unread | (bits & invisible.get(ledger_id, BitMap()))
+    return {ledger_id: bits for ledger_id, bits in selected.items() if bits}
 
 
-def _of(entries: Entries, ledgers: Collection[LedgerId]) -> dict[LedgerId, BitMap]:
+def _select_ledgers(entries: Entries, ledgers: Collection[LedgerId]) -> dict[LedgerId, BitMap]:
     return {ledger_id: bits for ledger_id, bits in entries.items() if ledger_id in ledgers}
 
 
-def _runs(
+def _transaction_runs(
     ledger_id: LedgerId, first_entry: int, wanted: range, table: "pa.Table"
 ) -> Iterator[tuple[TransactionId, int, BitMap]]:
-    """Neighbouring entries that are of one transaction, or markers of it with one verb: that, and their ids."""
+    """Yield runs of adjacent entries with one transaction and one verb, as (transaction, verb code, entry ids)."""
     import numpy as np  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
 
     rows = np.flatnonzero(pc.is_valid(table.column("txn_tc")).to_numpy())
     ids = rows + first_entry
-    within = (ids >= wanted.start) & (ids < wanted.stop)
-    rows, ids = rows[within], ids[within]
+    is_wanted = (ids >= wanted.start) & (ids < wanted.stop)
+    rows, ids = rows[is_wanted], ids[is_wanted]
     if not len(rows):
         return
-    kept = table.take(rows)
-    tcs, sequences = kept.column("txn_tc").to_numpy(), kept.column("txn_seq").to_numpy()
-    verbs = np.array([_VERBS.get(one, -1) for one in kept.column("marker").to_pylist()])
-    if (verbs < 0).any() or kept.column("txn_seq").null_count:
+    selected = table.take(rows)
+    tc_ids, sequences = selected.column("txn_tc").to_numpy(), selected.column("txn_seq").to_numpy()
+    verb_codes = np.array([_VERB_CODES.get(verb, -1) for verb in selected.column("marker").to_pylist()])
+    if (verb_codes < 0).any() or selected.column("txn_seq").null_count:
         raise CorruptData(f"ledger {ledger_id}: expected markers COMMIT and ABORT of transactions, found others")
-    differs = (np.diff(tcs) != 0) | (np.diff(sequences) != 0) | (np.diff(verbs) != 0)
+    differs = (np.diff(tc_ids) != 0) | (np.diff(sequences) != 0) | (np.diff(verb_codes) != 0)
     starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-        txn = TransactionId(int(tcs[start]), int(sequences[start]))
-        yield txn, int(verbs[start]), BitMap(ids[start:end].tolist())
+        txn = TransactionId(int(tc_ids[start]), int(sequences[start]))
+        yield txn, int(verb_codes[start]), BitMap(ids[start:end].tolist())

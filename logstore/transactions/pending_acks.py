@@ -1,6 +1,6 @@
-"""Acknowledgements that a transaction holds of a subscription until it is decided.
+"""Pending acknowledgements: entries of a subscription that a transaction holds until it is decided.
 
-Source: Pulsar's PendingAckHandle: an entry that another transaction holds, or that is acknowledged, is a conflict.
+Source: Pulsar's PendingAckHandle. An entry that another transaction holds, or that is acknowledged, is a conflict.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +16,10 @@ from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId
 
 Positions = Mapping[LedgerId, BitMap]
-"""Entry ids by ledger; no bitmap is ever changed in place."""
+"""Entry ids by ledger. The bitmaps are never changed in place."""
 
 
-def taken(
+def hold_entries(
     subscription: str,
     state: CursorState,
     spans: Sequence[LedgerSpan],
@@ -29,45 +29,47 @@ def taken(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> dict[LedgerId, BitMap]:
-    """What the transaction holds once it has acknowledged these too; what it holds already may be asked for again.
+    """Return all entries that a transaction holds after it has acknowledged more.
+
+    Entries that it already holds may be acknowledged again.
 
     Args:
-        subscription: Its name.
-        state: The whole cursor.
+        subscription: Name of the subscription.
+        state: Complete cursor.
         spans: The topic's ledgers, as far as readers may see.
-        held: What open transactions hold of the subscription.
-        txn: Whose acknowledgement it is.
-        positions: Single entries.
-        up_to: Or everything up to and including this one that is neither acknowledged nor held by this transaction.
+        held: Entries of the subscription that open transactions hold.
+        txn: Transaction that acknowledges.
+        positions: Single entries to acknowledge.
+        up_to: Position up to which all entries are acknowledged that are neither acknowledged nor held by `txn`.
 
     Raises:
-        InvalidInput: A position that no reader can have met.
-        AcknowledgementHeld: An entry that is acknowledged, or that another open transaction holds.
+        InvalidInput: No reader can have received a position.
+        AcknowledgementHeld: An entry is acknowledged, or another open transaction holds it.
     """
-    acknowledge(state, positions, spans)  # refuses positions that no entry has
+    acknowledge(state, positions, spans)  # refuses positions without an entry
     own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
-    wanted = _single(subscription, state, {span.ledger_id for span in spans}, own, positions)
+    wanted = _select_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
         unite(wanted, unacknowledged_to(state, spans, up_to))
-    for other, theirs in held.items():
-        for ledger_id in theirs.keys() & wanted.keys() if other != txn else ():
-            both = theirs[ledger_id] & wanted[ledger_id]
-            if both:
-                position = str(Position(ledger_id, both.min()))
-                raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other}")
+    for other_txn, other_held in held.items():
+        for ledger_id in other_held.keys() & wanted.keys() if other_txn != txn else ():
+            conflicts = other_held[ledger_id] & wanted[ledger_id]
+            if conflicts:
+                position = str(Position(ledger_id, conflicts.min()))
+                raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other_txn}")
     unite(own, wanted)
     return own
 
 
-def _single(
+def _select_positions(
     subscription: str,
     state: CursorState,
     listed: Collection[LedgerId],
     own: Positions,
     positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
-    """Single entries, less those that are held already; of a ledger that is gone all are acknowledged."""
+    """Return the positions that the transaction does not hold yet. All entries of unlisted ledgers are acknowledged."""
     wanted: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):
@@ -78,7 +80,7 @@ def _single(
     return wanted
 
 
-def require_free(
+def require_not_held(
     subscription: str,
     state: CursorState,
     held: Mapping[TransactionId, Positions],
@@ -86,25 +88,28 @@ def require_free(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> None:
-    """Refuse a plain acknowledgement of what an open transaction holds: only its commit may acknowledge that.
+    """Refuse an acknowledgement without a transaction of entries that an open transaction holds.
 
-    What is acknowledged already may be asked for again.
+    Only the commit of that transaction may acknowledge them. Acknowledged entries may be acknowledged again.
 
     Raises:
         AcknowledgementHeld: Names the first such entry and the transaction.
     """
-    for other, theirs in held.items():
-        single = (one for one in sorted(positions) if one.entry_id in theirs.get(one.ledger_id, ()))
-        ordered = (Position(ledger_id, entry_id) for ledger_id in sorted(theirs) for entry_id in theirs[ledger_id])
-        asked = single if up_to is None else chain(single, takewhile(partial(ge, up_to), ordered))
-        if (first := next((one for one in asked if not state.covers(one)), None)) is not None:
-            found = f"it held by transaction {other}; commit or abort that first"
+    for txn, entries in held.items():
+        single = (
+            position for position in sorted(positions) if position.entry_id in entries.get(position.ledger_id, ())
+        )
+        ordered = (Position(ledger_id, entry_id) for ledger_id in sorted(entries) for entry_id in entries[ledger_id])
+        requested = single if up_to is None else chain(single, takewhile(partial(ge, up_to), ordered))
+        first = next((position for position in requested if not state.covers(position)), None)
+        if first is not None:
+            found = f"it held by transaction {txn}; commit or abort that first"
             raise AcknowledgementHeld(subscription, position=str(first), found=found)
 
 
-def without(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
-    """The cursor as consumers meet it: what an open transaction holds is delivered to no other consumer meanwhile."""
-    acks = dict(state.acknowledged)
-    for theirs in held.values():
-        unite(acks, theirs)
-    return CursorState(state.mark_delete, acks)
+def hide_held(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
+    """Return the cursor for consumers: entries that an open transaction holds count as acknowledged."""
+    acknowledged = dict(state.acknowledged)
+    for entries in held.values():
+        unite(acknowledged, entries)
+    return CursorState(state.mark_delete, acknowledged)

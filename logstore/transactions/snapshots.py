@@ -1,8 +1,8 @@
-"""The snapshot of a buffer as bytes: JSON with packed bitmaps, whole or damaged and never in parts.
+"""Snapshot of a transaction buffer as bytes, and the bulk job that rebuilds many buffers.
 
-The bulk job that rebuilds many buffers, as the port `BulkJobs` runs it, publishes files of them.
+A snapshot is one JSON document with packed bitmaps. It is never split into parts.
 
-Source: Pulsar's TransactionBufferSnapshot; PIP-196, where a set that was cut by a crash mixed old parts and new ones.
+Source: Pulsar's TransactionBufferSnapshot; PIP-196, where a crash leaves a set of old and new parts.
 """
 
 import json
@@ -19,118 +19,121 @@ from logstore.transactions.buffer import Buffer, Entries
 from logstore.transactions.transactions import TransactionId
 from logstore.whole_files import replacing
 
-_VERSION: Final = 1
+_FORMAT_VERSION: Final = 1
 
 
-def pack(topic_id: TopicId, buffer: Buffer) -> bytes:
-    """The buffer of a topic as bytes."""
+def pack_buffer(topic_id: TopicId, buffer: Buffer) -> bytes:
+    """Return the buffer of a topic as bytes."""
     document = {
-        "version": _VERSION,
+        "version": _FORMAT_VERSION,
         "topic_id": int(topic_id),
-        "read_to": _pair(buffer.read_to),
-        "max_read_position": _pair(buffer.max_read_position),
-        "hidden": _packed(buffer.hidden),
-        "open": {str(txn): _packed(entries) for txn, entries in sorted(buffer.open.items())},
+        "read_to": _encode_position(buffer.read_to),
+        "max_read_position": _encode_position(buffer.max_read_position),
+        "hidden": _encode_entries(buffer.hidden),
+        "open": {str(txn): _encode_entries(entries) for txn, entries in sorted(buffer.open.items())},
     }
     return json.dumps(document, sort_keys=True).encode()
 
 
-def unpack(content: bytes, topic_id: TopicId) -> Buffer:
-    """Read back `pack`.
+def unpack_buffer(content: bytes, topic_id: TopicId) -> Buffer:
+    """Return the buffer that `pack_buffer` packed.
 
     Raises:
-        CorruptData: They are none, of another topic, or of a format that this build does not know.
+        CorruptData: The bytes are no snapshot, belong to another topic, or have a format that this build does not know.
     """
     try:
-        found = json.loads(content)
-        told = (found["version"], found["topic_id"])
-        if told != (_VERSION, topic_id):
+        document = json.loads(content)
+        version, found_topic_id = document["version"], document["topic_id"]
+        if (version, found_topic_id) != (_FORMAT_VERSION, topic_id):
             raise CorruptData(
-                f"transaction snapshot: expected version {_VERSION} of topic {topic_id},"
-                f" found version {told[0]} of topic {told[1]}"
+                f"transaction snapshot: expected version {_FORMAT_VERSION} of topic {topic_id},"
+                f" found version {version} of topic {found_topic_id}"
             )
         buffer = Buffer(
-            read_to=_position(found["read_to"]),
-            hidden=_unpacked(found["hidden"]),
-            open={TransactionId.parse(txn): _unpacked(entries) for txn, entries in found["open"].items()},
+            read_to=_decode_position(document["read_to"]),
+            hidden=_decode_entries(document["hidden"]),
+            open={TransactionId.parse(txn): _decode_entries(entries) for txn, entries in document["open"].items()},
         )
-        if _pair(buffer.max_read_position) != found["max_read_position"]:
-            raise CorruptData(f"transaction snapshot: expected {found['max_read_position']} to be readable")
+        if _encode_position(buffer.max_read_position) != document["max_read_position"]:
+            raise CorruptData(f"transaction snapshot: expected {document['max_read_position']} to be readable")
     except (ValueError, KeyError, TypeError, AttributeError, InvalidInput) as error:
         raise CorruptData(f"transaction snapshot of topic {topic_id}: cannot be read: {error!r}") from error
     return buffer
 
 
-def _packed(entries: Entries) -> str:
+def _encode_entries(entries: Entries) -> str:
     return b64encode(pack_acknowledged(entries)).decode()
 
 
-def _unpacked(text: str) -> Entries:
+def _decode_entries(text: str) -> Entries:
     return unpack_acknowledged(b64decode(text, validate=True))
 
 
-def _pair(position: Position) -> list[int]:
+def _encode_position(position: Position) -> list[int]:
     return [int(position.ledger_id), position.entry_id]
 
 
-def _position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
+def _decode_position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
     ledger_id, entry_id = pair
     return Position(LedgerId(int(ledger_id)), int(entry_id))
 
 
-MOST_PARTS: Final = 256
-"""Files of one job."""
+MAX_PARTS_PER_JOB: Final = 256
+"""Most files that one job writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildBuffers:
-    """Rebuild the buffers of topics from their whole logs.
+    """Job that rebuilds the buffers of topics from their whole logs.
 
-    Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`; its folder holds the buffers.
+    Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`. Its folder holds the buffers.
     """
 
     run_id: str
-    topics: tuple[int, ...] = ()  # their ids; none: every topic
+    topics: tuple[int, ...] = ()  # topic ids; none selects every topic
 
     name = "build-transaction-snapshots"
 
 
 class BufferFiles:
-    """The files of a job: buffers of topics in parts, of which each was written by one task."""
+    """Files of a job: buffers of topics, in parts of which each is written by one task."""
 
     def __init__(self, folder: Path) -> None:
-        """Write into, or read from, this folder."""
         self._folder = folder
 
-    def write(self, part: int, buffers: Iterator[tuple[TopicId, Buffer]]) -> int:
-        """Write one part, as a whole, a buffer at a time; how many."""
+    def write_part(self, part: int, buffers: Iterator[tuple[TopicId, Buffer]]) -> int:
+        """Write one part, one buffer at a time. Return their number. The file appears complete or not at all."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-        schema, written = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())]), 0
-        with replacing(self._path(part)) as new, pa.ipc.new_file(str(new), schema) as file:
+        schema = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())])
+        buffer_count = 0
+        with replacing(self._part_path(part)) as new, pa.ipc.new_file(str(new), schema) as file:
             for topic_id, buffer in buffers:
-                columns = [pa.array([int(topic_id)], pa.int64()), pa.array([pack(topic_id, buffer)], pa.large_binary())]
+                columns = [
+                    pa.array([int(topic_id)], pa.int64()),
+                    pa.array([pack_buffer(topic_id, buffer)], pa.large_binary()),
+                ]
                 file.write_batch(pa.record_batch(columns, schema=schema))
-                written += 1
-        return written
+                buffer_count += 1
+        return buffer_count
 
-    def read(self, part: int) -> Iterator[tuple[TopicId, Buffer]]:
-        """The buffers of one part, one at a time.
+    def read_part(self, part: int) -> Iterator[tuple[TopicId, Buffer]]:
+        """Yield the buffers of one part, one at a time.
 
         Raises:
-            CorruptData: The part is damaged, or there is none.
+            CorruptData: The part is missing or damaged.
         """
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-        path = self._path(part)
+        path = self._part_path(part)
         try:
             with pa.memory_map(str(path)) as source:
                 file = pa.ipc.open_file(source)
                 for number in range(file.num_record_batches):
                     (row,) = file.get_batch(number).to_pylist()
-                    yield TopicId(row["topic_id"]), unpack(row["buffer"], TopicId(row["topic_id"]))
+                    yield TopicId(row["topic_id"]), unpack_buffer(row["buffer"], TopicId(row["topic_id"]))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptData(f"{path}: expected buffers of topics ({error})") from error
 
-    def _path(self, part: int) -> Path:
+    def _part_path(self, part: int) -> Path:
         return self._folder / f"buffers-{part:05d}.arrow"

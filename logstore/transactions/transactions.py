@@ -1,4 +1,4 @@
-"""What a transaction is: its id, its states, the moves between them, and its participants.
+"""Vocabulary of transactions: ids, states, transitions and participants.
 
 Source: Pulsar's transaction coordinator (TxnID, TxnStatus); PIP-31.
 """
@@ -13,75 +13,75 @@ from logstore.errors import InvalidInput, TransactionEnded
 from logstore.names import check_subscription
 from logstore.positions import TopicId
 
-MOST_TIMEOUT_S: Final = 24 * 3_600.0
-LEAST_TIMEOUT_S: Final = 0.001
-MOST_COORDINATORS: Final = 4_096
+MAX_TIMEOUT_S: Final = 24 * 3_600.0
+MIN_TIMEOUT_S: Final = 0.001
+MAX_COORDINATORS: Final = 4_096
 
-_FORM: Final = re.compile(r"(?P<tc>0|[1-9][0-9]{0,3}):(?P<sequence>0|[1-9][0-9]{0,18})")
-_MAX: Final = 2**63 - 1
+_ID_FORM: Final = re.compile(r"(?P<tc>0|[1-9][0-9]{0,3}):(?P<sequence>0|[1-9][0-9]{0,18})")
+_MAX_SEQUENCE: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionId:
-    """Of one coordinator the sequence increases, and no id is ever given out twice."""
+    """Id of a transaction. The sequence of a coordinator increases, and no id is issued twice."""
 
     tc_id: int
     sequence: int
 
     @staticmethod
     def parse(text: str, *, field: str = "txn") -> "TransactionId":
-        """Read `tc:sequence`.
+        """Parse `tc:sequence`.
 
         Raises:
-            InvalidInput: Not two canonical decimals, or no coordinator can have that number.
+            InvalidInput: The text is not two canonical decimals, or a number is out of range.
         """
-        found = _FORM.fullmatch(text)
-        if not found or int(found["sequence"]) > _MAX or int(found["tc"]) >= MOST_COORDINATORS:
-            expected = f"tc:sequence, as 3:17, tc up to {MOST_COORDINATORS - 1}"
+        match = _ID_FORM.fullmatch(text)
+        if not match or int(match["sequence"]) > _MAX_SEQUENCE or int(match["tc"]) >= MAX_COORDINATORS:
+            expected = f"tc:sequence, as 3:17, tc up to {MAX_COORDINATORS - 1}"
             raise InvalidInput(field, expected=expected, found=text)
-        return TransactionId(int(found["tc"]), int(found["sequence"]))
+        return TransactionId(int(match["tc"]), int(match["sequence"]))
 
     def __str__(self) -> str:
         return f"{self.tc_id}:{self.sequence}"
 
 
 class TransactionState(StrEnum):
-    """Whether messages and acknowledgements of a transaction count follows from this alone."""
+    """State of a transaction. It alone decides whether messages and acknowledgements count."""
 
-    OPEN = "OPEN"  # hidden
-    COMMITTING = "COMMITTING"  # visible; participants are being told
+    OPEN = "OPEN"  # its messages are hidden
+    COMMITTING = "COMMITTING"  # visible; the decision is being sent to participants
     COMMITTED = "COMMITTED"
-    ABORTING = "ABORTING"  # skipped; participants are being told
+    ABORTING = "ABORTING"  # skipped; the decision is being sent to participants
     ABORTED = "ABORTED"
 
     @property
     def is_final(self) -> bool:
-        """Whether every participant has been told."""
+        """Whether every participant has the decision."""
         return self in {TransactionState.COMMITTED, TransactionState.ABORTED}
 
     @property
-    def commits(self) -> bool:
-        """Whether it was decided to commit."""
+    def is_commit(self) -> bool:
+        """Whether the decision is to commit."""
         return self in {TransactionState.COMMITTING, TransactionState.COMMITTED}
 
 
-DECIDED: Final = (TransactionState.COMMITTING.value, TransactionState.ABORTING.value)
-"""Decided, and some participants are not told yet."""
+BROADCASTING_STATES: Final = (TransactionState.COMMITTING.value, TransactionState.ABORTING.value)
+"""States of decided transactions of which some participants are still owed the decision."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Participant:
-    """A topic with messages of a transaction, or with a subscription's name one whose acknowledgements it holds."""
+    """Topic with messages of a transaction, or subscription of which the transaction holds acknowledgements."""
 
     topic_id: TopicId
-    subscription: str = ""
+    subscription: str = ""  # empty for the topic's messages
 
     @staticmethod
     def parse(text: str) -> "Participant":
-        """Read back `str(participant)`.
+        """Parse `topic_id` or `topic_id/subscription`.
 
         Raises:
-            InvalidInput: It is none.
+            InvalidInput: The text has another form.
         """
         topic_id, _, subscription = text.partition("/")
         if subscription:
@@ -98,50 +98,49 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """A participant that could not be told yet."""
+    """Participant to which the decision could not be sent yet."""
 
     participant: str  # topic id, or topic id/subscription
     topic: str
     error: str
 
 
-MOST_SHOWN: Final = 20  # participants
-MOST_ERROR: Final = 300  # characters
+MAX_REPORTED_PARTICIPANTS: Final = 20
+MAX_ERROR_CHARACTERS: Final = 300
 
 
-def one_line(failures: Mapping[Participant, str]) -> str:
-    """Why participants could not be told: the first 20 of them, each error cut at 300 characters."""
-    return "; ".join(f"{one}: {error[:MOST_ERROR]}" for one, error in sorted(failures.items())[:MOST_SHOWN])
+def summarize_failures(failures: Mapping[Participant, str]) -> str:
+    """Return one line with the errors of the first `MAX_REPORTED_PARTICIPANTS` participants, each error truncated."""
+    reported = sorted(failures.items())[:MAX_REPORTED_PARTICIPANTS]
+    return "; ".join(f"{participant}: {error[:MAX_ERROR_CHARACTERS]}" for participant, error in reported)
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Refuse a timeout of zero, or above a day.
+    """Refuse a timeout below a millisecond or above a day.
 
     Raises:
-        InvalidInput: It is out of bounds.
+        InvalidInput: The timeout is out of bounds.
     """
-    if not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
-        raise InvalidInput(
-            "timeout", expected=f"{LEAST_TIMEOUT_S:g}s to {MOST_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s"
-        )
+    if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
 
 
-def decided(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
-    """The state once `end` was asked for; exactly one of commit and timeout wins, and the loser is told.
+def decide_state(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
+    """Return the state after a request to end a transaction. Of commit and timeout exactly one wins.
 
     Args:
-        txn: Which.
-        state: Under the lock of its row.
-        commit: The verb.
-        expired: Whether its deadline has passed, by the catalog's clock in the deciding transaction.
+        txn: Transaction to end.
+        state: Its state, read under the lock of its row.
+        commit: Whether to commit or to abort.
+        expired: Whether its deadline has passed, by the catalog's clock in the deciding SQL transaction.
 
     Raises:
-        TransactionEnded: It was decided otherwise, or its deadline has passed before it could commit.
+        TransactionEnded: The opposite was decided before, or the deadline of a commit has passed.
     """
-    wanted = TransactionState.COMMITTING if commit else TransactionState.ABORTING
+    requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
     if state is TransactionState.OPEN and not (commit and expired):
-        return wanted
-    if state is not TransactionState.OPEN and state.commits == commit:
+        return requested
+    if state is not TransactionState.OPEN and state.is_commit == commit:
         return state
     verb = "commit" if commit else "abort"
     found = "OPEN and past its deadline" if state is TransactionState.OPEN else state.value

@@ -15,8 +15,8 @@ from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
-from logstore.transactions.snapshots import MOST_PARTS, BufferFiles, BuildBuffers
+from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.snapshots import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
 from spark.runner import JobRun
 from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
 from spark.sources.objects import NativeAddresses
@@ -48,7 +48,7 @@ def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) ->
     (topics,) = run.spread(
         "look at topics", [job.topics], partial(by_size, addresses.database_url, lambda: [topic_sizes()])
     )
-    parts = dealt(topics, min(WAVES * run.spark.sparkContext.defaultParallelism, MOST_PARTS))
+    parts = dealt(topics, min(WAVES * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
     tasks = [_Task(part, tuple(some)) for part, some in enumerate(parts)]
     done = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
     counts = {name: sum(getattr(one, name) for one in done) for name in ("buffers", "empty", "gone", "unreadable")}
@@ -60,7 +60,7 @@ def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _Done:
     """In an executor: some topics into one file. A task may run twice."""
     done = _Done()
     with open_catalog(addresses.database_url) as catalog:
-        done.buffers = BufferFiles(folder).write(task.part, _buffers(addresses, catalog, task, done))
+        done.buffers = BufferFiles(folder).write_part(task.part, _buffers(addresses, catalog, task, done))
     return done
 
 
@@ -71,13 +71,13 @@ def _buffers(
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=addresses.application
     )
-    rebuilder = Rebuilder(
+    rebuilder = BufferRebuilder(
         ledgers=catalog.ledgers,
         transactions=catalog.transactions,
         objects=objects,
         tiered=tiered,
         snapshots=BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents),
-        whole=True,
+        read_whole_log=True,
     )
     for topic_id in map(TopicId, task.topics):
         if not is_active(catalog, topic_id):

@@ -108,7 +108,7 @@ class FakeBulkJobs:
         """A part for each topic."""
         built = {one: found for one, found in self.buffers.items() if not job.topics or one in job.topics}
         for part, item in enumerate(built.items()):
-            BufferFiles(folder).write(part, iter([item]))
+            BufferFiles(folder).write_part(part, iter([item]))
         counts = dict.fromkeys(("empty", "gone"), 0) | {"unreadable": len(self.facts), "topics": len(built)}
         return BulkSummary(counts={**counts, "buffers": len(built), "parts": len(built)}, facts=dict(self.facts))
 

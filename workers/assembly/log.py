@@ -29,8 +29,8 @@ from logstore.offload.services.writing import Offloader
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore, Storages
-from logstore.transactions.services.broadcast import Broadcasts
-from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
+from logstore.transactions.services.broadcast import Broadcaster
+from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
 from workers.assembly.records import RecordPolicies, RecordServices, records_over
 
 _DAY_S: Final = 86_400.0
@@ -89,9 +89,9 @@ class LogStore:
     subscriptions: Subscriptions
     schemas: SchemaRegistry
     offloader: Offloader
-    broadcasts: Broadcasts
+    broadcasts: Broadcaster
     buffer_snapshots: BufferSnapshots
-    rebuilder: Rebuilder  # of transaction buffers
+    rebuilder: BufferRebuilder  # of transaction buffers
     delayed: DelayedServices
     delivery: Delivery  # to consumers
     records: RecordServices
@@ -195,8 +195,8 @@ def _managed(on: _Ports) -> ManagedLedger:
     )
 
 
-def _broadcasts(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcasts:
-    return Broadcasts(
+def _broadcasts(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcaster:
+    return Broadcaster(
         transactions=on.catalog.transactions,
         topics=on.catalog.topics,
         managed=managed,
@@ -214,9 +214,9 @@ def _subscriptions(on: _Ports, contents: ComponentLedgers) -> Subscriptions:
     return Subscriptions(cursors=cursors, transactions=transactions, committer=on.committer, ledgers=snapshots)
 
 
-def _rebuilder(on: _Ports, snapshots: BufferSnapshots) -> Rebuilder:
+def _rebuilder(on: _Ports, snapshots: BufferSnapshots) -> BufferRebuilder:
     ledgers, transactions = on.catalog.ledgers, on.catalog.transactions
-    return Rebuilder(
+    return BufferRebuilder(
         ledgers=ledgers, transactions=transactions, objects=on.objects, tiered=on.tiered, snapshots=snapshots
     )
 
@@ -240,7 +240,7 @@ def _delayed(on: _Ports, contents: ComponentLedgers) -> DelayedServices:
 def _delivery(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions, segments: BucketSnapshots) -> Delivery:
     return Delivery(
         index=on.catalog.delayed,
-        segments=segments,
+        snapshots=segments,
         managed=managed,
         subscriptions=subscriptions,
         transactions=on.catalog.transactions,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE, SCRUB_RATE
-from logstore.transactions.transactions import MOST_COORDINATORS
+from logstore.transactions.transactions import MAX_COORDINATORS
 from workers.settings.kinds import (
     Address,
     Bucket,
@@ -126,7 +126,7 @@ class Settings(BaseModel):
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
     sweep_interval: Interval = 60  # of deletions, and of transactions
-    transaction_coordinators: Annotated[Count, Field(le=MOST_COORDINATORS)] = 16  # may be raised at any time
+    transaction_coordinators: Annotated[Count, Field(le=MAX_COORDINATORS)] = 16  # may be raised at any time
     trim_interval: Interval = 300
     delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # how much too early a message may be delivered
     delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` takes none later than that

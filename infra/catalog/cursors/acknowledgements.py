@@ -30,7 +30,7 @@ from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.pending_acks import require_free, taken
+from logstore.transactions.pending_acks import hold_entries, require_not_held
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
@@ -65,7 +65,9 @@ class Holding:
         if found is not TransactionState.OPEN:
             raise TransactionNotOpen(str(txn), doing="acknowledge", state=found.value)
         mine = self._held[write.topic_id, write.subscription]
-        mine[txn] = taken(write.subscription, state, spans, mine, txn, positions=write.positions, up_to=write.up_to)
+        mine[txn] = hold_entries(
+            write.subscription, state, spans, mine, txn, positions=write.positions, up_to=write.up_to
+        )
         self._changed[txn, Participant(write.topic_id, write.subscription)] = mine[txn]
 
     def require_free(self, write: Acknowledge, state: CursorState) -> None:
@@ -75,7 +77,7 @@ class Holding:
             AcknowledgementHeld: See `pending_acks.require_free`.
         """
         mine = self._held.get((write.topic_id, write.subscription), {})
-        require_free(write.subscription, state, mine, positions=write.positions, up_to=write.up_to)
+        require_not_held(write.subscription, state, mine, positions=write.positions, up_to=write.up_to)
 
     def put(self) -> None:
         """Write what has changed."""

@@ -68,7 +68,7 @@ def _inside(
     state = states.get(txn)
     if state is TransactionState.OPEN:
         return ProducerSequence(kept, last, txn)
-    return ProducerSequence.up_to(last if state is None or state.commits else kept)
+    return ProducerSequence.up_to(last if state is None or state.is_commit else kept)
 
 
 def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
@@ -96,7 +96,7 @@ def conclude_sequences(connection: Connection, ended: Mapping[TransactionId, Tra
     if not ended:
         return
     of = tuple_(_P.txn_tc, _P.txn_seq)
-    aborted = [(txn.tc_id, txn.sequence) for txn, state in ended.items() if not state.commits]
+    aborted = [(txn.tc_id, txn.sequence) for txn, state in ended.items() if not state.is_commit]
     kept = case((of.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
     mine = update(t.producer_sequence).where(of.in_([(txn.tc_id, txn.sequence) for txn in ended]))
     connection.execute(mine.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))

@@ -28,7 +28,7 @@ from logstore.ports.catalog.rebuilding import Load, Target
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER, LoadFiles
-from logstore.transactions.transactions import MOST_COORDINATORS
+from logstore.transactions.transactions import MAX_COORDINATORS
 
 _HELD: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")  # by any work that begins meanwhile
 _NUMBERED: Final[Mapping[str, tuple[str, RecordKind]]] = {
@@ -255,7 +255,7 @@ def own_rows(
         "transaction_ceiling": ceilings.transaction,
         "flushed_us": manifest.flushed_us,
     }
-    coordinators = [{"tc_id": at, "next_sequence": ceilings.transaction} for at in range(MOST_COORDINATORS)]
+    coordinators = [{"tc_id": at, "next_sequence": ceilings.transaction} for at in range(MAX_COORDINATORS)]
     yield _told("catalog", [catalog])
     yield _told("record_log", [log])
     yield _told("transaction_coordinator", coordinators)

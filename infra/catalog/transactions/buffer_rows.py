@@ -144,7 +144,7 @@ def _settling(dialect: str) -> _Settling:
     asked = rows_of(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
     same = and_(*(_B[name] == asked.source.c[name] for name in asked.columns))
     keys = (_B.ledger_id, _B.first_entry)
-    commits, aborts = ([one.value for one in TransactionState if one.commits is kept] for kept in (True, False))
+    commits, aborts = ([one.value for one in TransactionState if one.is_commit is kept] for kept in (True, False))
     kept = select(*keys).join(asked.source, same).join(t.transaction, _SAME).where(_T.state.in_(commits))
     lost = select(*keys, _B.entries, _B.topic_id).join(asked.source, same).join(t.transaction, _SAME)
     lost = lost.where(_T.state.in_(aborts), _T.state != TransactionState.OPEN.value)

@@ -20,7 +20,7 @@ from logstore.cursors.state import joined
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
 from logstore.positions import TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState, decided
+from logstore.transactions.transactions import TransactionId, TransactionState, decide_state
 
 Locked = Mapping[TransactionId, Row[Any]]
 """Rows of `transaction` that this transaction of the database has locked."""
@@ -79,7 +79,7 @@ def _decided(
     if row is None:
         return UnknownObject("txn", expected="a transaction of this catalog", found=str(write.txn))
     try:
-        return decided(write.txn, states[write.txn], commit=write.commit, expired=row.deadline_us <= now_us)
+        return decide_state(write.txn, states[write.txn], commit=write.commit, expired=row.deadline_us <= now_us)
     except SextonError as refused:
         return refused
 
@@ -100,10 +100,10 @@ def put_decisions(
         return {}
     participating, held = holding_in(connection, list(changed))
     final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
-    states = {txn: state if txn in participating else final[state.commits] for txn, state in changed.items()}
+    states = {txn: state if txn in participating else final[state.is_commit] for txn, state in changed.items()}
     decide(connection, states, now_us=now_us, timed_out=timed_out)
-    committed = [participant for txn, participant in held if states[txn].commits]
-    aborted = [participant for txn, participant in held if not states[txn].commits]
+    committed = [participant for txn, participant in held if states[txn].is_commit]
+    aborted = [participant for txn, participant in held if not states[txn].is_commit]
     settle_held(connection, committed, aborted, also)
     return states
 

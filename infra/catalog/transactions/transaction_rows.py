@@ -31,7 +31,7 @@ from infra.catalog.transactions.participant_rows import owing, participants_of, 
 from infra.telemetry import current_trace_id
 from logstore.errors import IdsExhausted
 from logstore.ports.catalog import Finished, StoredParticipant, StoredTransaction
-from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
+from logstore.transactions.transactions import BROADCASTING_STATES, TransactionId, TransactionState
 
 _T = t.transaction.c
 _C = t.transaction_coordinator.c
@@ -161,7 +161,7 @@ def _finishing(dialect: str) -> _Finishing:
     commits = _T.state == TransactionState.COMMITTING.value
     final = case((commits, TransactionState.COMMITTED.value), else_=TransactionState.ABORTED.value)
     unclaimed = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
-    mine = update(t.transaction).where(same, _T.state.in_(DECIDED), ~owing(_T.tc_id, _T.sequence))
+    mine = update(t.transaction).where(same, _T.state.in_(BROADCASTING_STATES), ~owing(_T.tc_id, _T.sequence))
     ended = mine.values(state=final, finished_us=bindparam("now"), **unclaimed)
     return _Finishing(
         locked=Statement(sql=locked.with_for_update(of=t.transaction), rows=asked),

@@ -31,13 +31,19 @@ from logstore.ports.catalog import (
     TransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.transactions import DECIDED, Participant, TransactionId, TransactionState, one_line
+from logstore.transactions.transactions import (
+    BROADCASTING_STATES,
+    Participant,
+    TransactionId,
+    TransactionState,
+    summarize_failures,
+)
 
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
 _OPEN = (_T.tc_id == bindparam("tc"), _UNFINISHED, _T.state == TransactionState.OPEN.value)
 _WORK = select(
-    exists().where(_UNFINISHED, _T.state.in_(DECIDED), rows.unclaimed(bindparam("now"))).label("undone"),
+    exists().where(_UNFINISHED, _T.state.in_(BROADCASTING_STATES), rows.unclaimed(bindparam("now"))).label("undone"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
 """Built once: a coordinator looks for work again and again."""
@@ -68,7 +74,7 @@ class SqlTransactions(OnDatabase):
     def counts(self, connection: Connection) -> TransactionCounts:
         """See `Transactions.counts`."""
         found = {TransactionState(row.state): row for row in rows.count_states(connection)}
-        since = [found[state].since for state in map(TransactionState, DECIDED) if state in found]
+        since = [found[state].since for state in map(TransactionState, BROADCASTING_STATES) if state in found]
         size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
         return TransactionCounts(
             states={state: row.rows for state, row in found.items()},
@@ -107,7 +113,7 @@ class SqlTransactions(OnDatabase):
     def busy_coordinators(self, connection: Connection) -> list[int]:
         """See `Transactions.busy_coordinators`."""
         now = self._db.now_us(connection)
-        free = _T.state.in_(DECIDED) & rows.unclaimed(now)
+        free = _T.state.in_(BROADCASTING_STATES) & rows.unclaimed(now)
         late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
         query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
         return list(connection.execute(query).scalars())
@@ -118,7 +124,7 @@ class SqlTransactions(OnDatabase):
         now = self._db.now_us(connection)
         own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
         free = or_(rows.unclaimed(now), own)
-        mine = (_UNFINISHED, _T.state.in_(DECIDED), free)
+        mine = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), free)
         query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
         found = connection.execute(query.with_for_update(skip_locked=True)).all()
         rows.put_claim(connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now))
@@ -158,7 +164,7 @@ class SqlTransactions(OnDatabase):
 
     def handed_over(self, *, limit: int) -> list[TransactionId]:
         """See `Transactions.handed_over`."""
-        given = (_UNFINISHED, _T.state.in_(DECIDED), _T.claim_run == "")
+        given = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
         query = select(_T.tc_id, _T.sequence).where(*given).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
@@ -218,7 +224,7 @@ def _tell_failures(
     for txn, mine in sorted(failures.items()):
         participants.put_errors(connection, txn, mine)
     for txn, mine in sorted(failures.items()):
-        rows.tell_failure(connection, txn, one_line(mine), **claims.get(txn, {}))
+        rows.tell_failure(connection, txn, summarize_failures(mine), **claims.get(txn, {}))
 
 
 def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:

@@ -14,7 +14,7 @@ from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeede
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor, Transactions
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.pending_acks import without
+from logstore.transactions.pending_acks import hide_held
 from logstore.transactions.transactions import TransactionId
 from logstore.units import between_units
 
@@ -100,7 +100,7 @@ class Subscriptions:
         releases = found.releases  # before what is held: an abort in between would be counted, and its entries left out
         held = self._transactions.held(topic_id, name)
         found = self.get(topic_id, name)
-        return replace(found, state=without(found.state, held), releases=releases)
+        return replace(found, state=hide_held(found.state, held), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.

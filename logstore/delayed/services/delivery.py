@@ -199,7 +199,7 @@ class Delivery:
         self,
         *,
         index: DelayedIndex,
-        segments: SnapshotReader,
+        snapshots: SnapshotReader,
         managed: ManagedLedger,
         subscriptions: Subscriptions,
         transactions: Transactions,
@@ -207,7 +207,7 @@ class Delivery:
         tolerance_ms: int = 0,
         alarm: Alarm = _ignore_alarm,
     ) -> None:
-        self._index, self.snapshots = index, MeasuredSnapshots(segments)
+        self._index, self.snapshots = index, MeasuredSnapshots(snapshots)
         """Snapshot reader of all trackers. It counts and times their reads."""
         self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
         self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
@@ -282,7 +282,7 @@ class Delivery:
             self._trackers[topic.topic_id] = SharedTracker(
                 topic,
                 index=self._index,
-                segments=self.snapshots,
+                snapshots=self.snapshots,
                 clock=self._clock,
                 tolerance_ms=self._tolerance_ms,
                 alarm=self._alarm,

@@ -91,15 +91,15 @@ class SharedTracker:
         topic: Topic,
         *,
         index: DelayedIndex,
-        segments: SnapshotReader,
+        snapshots: SnapshotReader,
         clock: Clock,
         tolerance_ms: int,
         alarm: Alarm,
     ) -> None:
         self.lock = threading.RLock()
         self.readers: list[SubscriptionReader] = []
-        self.tracker = Tracker(segments)
-        self._topic, self._index, self._snapshots = topic, index, segments
+        self.tracker = Tracker(snapshots)
+        self._topic, self._index, self._snapshots = topic, index, snapshots
         self._list_lock, self._segment_lock = threading.Lock(), threading.Lock()
         self._clock, self._tolerance_ms = clock, tolerance_ms
         self._alarm = alarm

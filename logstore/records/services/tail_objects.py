@@ -21,7 +21,7 @@ from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import Advance, FoundMarker, Run, Upload
-from logstore.transactions.buffer import Verb, read_marker
+from logstore.transactions.buffer import MarkerVerb, parse_marker
 from logstore.transactions.transactions import TransactionId
 
 if TYPE_CHECKING:
@@ -175,6 +175,6 @@ def _markers(table: "pa.Table") -> Iterator[FoundMarker]:
     columns: Sequence[list[object]] = [table.column(name).to_pylist() for name in ("marker", *_OF_MARKERS)]
     for offset, (txn, verb, payload, properties) in enumerate(zip(_txns(table), *columns, strict=True)):
         if txn is not None and verb is not None:
-            told = read_marker(txn, str(verb), payload, dict(properties or ()))
+            told = parse_marker(txn, str(verb), payload, dict(properties or ()))
             packed = base64.b64encode(pack_acknowledged(told.positions)).decode() if told.subscription else ""
-            yield FoundMarker(offset, txn, told.verb is Verb.COMMIT, told.subscription, packed)
+            yield FoundMarker(offset, txn, told.verb is MarkerVerb.COMMIT, told.subscription, packed)

@@ -1,13 +1,13 @@
-"""The broadcast of decided transactions: each participant's topic is told in its own log, and its buffer settled.
+"""Broadcast of decided transactions: markers in the participants' logs, and settled buffers in the catalog.
 
-Nothing here changes what readers see: the state of the transaction's row has decided that. A topic is told with one
-append for all transactions of a batch; what was told is settled in one SQL transaction for all topics after it, and a
-transaction that owes nothing more is final with it.
+A broadcast does not change what readers see. The state of the transaction's row has decided that. One append to a topic
+has the markers of all transactions of a batch. One SQL transaction then settles the participants of all topics, and
+makes transactions final that owe no participant the decision any more.
 
-Any step may run twice. A marker that is written again says the same of the same transaction, and is hidden as the first
-one is; what is settled stays so. A process may die between any two steps: what it had claimed is claimed again.
+Each step may run twice. A second marker of a transaction says the same as the first, and is hidden like it. Settling
+again changes nothing. A process may die between two steps: its claims lapse, and another one claims the transactions.
 
-Source: Pulsar's transaction coordinator, which sends the end to each partition and subscription on its own.
+Source: Pulsar's transaction coordinator, which sends the decision to each partition and subscription separately.
 """
 
 import logging
@@ -32,35 +32,44 @@ from logstore.ports.catalog import (
     Transactions,
 )
 from logstore.positions import TopicId
-from logstore.transactions.buffer import Marker, Verb, as_entries
+from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transactions import Participant, TransactionId
 
 _LOG: Final = logging.getLogger(__name__)
-_TOPICS: Final = 32
-"""Topics that are told at a time: each waits for storage."""
+_MAX_CONCURRENT_TOPICS: Final = 32
+"""The threads mostly wait for storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    sentence: str
-    passes: bool  # by itself, perhaps: storage or catalog did not answer
+    message: str
+    is_transient: bool  # storage or the catalog did not answer
 
 
-_Told = tuple[StoredTransaction, StoredParticipant]
+_OwedDecision = tuple[StoredTransaction, StoredParticipant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcasted:
-    """What became of a batch of transactions."""
+class BroadcastResult:
+    """Result of the broadcast of a batch of transactions."""
 
     finished: Sequence[Finished] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
-    topics: int = 0
-    topics_away: int = 0  # of those, for which storage or catalog did not answer
+    topics: int = 0  # to which the decision was sent or could not be sent
+    topics_away: int = 0  # of these, topics for which storage or the catalog did not answer
 
 
-class Broadcasts:
-    """Tells participants. Threads share one; close it."""
+class Broadcaster:
+    """Sender of decisions to participants. It is thread-safe. Close it after use.
+
+    Args:
+        transactions: The catalog's transactions.
+        topics: The catalog's topics.
+        managed: The log, to which markers are appended.
+        epoch: Returns the catalog's current epoch.
+        advance: Advances the mark-delete position of a subscription over contiguous acknowledgements. It may fail: the
+            next acknowledgement then does so.
+    """
 
     def __init__(
         self,
@@ -71,111 +80,102 @@ class Broadcasts:
         epoch: Callable[[], int],
         advance: Callable[[TopicId, str], object],
     ) -> None:
-        """Work on a catalog and its log.
-
-        Args:
-            transactions: The catalog's transactions.
-            topics: The catalog's topics.
-            managed: The log, to which markers are appended.
-            epoch: The catalog's epoch now.
-            advance: Moves a subscription over what has become contiguous; may fail, and is then done by the next
-                acknowledgement.
-        """
         self._transactions, self._topics, self._managed = transactions, topics, managed
         self._epoch, self._advance = epoch, advance
-        self._threads = ThreadPoolExecutor(_TOPICS, thread_name_prefix="broadcast")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_TOPICS, thread_name_prefix="broadcast")
 
     def close(self) -> None:
-        """End the threads; what is under way ends first."""
+        """Wait for running calls, and end the threads."""
         self._threads.shutdown()
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
-        """Tell all participants that are owed, topic by topic; a topic that fails holds up no other.
+    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
+        """Send the decisions to all participants that are owed one. A topic that fails delays no other topic.
 
         Args:
             batch: Decided transactions, claimed by the caller.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer; nothing is lost, claims lapse.
+            StoreUnavailable, CatalogBusy: The catalog did not answer. Nothing is lost: the claims lapse.
         """
-        owed: dict[TopicId, list[_Told]] = {}
+        owed_by_topic: dict[TopicId, list[_OwedDecision]] = {}
         for txn in batch:
-            for one in txn.owed:
-                owed.setdefault(one.participant.topic_id, []).append((txn, one))
+            for stored in txn.owed:
+                owed_by_topic.setdefault(stored.participant.topic_id, []).append((txn, stored))
         epoch = self._epoch()
         calls = {
-            topic_id: self._threads.submit(copy_context().run, self._tell, topic_id, told, epoch)
-            for topic_id, told in owed.items()
+            topic_id: self._threads.submit(copy_context().run, self._send, topic_id, owed, epoch)
+            for topic_id, owed in owed_by_topic.items()
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
-        done: list[tuple[TransactionId, Participant, Settled]] = []
-        away = 0
+        settled: list[tuple[TransactionId, Participant, Settled]] = []
+        topics_away = 0
         for topic_id, call in calls.items():
-            how = call.result()
-            away += isinstance(how, _Failure) and how.passes
-            for txn, one in owed[topic_id]:
-                if isinstance(how, _Failure):
-                    failures.setdefault(txn.txn, {})[one.participant] = how.sentence
+            outcome = call.result()
+            topics_away += isinstance(outcome, _Failure) and outcome.is_transient
+            for txn, stored in owed_by_topic[topic_id]:
+                if isinstance(outcome, _Failure):
+                    failures.setdefault(txn.txn, {})[stored.participant] = outcome.message
                 else:
-                    done.append((txn.txn, one.participant, how))
-        finished = self._transactions.settle(done) if done else []
-        self._move_on(batch, {one.txn for one in finished})
-        return Broadcasted(finished=finished, failures=failures, topics=len(calls), topics_away=away)
+                    settled.append((txn.txn, stored.participant, outcome))
+        finished = self._transactions.settle(settled) if settled else []
+        self._advance_subscriptions(batch, {transaction.txn for transaction in finished})
+        return BroadcastResult(finished=finished, failures=failures, topics=len(calls), topics_away=topics_away)
 
-    def _tell(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled | _Failure:
-        """Mark one topic; or the error in one sentence."""
+    def _send(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settled | _Failure:
+        """Append the markers of one topic. Return an error as a value."""
         try:
-            return self._mark(topic_id, told, epoch)
+            return self._append_markers(topic_id, owed, epoch)
         except SextonError as error:
-            _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(told), error)
-            return _Failure(f"{type(error).__name__}: {error}", passes=not isinstance(error, TerminalError))
-        except Exception as defect:  # noqa: BLE001 - whatever it is, the other topics are told
-            _LOG.exception("topic %s: %d transactions could not be told", topic_id, len(told))
-            return _Failure(f"{type(defect).__name__}: {str(defect).partition(chr(10))[0]}", passes=False)
+            _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(owed), error)
+            return _Failure(f"{type(error).__name__}: {error}", is_transient=not isinstance(error, TerminalError))
+        except Exception as defect:  # noqa: BLE001 - no defect of one topic may delay the other topics
+            _LOG.exception("topic %s: %d transactions could not be told", topic_id, len(owed))
+            first_line = str(defect).partition("\n")[0]
+            return _Failure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
-    def _mark(self, topic_id: TopicId, told: Sequence[_Told], epoch: int) -> Settled:
-        """Append the markers of a topic, in the order of transactions; a topic that is gone needs none."""
+    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settled:
+        """Append markers in the order of transactions. A deleted topic needs none."""
         markers = [
-            Marker(
+            TransactionMarker(
                 txn=txn.txn,
-                verb=Verb.COMMIT if txn.state.commits else Verb.ABORT,
+                verb=MarkerVerb.COMMIT if txn.state.is_commit else MarkerVerb.ABORT,
                 epoch=epoch,
-                subscription=one.participant.subscription,
-                positions=one.positions if txn.state.commits else {},
+                subscription=stored.participant.subscription,
+                positions=stored.positions if txn.state.is_commit else {},
             )
-            for txn, one in told
+            for txn, stored in owed
         ]
-        name = told[0][1].topic
+        name = owed[0][1].topic
         topic = Topic(topic_id=topic_id, name=name, state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
         try:
             with effect("transactions.append_markers"):
-                self._managed.append(topic, as_entries(markers))
+                self._managed.append(topic, markers_to_entries(markers))
         except (UnknownObject, PreconditionFailed) as error:
-            if isinstance(error, StaleCatalog) or self._stands(topic_id):
+            # The append was refused for another reason than the topic's deletion.
+            if isinstance(error, StaleCatalog) or self._is_active(topic_id):
                 raise
             return Settled.GONE
         return Settled.MARKED
 
-    def _stands(self, topic_id: TopicId) -> bool:
-        """Whether the topic is there, and not being deleted: then a refusal has another reason."""
+    def _is_active(self, topic_id: TopicId) -> bool:
         try:
             return self._topics.by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 
-    def _move_on(self, batch: Sequence[StoredTransaction], finished: set[TransactionId]) -> None:
-        """Let subscriptions move over what was acknowledged: no caller waits for it, and it may fail."""
-        moved = {
-            (one.participant.topic_id, one.participant.subscription)
+    def _advance_subscriptions(self, batch: Sequence[StoredTransaction], finished: set[TransactionId]) -> None:
+        """Advance subscriptions over acknowledgements of committed transactions, in the background."""
+        subscriptions = {
+            (stored.participant.topic_id, stored.participant.subscription)
             for txn in batch
-            if txn.txn in finished and txn.state.commits
-            for one in txn.participants
-            if one.participant.subscription
+            if txn.txn in finished and txn.state.is_commit
+            for stored in txn.participants
+            if stored.participant.subscription
         }
-        for topic_id, subscription in sorted(moved):
-            self._threads.submit(copy_context().run, self._advanced, topic_id, subscription)
+        for topic_id, subscription in sorted(subscriptions):
+            self._threads.submit(copy_context().run, self._advance_subscription, topic_id, subscription)
 
-    def _advanced(self, topic_id: TopicId, subscription: str) -> None:
+    def _advance_subscription(self, topic_id: TopicId, subscription: str) -> None:
         try:
             self._advance(topic_id, subscription)
         except SextonError as error:

@@ -1,12 +1,13 @@
-"""Transaction buffers in storage: kept as snapshots, and rebuilt from a snapshot and the log after it or the whole log.
+"""Snapshots of transaction buffers in storage, and the rebuild of a buffer from a snapshot and the log after it.
 
-A snapshot is written after changes, off the path of appends and commits. No caller waits for one, and nothing is lost
-without one: it bounds how much log a rebuild reads. The buffer, as SQL has it at one moment, is stored as a component's
-ledger and switched to by one transaction; a writer that dies before it leaves a newborn, which a trim of the topic
-takes away.
+A snapshot is written after changes, outside appends and commits. No caller waits for one, and nothing is lost without
+one: it only bounds how much log a rebuild reads. The buffer, as SQL has it at one moment, is stored as a component's
+ledger, and one SQL transaction switches to it. A writer that dies before leaves a newborn ledger, which a trim of the
+topic deletes.
 
-The end of a rebuild is fixed when it begins, behind open transactions too: it waits for none and stops at none
-(kafka-flow#857). A rebuild that fails leaves nothing behind, and is begun anew (apache/pulsar#14801, #14830).
+The end of a rebuild is fixed when it begins, after open transactions too. It neither waits for them nor stops at them
+(kafka-flow#857). A failed rebuild leaves nothing behind, and starts again from the beginning (apache/pulsar#14801,
+#14830).
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """
@@ -26,34 +27,35 @@ from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment, SnapshotSwitch, Transactions, TransactionSnapshots
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.buffer import COLUMNS, Buffer, Fold, concluded
-from logstore.transactions.snapshots import pack, unpack
+from logstore.transactions.buffer import COLUMNS, Buffer, BufferFold, resolve_open_transactions
+from logstore.transactions.snapshots import pack_buffer, unpack_buffer
 from logstore.units import between_units
 
 _LOG: Final = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
-"""A topic whose snapshot failed, or whose writer died, is due again after that."""
+"""Time after which a topic is due again whose snapshot failed, or whose writer died."""
 
-_AT_ONCE: Final = 16
+_TOPICS_PER_PAGE: Final = 16
+_MAX_READ_ATTEMPTS: Final = 5
+"""Reads of a log that is trimmed while it is read."""
 
 
 class BufferSnapshots:
-    """Writes and reads snapshots. Threads share one; any number of processes may run."""
+    """Writer and reader of snapshots. It is thread-safe, and any number of processes may run it."""
 
     def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
-        """Work on a catalog and the ledgers of its components."""
         self._snapshots, self._contents = snapshots, contents
 
     def write_due(self) -> int:
-        """Write a page of snapshots that are due, from what SQL says; how many were due.
+        """Write a page of due snapshots from the buffers in SQL. Return how many were due.
 
-        A topic that fails is logged and due again later. Idempotency: two writers of one topic leave one snapshot.
+        A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog does not say what is due.
+            StoreUnavailable, CatalogBusy: The catalog did not return the topics that are due.
         """
-        due = self._snapshots.take_due(limit=_AT_ONCE, lease_s=_LEASE_S)
+        due = self._snapshots.take_due(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
         for topic_id in due:
             try:
                 expected = self._snapshots.current(topic_id).ledger_id
@@ -63,14 +65,14 @@ class BufferSnapshots:
         return len(due)
 
     def replace(self, topic_id: TopicId, buffer: Buffer) -> bool:
-        """Make this buffer the topic's snapshot, unless there is one that knows of more entries; whether it is.
+        """Make a buffer the topic's snapshot, unless the current one covers more entries. Return whether it is.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough; repeating is fine.
+            StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough. Repeat the call.
         """
-        found = self._snapshots.current(topic_id)
-        return found.read_to <= buffer.read_to and self._write(topic_id, buffer, found.ledger_id)
+        current = self._snapshots.current(topic_id)
+        return current.read_to <= buffer.read_to and self._write(topic_id, buffer, current.ledger_id)
 
     def _write(self, topic_id: TopicId, buffer: Buffer, expected: LedgerId | None) -> bool:
         switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
@@ -78,18 +80,20 @@ class BufferSnapshots:
             topic_id=topic_id,
             component=Component.TXN_SNAPSHOT,
             keys={},
-            content=pack(topic_id, buffer),
+            content=pack_buffer(topic_id, buffer),
             properties={"read_to": str(buffer.read_to), "max_read_position": str(buffer.max_read_position)},
         )
 
-        def publish(born: CreatedLedger) -> bool:
-            return self._snapshots.publish(switch, born.ledger_id, size_bytes=born.size_bytes, sha256=born.sha256)
+        def publish(created: CreatedLedger) -> bool:
+            return self._snapshots.publish(
+                switch, created.ledger_id, size_bytes=created.size_bytes, sha256=created.sha256
+            )
 
         with effect("transactions.write_snapshot"):
             return self._contents.write(draft, publish)
 
     def load(self, topic_id: TopicId) -> Buffer | None:
-        """The topic's snapshot; None where there is none, or it is damaged, which is logged.
+        """Return the topic's snapshot, or `None` if there is none or it is damaged. Damage is logged.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
@@ -99,18 +103,24 @@ class BufferSnapshots:
             return None
         try:
             content = self._contents.read(ledger_id)
-            return unpack(content or b"", topic_id)
+            return unpack_buffer(content or b"", topic_id)
         except CorruptData as damaged:
             _LOG.warning("topic %s: the whole log is read, because its snapshot is damaged: %s", topic_id, damaged)
             return None
 
 
-_TRIES: Final = 5
-"""Of a log that is trimmed while it is read."""
+class BufferRebuilder:
+    """Builder of buffers from the logs in storage. It is thread-safe.
 
-
-class Rebuilder:
-    """Reads buffers out of storage. Threads share one."""
+    Args:
+        ledgers: The catalog's ledgers and segments.
+        transactions: States of transactions that have no marker.
+        objects: The primary bucket.
+        tiered: Reader of tiered copies, for segments whose primary copy is gone or damaged.
+        snapshots: Snapshots from which rebuilds start. Without them each rebuild reads the whole log.
+        read_whole_log: Read whole logs despite snapshots. A snapshot then only decides about transactions that neither
+            the log nor the catalog knows.
+    """
 
     def __init__(
         self,
@@ -120,66 +130,63 @@ class Rebuilder:
         objects: ObjectStore,
         tiered: TieredSegments | None = None,
         snapshots: BufferSnapshots | None = None,
-        whole: bool = False,
+        read_whole_log: bool = False,
     ) -> None:
-        """Work on a log.
-
-        Args:
-            ledgers: Where its segments are named.
-            transactions: Says of transactions without a marker how they are.
-            objects: The primary bucket.
-            tiered: Read where a primary copy is gone or damaged.
-            snapshots: Where rebuilds go on from; None: each reads the whole log.
-            whole: Read whole logs all the same; a snapshot is believed only where the log does not tell any more.
-        """
         self._ledgers, self._transactions = ledgers, transactions
-        self._objects, self._tiered, self._snapshots, self._whole = objects, tiered, snapshots, whole
+        self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
 
     def rebuild(self, topic_id: TopicId) -> Buffer:
-        """What the topic's log says of its transactions, up to the entry that is its last one now.
+        """Return the topic's buffer up to the entry that is the last one now.
 
         Raises:
-            MissingData: A listed ledger lacks an object.
-            CorruptData: A segment is not what its row says, in no copy.
+            MissingData: A listed ledger lacks an object in every copy.
+            CorruptData: A segment differs from its row in every copy.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         known = self._snapshots.load(topic_id) if self._snapshots else None
-        start = Buffer() if known is None or self._whole else known
-        for _ in range(_TRIES):
+        start = Buffer() if known is None or self._read_whole_log else known
+        for _ in range(_MAX_READ_ATTEMPTS):
             listed = self._ledgers.listed(topic_id)
             try:
-                read = self._read(topic_id, listed, start)
+                buffer = self._read(topic_id, listed, start)
             except SegmentGone as gone:
                 missing = gone
-            else:  # the catalog is asked after the log: what it says of a transaction is no older than its markers
-                return concluded(read, self._transactions.states(list(read.open)), known)
-            if missing.ledger_id in {one.ledger_id for one in self._ledgers.listed(topic_id)}:
+            else:
+                # The catalog is read after the log, so that its states are no older than the markers.
+                states = self._transactions.states(list(buffer.open))
+                return resolve_open_transactions(buffer, states, known)
+            if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.listed(topic_id)}:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
 
     def _read(self, topic_id: TopicId, listed: list[Ledger], start: Buffer) -> Buffer:
-        fold = Fold(start, [LedgerSpan(one.ledger_id, one.entries) for one in listed])
+        fold = BufferFold(start, [LedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed])
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic_id}")
-        ahead = Prefetcher()
+        prefetcher = Prefetcher()
         try:
-            wanted = self._wanted(listed, fold)
-            for (_, segment), table in ahead.run(wanted, lambda one: source.read(*one, COLUMNS)):
+            segments = self._unread_segments(listed, fold)
+            for (_, segment), table in prefetcher.run(segments, lambda pair: source.read(*pair, COLUMNS)):
                 between_units()
                 fold.add(segment.ledger_id, segment.first_entry, table)
         finally:
-            ahead.close()
+            prefetcher.close()
         return fold.buffer()
 
-    def _wanted(self, listed: list[Ledger], fold: Fold) -> Iterator[tuple[Ledger, Segment]]:
+    def _unread_segments(self, listed: list[Ledger], fold: BufferFold) -> Iterator[tuple[Ledger, Segment]]:
+        """Yield the segments that the fold needs, in log order.
+
+        Raises:
+            SegmentGone: The catalog has no segment for an entry of a ledger.
+        """
         for ledger in listed:
-            ids = fold.wanted(ledger.ledger_id)
-            if not ids:
+            unread = fold.unread_entries(ledger.ledger_id)
+            if not unread:
                 continue
-            reached = ids.start
-            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=ids.start):
-                if segment.first_entry > reached or segment.first_entry >= ids.stop:
+            next_entry = unread.start
+            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=unread.start):
+                if segment.first_entry > next_entry or segment.first_entry >= unread.stop:
                     break
-                reached = segment.first_entry + segment.entries
+                next_entry = segment.first_entry + segment.entries
                 yield ledger, segment
-            if reached < ids.stop:
-                raise SegmentGone(ledger.ledger_id, f"entry {reached} of ledger {ledger.ledger_id}")
+            if next_entry < unread.stop:
+                raise SegmentGone(ledger.ledger_id, f"entry {next_entry} of ledger {ledger.ledger_id}")

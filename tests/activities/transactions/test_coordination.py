@@ -14,7 +14,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.ports.catalog import StoredTransaction, Topic
-from logstore.transactions.services.broadcast import Broadcasted, Broadcasts
+from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.activities.world import environment
 from tests.fakes.meter import FakeMeter, series
@@ -29,14 +29,14 @@ def history(tmp_path: Path) -> History:
     return open_history(tmp_path)
 
 
-class _Busy(Broadcasts):
+class _Busy(Broadcaster):
     """There is more to tell after each batch, for so many batches; and after the first one a deadline has passed."""
 
     def __init__(self, history: History, batches: int) -> None:
         self.history, self.left = history, batches
         self.states: list[TransactionState] = []  # of the late one, whenever a batch is told
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
+    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         late = TransactionId(0, 0)
         self.states.append(self.history.world.catalog.transactions.states([late])[late])
         told = self.history.world.log.broadcasts.settle(batch)
@@ -49,14 +49,14 @@ class _Busy(Broadcasts):
         return told
 
 
-def _coordination(history: History, broadcasts: Broadcasts) -> Coordination:
+def _coordination(history: History, broadcasts: Broadcaster) -> Coordination:
     return Coordination(
         transactions=history.world.catalog.transactions, broadcasts=broadcasts, finished_retention_s=1e9
     )
 
 
 def _drain(
-    history: History, broadcasts: Broadcasts, *, meter: FakeMeter | None = None, most_s: float = 30.0
+    history: History, broadcasts: Broadcaster, *, meter: FakeMeter | None = None, most_s: float = 30.0
 ) -> Drained:
     env = environment("transaction-coordinator/0")
     env.metric_meter = meter or env.metric_meter
@@ -177,13 +177,13 @@ def test_drain_that_ends_at_work_says_that_there_may_be_more(history: History) -
     assert not _drain(history, history.world.log.broadcasts).more
 
 
-class _Slow(Broadcasts):
+class _Slow(Broadcaster):
     """A batch takes ten seconds, after which one of its clients decides again, and the other one a little later."""
 
     def __init__(self, history: History, clock: SimpleNamespace) -> None:
         self.history, self.clock, self.batches = history, clock, list[int]()
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> Broadcasted:
+    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         self.batches.append(len(batch))
         self.clock.now += 10.0
         told = self.history.world.log.broadcasts.settle(batch)

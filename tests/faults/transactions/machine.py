@@ -37,8 +37,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import Position, TopicId
-from logstore.transactions.buffer import Marker, Verb, as_entries
-from logstore.transactions.transactions import DECIDED, TransactionId, TransactionState
+from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
+from logstore.transactions.transactions import BROADCASTING_STATES, TransactionId, TransactionState
 from tests.activities.world import environment
 from tests.faults.transacting import Inline, without_lingering
 from tests.faults.transactions.serial import Fate, Item, Log, Serial, Sub
@@ -342,14 +342,20 @@ class Transactions(RuleBasedStateMachine):
         """The next time that anything comes there, or the time after."""
         failpoints.arm(point, action, nth=nth)
 
-    @rule(topic=_pick, txn=_pick, verb=st.sampled_from(Verb), epoch=st.integers(0, 2), sub=st.sampled_from(["", "s"]))
-    def late_marker(self, topic: int, txn: int, verb: Verb, epoch: int, sub: str) -> None:
+    @rule(
+        topic=_pick,
+        txn=_pick,
+        verb=st.sampled_from(MarkerVerb),
+        epoch=st.integers(0, 2),
+        sub=st.sampled_from(["", "s"]),
+    )
+    def late_marker(self, topic: int, txn: int, verb: MarkerVerb, epoch: int, sub: str) -> None:
         """A marker that was on its way for long, of whatever became of its transaction, or of one that never was."""
         name, inside = self._topic(topic), self._txn(txn)
         if name:
             of = self.ids[inside] if inside and txn % 3 else TransactionId(3, txn)
-            marker = Marker(txn=of, verb=verb, epoch=epoch, subscription=sub)
-            self._try(lambda: self.log.managed.append(self.topics[name], as_entries([marker])))
+            marker = TransactionMarker(txn=of, verb=verb, epoch=epoch, subscription=sub)
+            self._try(lambda: self.log.managed.append(self.topics[name], markers_to_entries([marker])))
 
     @rule(topic=_pick)
     def roll(self, topic: int) -> None:
@@ -522,7 +528,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _look_at(self, txn: str, allowed: set[Fate]) -> None:
         state = self.log.catalog.transactions.states([self.ids[txn]])[self.ids[txn]]
-        found = Fate.OPEN if state is TransactionState.OPEN else Fate.COMMITTED if state.commits else Fate.ABORTED
+        found = Fate.OPEN if state is TransactionState.OPEN else Fate.COMMITTED if state.is_commit else Fate.ABORTED
         assert found in allowed, f"{txn} is {found}, expected one of {allowed}"
         if found is not self.serial.fates[txn]:
             self.serial.decide(txn, found)
@@ -532,7 +538,7 @@ class Transactions(RuleBasedStateMachine):
             self._look_at(txn, {Fate.OPEN, Fate.ABORTED})
 
     def _untold(self) -> list[str]:
-        states = tuple(map(TransactionState, DECIDED))
+        states = tuple(map(TransactionState, BROADCASTING_STATES))
         return [str(one.txn) for one in self.log.catalog.transactions.many(states=states, limit=1_000)]
 
     def _stored(self, name: str, ledger_id: int | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import OutcomeUnknown, RetryableError, TransactionEnded
 from logstore.log.entries import NewEntry
 from logstore.ports.catalog import Topic
-from logstore.transactions.transactions import DECIDED, TransactionState
+from logstore.transactions.transactions import BROADCASTING_STATES, TransactionState
 from tests.faults.real import RealWorld, Worker, eventually
 from tests.faults.transactions.history import History, Read, Write, wrong_in
 from tests.servers import settings_on
@@ -109,7 +109,7 @@ class _Run:
             await self.client.append(txn, self.topics[key], [NewEntry(payload=write.name.encode())])
         write.asked = time.monotonic() if commit else None
         state = await (self.client.commit(txn) if commit else self.client.abort(txn))
-        write.end = "committed" if state.commits else "aborted"
+        write.end = "committed" if state.is_commit else "aborted"
 
     async def read(self) -> None:
         """All lists, again and again."""
@@ -156,7 +156,7 @@ async def _run(world: RealWorld) -> None:
         await asyncio.wait_for(writing, 90)
         run.writing = False
         await reading
-        decided = tuple(map(TransactionState, DECIDED))
+        decided = tuple(map(TransactionState, BROADCASTING_STATES))
         await eventually(lambda: not log.catalog.transactions.many(states=decided, limit=1), "all are through")
         last = {key: run.elements(key) for key in topics}
     wrong = wrong_in(run.history, last)

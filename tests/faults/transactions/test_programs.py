@@ -9,7 +9,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.log.services.placement import TopicHints
 from logstore.ports.catalog import BeginTransaction, EndTransaction
-from logstore.transactions.buffer import Verb
+from logstore.transactions.buffer import MarkerVerb
 from tests.faults.transactions.machine import Transactions
 
 
@@ -44,9 +44,9 @@ def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -
         model.log.managed.append(topic, _part("later", txn=txn))
 
 
-@pytest.mark.parametrize("verb", Verb)
+@pytest.mark.parametrize("verb", MarkerVerb)
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb: Verb, epoch: int) -> None:
+def test_late_marker_changes_nothing_that_readers_see(model: Transactions, verb: MarkerVerb, epoch: int) -> None:
     """Of one that is open, committed, aborted or unknown, of whatever epoch (Bufstream 0.1.0, Jepsen)."""
     for number in range(3):
         model.begin_transaction(tc=0)

@@ -82,7 +82,7 @@ class World:
         )
         delivery = Delivery(
             index=cast("DelayedIndex", self),
-            segments=self.snapshots,
+            snapshots=self.snapshots,
             managed=managed,
             subscriptions=subscriptions,
             transactions=transactions,

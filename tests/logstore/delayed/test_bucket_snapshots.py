@@ -117,7 +117,7 @@ def test_snapshot_reads_back_segment_by_segment(world: World, snapshots: BucketS
 def test_footers_are_kept_up_to_a_size(world: World, tmp_path: Path) -> None:
     """The one that was used longest ago goes first; the one just read stays, however large it is."""
     first, second = _written(world, tmp_path), _written(world, tmp_path)
-    snapshots, begun = _process(world, kept_bytes=1), len(world.objects.calls)
+    snapshots, begun = _process(world, cache_bytes=1), len(world.objects.calls)
     for bucket in (first, second, second, first):
         snapshots.segment(bucket, 0)
     heads = [key for operation, key in world.objects.calls[begun:] if operation is Operation.HEAD]

@@ -21,7 +21,7 @@ from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import tail_objects
 from logstore.records.services.tail_objects import read_upload
-from logstore.transactions.buffer import Marker, Verb, as_entries
+from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transactions import TransactionId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
 from tests.logstore.log.world import World, plain
@@ -183,8 +183,8 @@ def test_column_of_another_segment_of_equal_layout_is_not_adopted(world: World) 
 
 def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of markers are read from the whole object, which is compared with its digest."""
-    marker = Marker(txn=TransactionId(1, 2), verb=Verb.COMMIT, epoch=1)
-    world.process().append(world.topic, as_entries([marker]))
+    marker = TransactionMarker(txn=TransactionId(1, 2), verb=MarkerVerb.COMMIT, epoch=1)
+    world.process().append(world.topic, markers_to_entries([marker]))
     key = world.segments()[-1]
     listed = _listed(world.objects, key)
     small = read_upload(world.objects, LedgerId(0), 0, listed)

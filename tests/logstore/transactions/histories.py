@@ -13,8 +13,8 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction
 from logstore.positions import TopicId
 from logstore.transactions.buffer import Buffer
-from logstore.transactions.services.snapshots import BufferSnapshots, Rebuilder
-from logstore.transactions.snapshots import pack, unpack
+from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.snapshots import pack_buffer, unpack_buffer
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.activities.world import World, done, open_world
 
@@ -116,7 +116,7 @@ class History:
         """What is written is what is kept."""
         topic_id = self.world.topic.topic_id
         found = self.world.catalog.transaction_snapshots.buffer(topic_id)
-        self.snapshots.append(unpack(pack(topic_id, found), topic_id))
+        self.snapshots.append(unpack_buffer(pack_buffer(topic_id, found), topic_id))
 
     def in_sql(self) -> Buffer:
         """The buffer of rows."""
@@ -125,12 +125,12 @@ class History:
     def rebuilt(self, start: Buffer | None = None, *, whole: bool = False) -> Buffer:
         """The buffer of the log, from this snapshot on; or of the whole log, beside that snapshot."""
         catalog, snapshots = self.world.catalog, Kept(start)
-        made = Rebuilder(
+        made = BufferRebuilder(
             ledgers=catalog.ledgers,
             transactions=catalog.transactions,
             objects=self.world.objects,
             snapshots=snapshots if start else None,
-            whole=whole,
+            read_whole_log=whole,
         )
         return made.rebuild(self.world.topic.topic_id)
 

@@ -264,9 +264,9 @@ def test_marker_that_is_none_is_refused(history: History) -> None:
     import pyarrow as pa  # noqa: PLC0415
 
     from logstore.cursors.state import LedgerSpan  # noqa: PLC0415
-    from logstore.transactions.buffer import Fold  # noqa: PLC0415
+    from logstore.transactions.buffer import BufferFold  # noqa: PLC0415
 
-    fold = Fold(Buffer(), [LedgerSpan(LedgerId(1), 1)])
+    fold = BufferFold(Buffer(), [LedgerSpan(LedgerId(1), 1)])
     table = pa.table({"txn_tc": [0], "txn_seq": [0], "marker": ["PERHAPS"]})
     with pytest.raises(CorruptData, match="ledger 1"):
         fold.add(LedgerId(1), 0, table)

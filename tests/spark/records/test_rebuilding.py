@@ -16,7 +16,7 @@ from logstore.cursors.state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.records.rebuilding import SKIPPED, LoadFiles
-from logstore.transactions.transactions import MOST_COORDINATORS
+from logstore.transactions.transactions import MAX_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
@@ -87,7 +87,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
     assert SqlRebuild(target).target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]
     assert _rows(target, "SELECT count(*), min(next_sequence) FROM transaction_coordinator") == [
-        (MOST_COORDINATORS, 7_000)
+        (MAX_COORDINATORS, 7_000)
     ]
 
 

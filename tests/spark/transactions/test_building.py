@@ -56,7 +56,7 @@ def _built(
     job = BuildBuffers(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))
-    return done, dict(one for part in range(done.counts["parts"]) for one in files.read(part))
+    return done, dict(one for part in range(done.counts["parts"]) for one in files.read_part(part))
 
 
 def test_buffers_of_all_topics_are_those_of_sql(

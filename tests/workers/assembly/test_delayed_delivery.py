@@ -51,7 +51,7 @@ def _consumer(log: LogStore, topic: Topic, *, hours: int) -> Consumer:
     now_us = (log.catalog.delayed.now_ms() + hours * _HOUR_MS + 60_000) * 1_000
     delivery = Delivery(
         index=log.catalog.delayed,
-        segments=log.delayed.snapshots,
+        snapshots=log.delayed.snapshots,
         managed=log.managed,
         subscriptions=log.subscriptions,
         transactions=log.catalog.transactions,

@@ -230,7 +230,7 @@ def test_commit_to_a_subscription_that_was_sought_or_removed_changes_what_still_
     assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 6]
     hold(sql_world, topic, _SUB, other, _entry(sql_world, topic, 8))
     sql_world.sql("DELETE FROM cursor")
-    assert end(sql_world, other, commit=True).commits
+    assert end(sql_world, other, commit=True).is_commit
 
 
 @pytest.mark.external_service

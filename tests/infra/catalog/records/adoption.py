@@ -12,7 +12,7 @@ import psycopg
 from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog.rebuilding import AdoptionReport
 from logstore.records.services.adopting import Adopter
-from logstore.transactions.transactions import MOST_COORDINATORS
+from logstore.transactions.transactions import MAX_COORDINATORS
 from tests.faults.world import World
 from workers.assembly.log import LogStore
 
@@ -25,7 +25,7 @@ _LOADED = (
     "DELETE FROM transaction_coordinator",
     (
         "INSERT INTO transaction_coordinator (tc_id, next_sequence) WITH RECURSIVE ids (tc_id) AS"
-        f" (SELECT 0 UNION ALL SELECT tc_id + 1 FROM ids WHERE tc_id < {MOST_COORDINATORS - 1})"
+        f" (SELECT 0 UNION ALL SELECT tc_id + 1 FROM ids WHERE tc_id < {MAX_COORDINATORS - 1})"
         " SELECT tc_id, transaction_ceiling FROM ids, record_log"
     ),
     (

@@ -157,7 +157,7 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
         _end(log, unknown, commit=True)
         _end(log, aborted, commit=False)
         states = log.catalog.transactions.states([early, unknown, aborted])
-        assert {one.commits for one in states.values()} == {True, False}
+        assert {one.is_commit for one in states.values()} == {True, False}
     losing.lose()
     losing.adopt()
     with losing.process() as log:
