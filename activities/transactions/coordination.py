@@ -1,6 +1,6 @@
 """The activities of coordinators and broadcasts: SQL is the queue, and what they claim they tell.
 
-Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice; see `Broadcaster`.
+Idempotency of all of them: what is decided stays decided, claims lapse, markers may be written twice (`Broadcaster`).
 """
 
 import threading
