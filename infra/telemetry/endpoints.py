@@ -1,11 +1,11 @@
-"""Where a process lets others look at it: its addresses, and the Prometheus endpoint of Temporal's metrics and ours.
+"""Addresses that a process listens at, and the Prometheus endpoint for Temporal's metrics and Sexton's.
 
-Units and names of Temporal's metrics are left at its defaults (milliseconds, counters without `_total`), which is
-what its published dashboards for this SDK read; ours say `_total` and their unit in the name.
+Temporal's metrics keep the SDK's default names and units (milliseconds, counters without `_total`), because its
+published dashboards read those. Sexton's names end with the unit or with `_total`.
 
-Counters of deletion are made in `activities/deletion/metrics.py`, the histogram of broadcasts in
-`activities/transactions/coordination.py`, gauges of what is left and of dead letters in
-`workers/hosting/gauges.py`, those of ownership in `workers/hosting/ownership_telemetry.py`.
+Metrics are defined in `activities/deletion/metrics.py` (counters of deletion), in
+`activities/transactions/coordination.py` (histogram of broadcasts), in `workers/hosting/gauges.py` (remaining work and
+dead letters) and in `workers/hosting/ownership_telemetry.py`.
 
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 """
@@ -22,29 +22,30 @@ from logstore.errors import InvalidInput
 if TYPE_CHECKING:
     from temporalio.runtime import Runtime
 
-_TRIES: Final = 10  # a free port may be taken between being found and being used
+_MAX_PORT_ATTEMPTS: Final = 10  # another process may take a free port between its choice and its use
 
 
-def resolved(setting: str, address: str) -> tuple[str, int]:
-    """The address of the host and the port that `host:port` means; 0 is any free port.
+def resolve_address(setting: str, address: str) -> tuple[str, int]:
+    """Return the IP address and the port of `host:port`. IPv4 is preferred.
 
     Raises:
-        InvalidInput: The host is not known; names the setting.
+        InvalidInput: The host cannot be resolved. The message names the setting.
     """
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidInput(setting, expected=f"a host that is known ({error})", found=address) from error
-    first = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1, as for the stack
-    return str(first[4][0]), int(port)
+    # The stack listens at 127.0.0.1, so `localhost` must not become ::1.
+    preferred = min(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)
+    return str(preferred[4][0]), int(port)
 
 
-def free_port(setting: str, host: str) -> int:
-    """A port of the host that nothing listened at just now.
+def find_free_port(setting: str, host: str) -> int:
+    """Return a port of the host that is free at this moment.
 
     Raises:
-        InvalidInput: The host is none of this machine; names the setting.
+        InvalidInput: The host is not an address of this machine. The message names the setting.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -55,64 +56,75 @@ def free_port(setting: str, host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def joined(host: str, port: int) -> str:
-    """`host:port` as it stands in an URL."""
+def format_host_port(host: str, port: int) -> str:
+    """Return `host:port` for a URL, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_WAITING: Final = "temporal_activity_schedule_to_start_latency"
-_WAITING_MS: Final = (100.0, 500.0, 1_000.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0, 300_000.0, 1_000_000.0)
-"""Bounds for how long activities wait. The alert on a minute needs one there: the SDK has none between 10 s and 100 s,
-and a wait of 11 s would be interpolated to 95 s."""
+_ACTIVITY_WAIT_METRIC: Final = "temporal_activity_schedule_to_start_latency"
+_ACTIVITY_WAIT_BUCKETS_MS: Final = (
+    100.0,
+    500.0,
+    1_000.0,
+    5_000.0,
+    10_000.0,
+    30_000.0,
+    60_000.0,
+    300_000.0,
+    1_000_000.0,
+)
+"""Upper bounds for the wait of activities. The SDK has none between 10 s and 100 s: Prometheus would interpolate a wait
+of 11 s to 95 s and raise the alert on waits of a minute."""
 
-_TAKEN = f"os error {errno.EADDRINUSE}"  # how the SDK's core words it
-_SETTING = "metrics_address"
+_PORT_TAKEN_TEXT = f"os error {errno.EADDRINUSE}"  # in the message of the SDK's core
+_SETTING_NAME = "metrics_address"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """A running endpoint. It lives as long as `runtime`, with which the process's client must be made."""
+class MetricsEndpoint:
+    """Running endpoint. It lives as long as `runtime`, which the process's client must use."""
 
     runtime: "Runtime"
     url: str
 
 
-def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> Metrics:
-    """Serve `/metrics` from a Temporal runtime of its own; call it once in a process, before any client is made.
+def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
+    """Serve `/metrics` from a new Temporal runtime. A process calls this once, before it creates a client.
 
     Args:
-        address: `host:port`; port 0 is any free one. A port that is taken gives way to a free one, with a warning:
-            several workers on one machine are told the same address.
-        buckets: Of histograms, by name, the upper bounds of their buckets, inclusive and ascending; others have those
-            that the SDK has for milliseconds, but for how long activities wait.
+        address: `host:port`. Port 0 means any free port. If the port is taken, a free one is used and a warning is
+            logged, because several workers on one machine have the same setting.
+        buckets: Upper bounds of histogram buckets by metric name, inclusive and ascending. Other histograms keep the
+            SDK's bounds for milliseconds, except the wait of activities.
 
     Raises:
-        InvalidInput: The host is none of this machine, or the port may not be used by this user.
+        InvalidInput: The host is not an address of this machine, or this user may not use the port.
     """
-    host, port = resolved(_SETTING, address)
-    wanted = port or free_port(_SETTING, host)
-    for _ in range(_TRIES):
-        runtime = _runtime(address, host, wanted, buckets)
+    host, wanted_port = resolve_address(_SETTING_NAME, address)
+    port = wanted_port or find_free_port(_SETTING_NAME, host)
+    for _ in range(_MAX_PORT_ATTEMPTS):
+        runtime = _try_runtime(address, host, port, buckets)
         if runtime is not None:
-            if port not in {0, wanted}:
-                _log.warning("metrics: port %s is taken, so they are at port %s", port, wanted)
-            return Metrics(runtime=runtime, url=f"http://{joined(host, wanted)}/metrics")
-        wanted = free_port(_SETTING, host)
-    raise InvalidInput(_SETTING, expected="an address with a free port", found=address)
+            if wanted_port not in {0, port}:
+                _log.warning("metrics: port %s is taken, so they are at port %s", wanted_port, port)
+            return MetricsEndpoint(runtime=runtime, url=f"http://{format_host_port(host, port)}/metrics")
+        port = find_free_port(_SETTING_NAME, host)
+    raise InvalidInput(_SETTING_NAME, expected="an address with a free port", found=address)
 
 
-def _runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
-    """A runtime that listens there, or None when the port is taken."""
+def _try_runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
+    """Return a runtime that listens at the port, or `None` if the port is taken."""
     from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
 
-    served = PrometheusConfig(
-        bind_address=joined(host, port), histogram_bucket_overrides={_WAITING: _WAITING_MS, **(buckets or {})}
+    config = PrometheusConfig(
+        bind_address=format_host_port(host, port),
+        histogram_bucket_overrides={_ACTIVITY_WAIT_METRIC: _ACTIVITY_WAIT_BUCKETS_MS, **(buckets or {})},
     )
     try:
-        return Runtime(telemetry=TelemetryConfig(metrics=served))
+        return Runtime(telemetry=TelemetryConfig(metrics=config))
     except ValueError as error:
-        if _TAKEN in str(error):
+        if _PORT_TAKEN_TEXT in str(error):
             return None
-        raise InvalidInput(_SETTING, expected=f"an address to listen at ({error})", found=address) from error
+        raise InvalidInput(_SETTING_NAME, expected=f"an address to listen at ({error})", found=address) from error

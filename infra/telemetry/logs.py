@@ -1,4 +1,4 @@
-"""One stream of logs: ours, Temporal's and botocore's alike, as JSON lines or for people."""
+"""One log stream for Sexton, Temporal and botocore, as JSON lines or as text for people."""
 
 import logging
 import sys
@@ -11,9 +11,9 @@ from opentelemetry import trace
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.typing import EventDict, Processor
 
-_HANDLER = "sexton"
-_CHATTY = ("botocore", "boto3", "urllib3", "kazoo", "sqlalchemy.engine")
-_FROM_TEMPORAL = {
+_HANDLER_NAME = "sexton"
+_VERBOSE_LOGGERS = ("botocore", "boto3", "urllib3", "kazoo", "sqlalchemy.engine")
+_FIELD_BY_TEMPORAL_KEY = {
     "workflow_id": "workflow_id",
     "run_id": "run_id",
     "workflow_run_id": "run_id",
@@ -26,29 +26,33 @@ _TRACEBACK = structlog.processors.ExceptionRenderer(
 
 
 def start_logs(*, level: str = "INFO", stream: TextIO | None = None, as_json: bool | None = None) -> None:
-    """Send structlog and the standard library's logging to one stream, in one form; calling again replaces it.
+    """Send structlog and the standard library's logging to one stream. A repeated call replaces the stream.
 
-    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event`, what `bind` has bound
-    (`workflow_id`, `run_id`, `activity`), and `trace_id` and `span_id` within a span.
+    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`
+    (`workflow_id`, `run_id`, `activity`). Within a span it also has `trace_id` and `span_id`.
 
     Args:
-        level: The lowest level shown, by name. Libraries that log their requests stay at WARNING at least:
-            their lower levels show headers and parameters.
-        stream: Standard error unless given.
-        as_json: Whether lines are JSON; by default unless the stream is a terminal.
+        level: Name of the lowest level. Libraries that log their requests stay at WARNING or above, because their
+            lower levels show headers and parameters.
+        stream: Target. `None` means standard error.
+        as_json: Whether lines are JSON. `None` means JSON unless the stream is a terminal.
     """
     target = stream or sys.stderr
     to_json = not target.isatty() if as_json is None else as_json
     handler = logging.StreamHandler(target)
-    handler.set_name(_HANDLER)
-    handler.setFormatter(_formatter(to_json=to_json))
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(_build_formatter(to_json=to_json))
     root = logging.getLogger()
-    root.handlers[:] = [h for h in root.handlers if h.get_name() != _HANDLER] + [handler]
+    root.handlers[:] = [other for other in root.handlers if other.get_name() != _HANDLER_NAME] + [handler]
     root.setLevel(level.upper())
-    for name in _CHATTY:
+    for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *_FACTS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_COMMON_PROCESSORS,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
@@ -56,25 +60,25 @@ def start_logs(*, level: str = "INFO", stream: TextIO | None = None, as_json: bo
 
 
 @contextmanager
-def bind(**fields: str | int | None) -> Iterator[None]:
-    """Add `fields` to every log line of this context, tasks and copied contexts included, until the block ends."""
+def bind_log_fields(**fields: str | int | None) -> Iterator[None]:
+    """Add the fields to every log line of this context, its tasks and its copies, until the block ends."""
     with bound_contextvars(**fields):
         yield
 
 
-def _formatter(*, to_json: bool) -> logging.Formatter:
-    last: Sequence[Processor] = (
+def _build_formatter(*, to_json: bool) -> logging.Formatter:
+    renderers: Sequence[Processor] = (
         [_TRACEBACK, structlog.processors.JSONRenderer(default=str)]
         if to_json
         else [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     )
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*_FACTS, structlog.stdlib.ExtraAdder(), _temporal_ids],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        foreign_pre_chain=[*_COMMON_PROCESSORS, structlog.stdlib.ExtraAdder(), _rename_temporal_ids],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
     )
 
 
-def _span_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
+def _add_span_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
         event["trace_id"] = trace.format_trace_id(context.trace_id)
@@ -82,21 +86,21 @@ def _span_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
     return event
 
 
-def _temporal_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Temporal's loggers hand over a dictionary of ids: keep ours of them, by the names used everywhere here."""
+def _rename_temporal_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Replace the dictionaries of ids from Temporal's loggers by the fields that all other lines use."""
     for source in ("temporal_workflow", "temporal_activity"):
         details: Mapping[str, Any] | None = event.pop(source, None)
-        for theirs, ours in _FROM_TEMPORAL.items():
-            if details and theirs in details:
-                event.setdefault(ours, details[theirs])
+        for temporal_key, field in _FIELD_BY_TEMPORAL_KEY.items():
+            if details and temporal_key in details:
+                event.setdefault(field, details[temporal_key])
     return event
 
 
-_FACTS: list[Processor] = [
+_COMMON_PROCESSORS: list[Processor] = [
     merge_contextvars,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
     structlog.stdlib.PositionalArgumentsFormatter(),
-    _span_ids,
+    _add_span_ids,
 ]

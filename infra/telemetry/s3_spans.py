@@ -1,4 +1,4 @@
-"""One span per S3 call, made from botocore's own events."""
+"""One span per S3 call, from botocore's events."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,63 +12,66 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _tracer = trace.get_tracer("sexton.objects")
-_SPAN = "sexton_span"  # where the request's own context carries it between events
-_EXPECTED = frozenset({304, 404, 409, 412, 416})  # answers, not faults: an absent key, a key already taken
+_CONTEXT_KEY = "sexton_span"  # key of the span in the request's context
+_EXPECTED_STATUSES = frozenset({304, 404, 409, 412, 416})  # no failures: an absent key, a key already taken
 
 
 def observe_client(client: "S3Client") -> None:
-    """Give each call of `client` a span: method, bucket, key or prefix or number of keys; never a payload.
+    """Record a span for each call of `client`.
 
-    Without a tracer provider this costs next to nothing. A key that is absent or already taken is no error.
+    A span has the method, the bucket, and the key, the prefix or the number of keys. It never has a payload. An absent
+    key, or a key already taken, is not an error. Without a tracer provider the cost is negligible.
 
     Source: PostHog #97438: an expected "already started" shown as an error span hides the real ones.
     """
     events = client.meta.events
-    events.register("provide-client-params.s3", _begin)
-    events.register("after-call.s3", _end)
-    events.register("after-call-error.s3", _fail)
+    events.register("provide-client-params.s3", _begin_span)
+    events.register("after-call.s3", _end_span)
+    events.register("after-call-error.s3", _fail_span)
 
 
-def _begin(params: Mapping[str, Any], model: "OperationModel", context: dict[str, Any], **_: object) -> None:
-    span = _tracer.start_span(f"S3.{model.name}", kind=SpanKind.CLIENT, attributes=_facts(model.name, params))
+def _begin_span(params: Mapping[str, Any], model: "OperationModel", context: dict[str, Any], **_: object) -> None:
+    span = _tracer.start_span(
+        f"S3.{model.name}", kind=SpanKind.CLIENT, attributes=_request_attributes(model.name, params)
+    )
     if span.is_recording():
-        context[_SPAN] = span
+        context[_CONTEXT_KEY] = span
 
 
-def _end(http_response: "AWSResponse", parsed: Mapping[str, Any], context: dict[str, Any], **_: object) -> None:
-    span: Span | None = context.pop(_SPAN, None)
+def _end_span(http_response: "AWSResponse", parsed: Mapping[str, Any], context: dict[str, Any], **_: object) -> None:
+    span: Span | None = context.pop(_CONTEXT_KEY, None)
     if span is None:
         return
     status: int = http_response.status_code
-    span.set_attributes({"http.response.status_code": status, **_counts(parsed)})
+    span.set_attributes({"http.response.status_code": status, **_result_counts(parsed)})
     if status >= 300:
         code = str(parsed.get("Error", {}).get("Code", status))
         span.set_attribute("aws.error_code", code)
-        if status not in _EXPECTED:
+        if status not in _EXPECTED_STATUSES:
             span.set_status(StatusCode.ERROR, code)
     span.end()
 
 
-def _fail(exception: Exception, context: dict[str, Any], **_: object) -> None:
-    span: Span | None = context.pop(_SPAN, None)
+def _fail_span(exception: Exception, context: dict[str, Any], **_: object) -> None:
+    span: Span | None = context.pop(_CONTEXT_KEY, None)
     if span is not None:
         span.set_status(StatusCode.ERROR, type(exception).__name__)
         span.end()
 
 
-def _facts(method: str, params: Mapping[str, Any]) -> dict[str, str | int]:
-    facts: dict[str, str | int] = {"rpc.system": "aws-api", "rpc.service": "S3", "rpc.method": method}
+def _request_attributes(method: str, params: Mapping[str, Any]) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {"rpc.system": "aws-api", "rpc.service": "S3", "rpc.method": method}
     for name, attribute in (("Bucket", "aws.s3.bucket"), ("Key", "aws.s3.key"), ("Prefix", "aws.s3.prefix")):
         if name in params:
-            facts[attribute] = str(params[name])
+            attributes[attribute] = str(params[name])
     if "Delete" in params:
-        facts["sexton.keys"] = len(params["Delete"]["Objects"])
+        attributes["sexton.keys"] = len(params["Delete"]["Objects"])
     if isinstance(params.get("Body"), bytes):
-        facts["sexton.bytes"] = len(params["Body"])
-    return facts
+        attributes["sexton.bytes"] = len(params["Body"])
+    return attributes
 
 
-def _counts(parsed: Mapping[str, Any]) -> dict[str, int]:
+def _result_counts(parsed: Mapping[str, Any]) -> dict[str, int]:
     counts = {}
     for name, attribute in (("Contents", "found"), ("Deleted", "deleted"), ("Errors", "failed")):
         if name in parsed:

@@ -1,6 +1,6 @@
-"""Finished spans as lines of JSON, one file per service and process; files are deleted by age and by size.
+"""Files of finished spans: JSON lines, one file per service and process.
 
-So traces never fill a disk.
+Files are deleted by age and total size, so that traces never fill a disk.
 """
 
 import json
@@ -20,66 +20,66 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
-ROLL_BYTES: Final = 16 * 1024 * 1024
+MAX_SPAN_FILE_BYTES: Final = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
-_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode  # made once: json.dumps makes one per call
+_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode  # json.dumps would build an encoder per call
 
 
 class SpanFileExporter(SpanExporter):
-    """Appends each batch with one write to `{service}-{pid}.jsonl`, readable by its owner alone.
+    """Exporter that appends each batch with one write to `{service}-{pid}.jsonl`, mode 0600.
 
-    A file of more than `ROLL_BYTES` is put aside as `{service}-{pid}.{nanoseconds}.jsonl`, so that pruning can take it
-    while the process lives. A directory that cannot be written costs the spans, never the work; it is logged once.
+    A file of more than `MAX_SPAN_FILE_BYTES` is renamed to `{service}-{pid}.{nanoseconds}.jsonl`. Pruning can then
+    delete it while the process lives. If the directory cannot be written, spans are lost and a warning is logged once.
     """
 
     def __init__(self, traces_dir: Path, service: str) -> None:
         self._traces_dir, self._service = traces_dir, service
         self._lock = threading.Lock()
-        self._complained = False
+        self._has_warned = False
         self._resource: Resource | None = None
         self._resource_text = ""
 
     @property
     def path(self) -> Path:
-        """The file of this process; another one after a fork."""
+        """Current file of this process. A forked process has another one."""
         return self._traces_dir / f"{self._service}-{os.getpid()}.jsonl"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write the batch; FAILURE where that is impossible."""
-        lines = "".join(map(self._line, spans))
+        """Append the batch. Return FAILURE if the file cannot be written."""
+        lines = "".join(map(self._format_line, spans))
         try:
             with self._lock:
                 self._append(lines.encode())
         except OSError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning("spans are lost: %s cannot be written: %s", self.path, error)
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 
-    def _line(self, span: ReadableSpan) -> str:
-        if span.resource is not self._resource:  # a process has one, and spelling it costs as much as the rest
+    def _format_line(self, span: ReadableSpan) -> str:
+        if span.resource is not self._resource:  # encoded once per process: it costs as much as the rest of the line
             self._resource, self._resource_text = span.resource, _encode(dict(span.resource.attributes or {}))
-        return f'{_encode(as_row(span))[:-1]},"resource":{self._resource_text}}}\n'
+        return f'{_encode(span_to_json(span))[:-1]},"resource":{self._resource_text}}}\n'
 
     def _append(self, data: bytes) -> None:
         self._traces_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while data:  # one write as a rule; a full disk may take a part
+            while data:  # normally one write; a disk that is nearly full may take a part
                 data = data[os.write(handle, data) :]
-            full = os.fstat(handle).st_size > ROLL_BYTES
+            is_full = os.fstat(handle).st_size > MAX_SPAN_FILE_BYTES
         finally:
             os.close(handle)
-        if full:
+        if is_full:
             self.path.rename(self.path.with_suffix(f".{time.time_ns()}.jsonl"))
 
 
-def as_row(span: ReadableSpan) -> dict[str, Any]:
-    """The span as JSON knows it: ids as lower-case hex, times as integer nanoseconds since 1970.
+def span_to_json(span: ReadableSpan) -> dict[str, Any]:
+    """Return the span as JSON, without its resource.
 
-    Without the resource, which is the same for all spans of a provider.
+    Ids are lower-case hexadecimal. Times are integer nanoseconds since 1970.
     """
     context = span.get_span_context()
     return {
@@ -99,79 +99,80 @@ def as_row(span: ReadableSpan) -> dict[str, Any]:
     }
 
 
-_NAME: Final = re.compile(r"[a-z0-9-]+-(?P<pid>[0-9]+)(?P<rolled>\.[0-9]+)?\.jsonl")
-_MOST_FILES: Final = 2_000  # each command leaves one, and a reader opens all of them
-_FRESH_S: Final = 60.0  # a process may be about to write there, under a number that another one had before
-_RARELY_S: Final = 3_600.0
-_MARK: Final = ".pruned"  # its time: when a command pruned last
+_FILE_NAME: Final = re.compile(r"[a-z0-9-]+-(?P<pid>[0-9]+)(?P<rolled>\.[0-9]+)?\.jsonl")
+_MAX_FILES: Final = 2_000  # each command leaves one, and a reader opens all of them
+_RECENT_CHANGE_S: Final = 60.0  # a new process with a reused pid may be about to write to the file
+_PRUNE_INTERVAL_S: Final = 3_600.0
+_PRUNE_MARK_NAME: Final = ".pruned"  # file whose modification time is that of the last pruning by a command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class _SpanFile:
     path: Path
     changed_s: float  # since 1970
     size_bytes: int
-    pid: int | None  # whose it is; None once it was rolled, because no process writes there any more
+    pid: int | None  # the writing process; None for a renamed file, which no process writes to
 
 
-def prune(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> int:
-    """Remove span files, the oldest first; returns how many this call removed.
+def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
+    """Remove span files, the oldest first. Return how many files this call removed.
 
-    The file that a living process writes to is never removed, nor is one that changed within the last minute, nor one
-    of another name. Any number of processes may prune at once: each removes what the others would.
+    Three kinds of files stay: files of a live process, files that changed within the last minute, and files with
+    another name. Several processes may prune at once.
 
     Args:
-        traces_dir: Where they are; it need not exist.
-        older_than_s: Files that no process has written to for so long go.
-        most_bytes: What may stay of all of them together; beyond that, and beyond 2,000 files, the oldest go.
+        traces_dir: Directory of the files. It need not exist.
+        older_than_s: Age since the last change from which a file is removed.
+        max_bytes: Total size of the files that stay. Beyond it, and beyond 2,000 files, the oldest are removed.
     """
-    files = sorted(_files(traces_dir), key=lambda file: file.changed_s)
-    left_bytes, left, now, removed = sum(file.size_bytes for file in files), len(files), time.time(), 0
+    files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
+    remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)
+    now_s, removed_files = time.time(), 0
     for file in files:
-        old = file.changed_s < now - older_than_s
-        if not old and left_bytes <= most_bytes and left <= _MOST_FILES:
+        is_old = file.changed_s < now_s - older_than_s
+        if not is_old and remaining_bytes <= max_bytes and remaining_files <= _MAX_FILES:
             break
-        if file.changed_s > now - _FRESH_S or (file.pid is not None and _lives(file.pid)):
+        if file.changed_s > now_s - _RECENT_CHANGE_S or (file.pid is not None and _is_process_alive(file.pid)):
             continue
-        left_bytes, left = left_bytes - file.size_bytes, left - 1
-        with suppress(FileNotFoundError):  # another one was faster
+        remaining_bytes, remaining_files = remaining_bytes - file.size_bytes, remaining_files - 1
+        with suppress(FileNotFoundError):  # another process has removed it
             file.path.unlink()
-            removed += 1
-    return removed
+            removed_files += 1
+    return removed_files
 
 
-def prune_rarely(traces_dir: Path, *, older_than_s: float, most_bytes: int) -> None:
-    """As `prune`, at most once an hour of all processes that ask; an error of the file system is ignored."""
-    mark = traces_dir / _MARK
+def prune_span_files_hourly(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
+    """Prune the files unless a process has pruned them within the last hour. Ignore errors of the file system."""
+    mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):
         try:
-            if mark.stat().st_mtime > time.time() - _RARELY_S:
+            if mark.stat().st_mtime > time.time() - _PRUNE_INTERVAL_S:
                 return
         except FileNotFoundError:
             if not traces_dir.is_dir():
                 return
         mark.touch(mode=0o600)
-        prune(traces_dir, older_than_s=older_than_s, most_bytes=most_bytes)
+        prune_span_files(traces_dir, older_than_s=older_than_s, max_bytes=max_bytes)
 
 
-def _files(traces_dir: Path) -> Iterator[_File]:
+def _list_span_files(traces_dir: Path) -> Iterator[_SpanFile]:
     entries: list[os.DirEntry[str]] = []
     with suppress(FileNotFoundError):
         entries += os.scandir(traces_dir)
     for entry in entries:
-        found = _NAME.fullmatch(entry.name)
-        if found:
+        match = _FILE_NAME.fullmatch(entry.name)
+        if match:
             with suppress(FileNotFoundError):
-                told = entry.stat(follow_symlinks=False)
-                pid = None if found["rolled"] else int(found["pid"])
-                yield _File(path=Path(entry.path), changed_s=told.st_mtime, size_bytes=told.st_size, pid=pid)
+                stat = entry.stat(follow_symlinks=False)
+                pid = None if match["rolled"] else int(match["pid"])
+                yield _SpanFile(path=Path(entry.path), changed_s=stat.st_mtime, size_bytes=stat.st_size, pid=pid)
 
 
-def _lives(pid: int) -> bool:
+def _is_process_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # a process of another user
         return True
     return True

@@ -1,172 +1,183 @@
-"""The spans of a trace as a tree: each call below its caller, with start, length and error."""
+"""Trees of a trace's spans: each span below its parent."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from infra.telemetry.lost_spans import RUN, START, WORKFLOW_ID, attempt_of, stand_in
-from infra.telemetry.span_reader import SpanRow, TraceRows, add
+from infra.telemetry.lost_spans import (
+    RUN_WORKFLOW_PREFIX,
+    START_ACTIVITY_PREFIX,
+    WORKFLOW_ID_ATTRIBUTE,
+    add_lost_spans,
+    attempt_number,
+)
+from infra.telemetry.span_reader import SpanRow, TraceRows, sum_spans
 
-_DEEPEST: Final = 200  # spans under each other; deeper ones stand beside, so that any tree can be walked and printed
-_EQUAL_CALLS: Final = 4  # this many equal siblings, or more, share one line
-_EQUAL_STEPS: Final = 8  # the same of siblings that have spans under them: the longest is shown in full
-_FIRST_ATTEMPTS, _LAST_ATTEMPTS = 4, 12  # at an activity: each has a line of its own, however equal they are
+_MAX_DEPTH: Final = 200  # deeper spans move up, so that any tree can be walked and printed
+_MIN_GROUPED_CALLS: Final = 4  # equal siblings without children share a line from this number on
+_MIN_GROUPED_STEPS: Final = 8  # equal siblings with children; the children of the longest are shown
+_FIRST_ATTEMPTS, _LAST_ATTEMPTS = 4, 12  # attempts at an activity that are never grouped
 
 
 @dataclass(slots=True)
-class Node:
-    """A span, and those that it caused, ascending by start."""
+class SpanNode:
+    """Span with its children, ascending by start. A group of equal siblings is also a node."""
 
     span: SpanRow
-    children: "list[Node]" = field(default_factory=list)
-    example: bool = False  # its children are those of the longest of the spans that it stands for
-    alike: "list[Node]" = field(default_factory=list)  # these, ascending by start; none where it stands for itself
+    children: "list[SpanNode]" = field(default_factory=list)
+    has_example_children: bool = False  # the children are those of the longest span of the group
+    grouped_nodes: "list[SpanNode]" = field(default_factory=list)  # nodes of the group, ascending by start
     depth: int = 0
 
     @property
-    def length_ns(self) -> int:
-        """From its start to its end."""
+    def duration_ns(self) -> int:
+        """Time from start to end."""
         return self.span.end_ns - self.span.start_ns
 
-    def walk(self) -> "Iterator[Node]":
-        """This one and all below, parents first."""
-        waiting = [self]  # no generators within each other: each span would pass through all above it
-        while waiting:
-            node = waiting.pop()
+    def walk(self) -> "Iterator[SpanNode]":
+        """Yield this node and all below it, parents first."""
+        pending = [self]  # iterative, because nested generators would pass each span through all levels
+        while pending:
+            node = pending.pop()
             yield node
-            waiting += reversed(node.children)
+            pending += reversed(node.children)
 
 
-def span_trees(rows: TraceRows) -> list[Node]:
-    """The trees of a trace, ascending by start: one, unless spans of others' parents are part of it.
+def span_trees(rows: TraceRows) -> list[SpanNode]:
+    """Return the trees of a trace, ascending by start. Usually there is one.
 
-    A span whose parent is in no file (a workflow that still runs, a process that was killed) gets a stand-in for it,
-    which says so. A workflow that goes on in a new run stands beside its earlier run, and not below it.
+    A parent that is in no file, because it still runs or its process was killed, gets a placeholder. The next run of a
+    workflow (continue-as-new) is a sibling of its earlier run and not a child.
     """
     spans = dict(rows.spans)
-    stand_in(spans)
-    nodes = {span_id: Node(span) for span_id, span in spans.items()}
-    roots: list[Node] = []
-    parents = _parents(spans)
-    for span_id, node in sorted(nodes.items(), key=lambda item: item[1].span.start_ns):
-        parent = parents[span_id]
-        (nodes[parent].children if parent is not None else roots).append(node)
+    add_lost_spans(spans)
+    node_by_id = {span_id: SpanNode(span) for span_id, span in spans.items()}
+    roots: list[SpanNode] = []
+    parent_by_id = _find_parents(spans)
+    for span_id, node in sorted(node_by_id.items(), key=lambda item: item[1].span.start_ns):
+        parent_id = parent_by_id[span_id]
+        (node_by_id[parent_id].children if parent_id is not None else roots).append(node)
     for root in roots:
-        _level(root)
+        _set_depths(root)
     return roots
 
 
-def _parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
-    """The span that each stands below; None for a root, and for one span of a cycle, which only damaged files have."""
-    found: dict[str, str | None] = {}
-    ends: set[str] = set()  # those whose way up is known to end
+def _find_parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
+    """Return the parent of each span. A root has none.
+
+    Only damaged files have cycles. One span of a cycle becomes a root.
+    """
+    parent_by_id: dict[str, str | None] = {}
+    finished: set[str] = set()  # spans whose path to a root is known
     for span_id in spans:
-        way: list[str] = []
-        at: str | None = span_id
-        while at is not None and at not in ends:
-            if at in found:  # met on this way already: a cycle
-                found[at] = None
+        path: list[str] = []
+        current_id: str | None = span_id
+        while current_id is not None and current_id not in finished:
+            if current_id in parent_by_id:  # already on this path: a cycle
+                parent_by_id[current_id] = None
                 break
-            way.append(at)
-            above = found[at] = spans[at].parent_id
-            at = above
-        ends.update(way)
-        for one in reversed(way):  # an earlier run of a workflow stands beside the later one
-            above = found[one]
-            if above is not None and _goes_on(spans[above], spans[one]):
-                found[one] = found[above]
-    return found
+            path.append(current_id)
+            parent_id = parent_by_id[current_id] = spans[current_id].parent_id
+            current_id = parent_id
+        finished.update(path)
+        for path_id in reversed(path):  # the next run of a workflow becomes a sibling of the earlier run
+            parent_id = parent_by_id[path_id]
+            if parent_id is not None and _is_next_run(spans[parent_id], spans[path_id]):
+                parent_by_id[path_id] = parent_by_id[parent_id]
+    return parent_by_id
 
 
-def _goes_on(earlier: SpanRow, later: SpanRow) -> bool:
-    """Whether both are runs of one workflow."""
-    same = earlier.attributes.get(WORKFLOW_ID) == later.attributes.get(WORKFLOW_ID)
-    return later.name.startswith(RUN) and earlier.name == later.name and same
+def _is_next_run(earlier: SpanRow, later: SpanRow) -> bool:
+    is_same_workflow = earlier.attributes.get(WORKFLOW_ID_ATTRIBUTE) == later.attributes.get(WORKFLOW_ID_ATTRIBUTE)
+    return later.name.startswith(RUN_WORKFLOW_PREFIX) and earlier.name == later.name and is_same_workflow
 
 
-def _level(root: Node) -> None:
-    """Give each node its depth; nodes that are too deep move up to the deepest level that is allowed."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        for child in node.children:  # grows meanwhile
+def _set_depths(root: SpanNode) -> None:
+    """Set the depth of each node. Nodes below `_MAX_DEPTH` move up to that level."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        for child in node.children:  # the loop also visits children that it appends
             child.depth = node.depth + 1
-            if child.depth >= _DEEPEST:
+            if child.depth >= _MAX_DEPTH:
                 node.children += child.children
                 child.children = []
-        waiting += node.children
+        pending += node.children
 
 
-def with_groups(node: Node) -> Node:
-    """The tree with one line for many equal siblings: how many, how long in all, how long the longest."""
-    groups: dict[tuple[str, str | None, bool], list[Node]] = defaultdict(list)
-    alone, alike = _attempts(node)
-    for child in alike:
+def group_equal_siblings(node: SpanNode) -> SpanNode:
+    """Return the tree with many equal siblings merged into one node.
+
+    Equal siblings have the same name and the same error, and either all or none of them have children.
+    """
+    groups: dict[tuple[str, str | None, bool], list[SpanNode]] = defaultdict(list)
+    single_nodes, groupable_nodes = _split_attempts(node)
+    for child in groupable_nodes:
         groups[child.span.name, child.span.error, bool(child.children)].append(child)
-    children = [with_groups(child) for child in alone]
-    for (_, _, steps), group in groups.items():
-        many = len(group) >= (_EQUAL_STEPS if steps else _EQUAL_CALLS)
-        children += [_one(group)] if many else [with_groups(child) for child in group]
+    children = [group_equal_siblings(child) for child in single_nodes]
+    for (_, _, has_children), group in groups.items():
+        is_merged = len(group) >= (_MIN_GROUPED_STEPS if has_children else _MIN_GROUPED_CALLS)
+        children += [_merge_group(group)] if is_merged else [group_equal_siblings(child) for child in group]
     children.sort(key=lambda child: child.span.start_ns)
     return replace(node, children=children)
 
 
-def _attempts(node: Node) -> tuple[list[Node], list[Node]]:
-    """The attempts that get a line each, and the other children, of which equal ones may share a line.
-
-    Attempts are those at the activity that the span starts.
-    """
-    if not node.span.name.startswith(START):
+def _split_attempts(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
+    """Return the first and last attempts at the node's activity, which are shown singly, and the other children."""
+    if not node.span.name.startswith(START_ACTIVITY_PREFIX):
         return [], node.children
-    made = sorted((child for child in node.children if attempt_of(child.span)), key=lambda one: attempt_of(one.span))
-    end = max(_FIRST_ATTEMPTS, len(made) - _LAST_ATTEMPTS)
-    others = [child for child in node.children if not attempt_of(child.span)]
-    return made[:_FIRST_ATTEMPTS] + made[end:], made[_FIRST_ATTEMPTS:end] + others
+    attempts = sorted(
+        (child for child in node.children if attempt_number(child.span)), key=lambda child: attempt_number(child.span)
+    )
+    last_index = max(_FIRST_ATTEMPTS, len(attempts) - _LAST_ATTEMPTS)
+    others = [child for child in node.children if not attempt_number(child.span)]
+    return attempts[:_FIRST_ATTEMPTS] + attempts[last_index:], attempts[_FIRST_ATTEMPTS:last_index] + others
 
 
-def _one(group: list[Node]) -> Node:
+def _merge_group(group: list[SpanNode]) -> SpanNode:
+    """Merge the nodes. The children are those of the longest node with an error, or else of the longest node."""
     span = group[0].span
     for other in group[1:]:
-        span = add(span, other.span)
-    failed = [node for node in group if any(below.span.error for below in node.walk())]
-    alike = [with_groups(node) for node in group]
-    shown = alike[group.index(max(failed or group, key=lambda node: node.length_ns))]
-    return Node(replace(span, attributes={}), shown.children, bool(shown.children), alike, depth=shown.depth)
+        span = sum_spans(span, other.span)
+    failed_nodes = [node for node in group if any(below.span.error for below in node.walk())]
+    nodes = [group_equal_siblings(node) for node in group]
+    example = nodes[group.index(max(failed_nodes or group, key=lambda node: node.duration_ns))]
+    return SpanNode(replace(span, attributes={}), example.children, bool(example.children), nodes, depth=example.depth)
 
 
-def remark(node: Node) -> str:
-    """A remark on the span beside its facts; "" for most."""
-    if node.example:
+def remark(node: SpanNode) -> str:
+    """Return a remark for people about missing or merged children, or "" if there is none."""
+    if node.has_example_children:
         return "below: the longest of them"
-    if node.span.name.startswith(START) and not node.children:
+    if node.span.name.startswith(START_ACTIVITY_PREFIX) and not node.children:
         return "no attempt has a span: not begun, still at work, or its worker was killed"
     return ""
 
 
-def errors(nodes: Iterable[Node]) -> int:
-    """How many spans failed."""
+def count_errors(nodes: Iterable[SpanNode]) -> int:
+    """Return the number of spans with an error in the trees."""
     return sum(node.span.count for root in nodes for node in root.walk() if node.span.error)
 
 
-def document(node: Node, origin_ns: int) -> dict[str, Any]:
-    """The tree as JSON knows it, times in milliseconds since `origin_ns`."""
+def tree_to_json(node: SpanNode, origin_ns: int) -> dict[str, Any]:
+    """Return the tree as JSON. Times are in milliseconds, starts relative to `origin_ns`."""
     span = node.span
-    summed = {"count": span.count, "total_ms": _ms(span.total_ns), "longest_ms": _ms(span.most_ns)}
+    sums = {"count": span.count, "total_ms": _to_ms(span.total_ns), "longest_ms": _to_ms(span.longest_ns)}
     return {
         "name": span.name,
         "span_id": span.span_id,
         "parent_id": span.parent_id,
         "service": span.service,
-        "offset_ms": _ms(span.start_ns - origin_ns),
-        "duration_ms": _ms(node.length_ns),
+        "offset_ms": _to_ms(span.start_ns - origin_ns),
+        "duration_ms": _to_ms(node.duration_ns),
         "error": span.error,
-        **({"lost": True} if span.lost else {}),
-        **(summed if span.count > 1 else {}),
+        **({"lost": True} if span.is_lost else {}),
+        **(sums if span.count > 1 else {}),
         "attributes": dict(span.attributes),
-        "children": [document(child, origin_ns) for child in node.children],
+        "children": [tree_to_json(child, origin_ns) for child in node.children],
     }
 
 
-def _ms(duration_ns: int) -> float:
+def _to_ms(duration_ns: int) -> float:
     return round(duration_ns / 1e6, 3)

@@ -1,4 +1,4 @@
-"""One span per SQL statement, made from SQLAlchemy's own events."""
+"""One span per SQL statement, from SQLAlchemy's events."""
 
 import re
 import sqlite3
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from sqlalchemy.engine.interfaces import DBAPICursor
 
 _tracer = trace.get_tracer("sexton.sql")
-_SPAN = "_sexton_span"  # where the statement's own context carries it between events
-_SUBJECT = re.compile(r"\b(?:from|into|update|table|join)\s+([\w.\"]+)", re.IGNORECASE)
-_SHAPES: dict[str, tuple[str, str]] = {}  # statement -> verb and summary; statements are few and repeated
-_MOST_SHAPES = 1000
+_CONTEXT_ATTRIBUTE = "_sexton_span"  # attribute of the statement's context that holds the span
+_FIRST_TABLE = re.compile(r"\b(?:from|into|update|table|join)\s+([\w.\"]+)", re.IGNORECASE)
+_summary_by_statement: dict[str, tuple[str, str]] = {}  # verb and summary; statements are few and repeated
+_MAX_CACHED_STATEMENTS = 1000
 _observing = threading.Event()
 
 
 def observe_engines() -> None:
-    """Give each statement of every engine of this process a span; calling it again changes nothing.
+    """Record a span for each statement of every engine of this process. Idempotent.
 
-    A span tells the verb, the first table and the number of rows; never the statement's text, which may hold
-    literals, and never a parameter. Without a tracer provider this costs next to nothing.
+    A span has the verb, the first table and the number of rows. It never has a parameter or the statement's text, which
+    may contain literals. Without a tracer provider the cost is negligible.
     """
-    if not _observing.is_set():  # SQLAlchemy's own `contains` does not know listeners of the class again
+    if not _observing.is_set():  # SQLAlchemy's `event.contains` does not find listeners of the class
         _observing.set()
         for name, listener in _LISTENERS.items():
             event.listen(Engine, name, listener)
 
 
-def _begin(
+def _begin_span(
     connection: "Connection",
     _cursor: "DBAPICursor",
     statement: str,
@@ -43,17 +43,17 @@ def _begin(
     executemany: bool,
 ) -> None:
     if context is None or statement == "BEGIN" or statement.startswith("PRAGMA"):
-        return  # nothing that an operator looks for: a BEGIN IMMEDIATE, which may wait, is shown
-    verb, summary = _shape(statement)
-    facts: dict[str, str | int] = {"db.system.name": connection.dialect.name, "db.operation.name": verb}
+        return  # of no interest to an operator; a BEGIN IMMEDIATE, which may wait, gets a span
+    verb, span_name = _summarize_statement(statement)
+    attributes: dict[str, str | int] = {"db.system.name": connection.dialect.name, "db.operation.name": verb}
     if executemany:
-        facts["db.operation.batch.size"] = len(parameters)
-    span = _tracer.start_span(summary, kind=SpanKind.CLIENT, attributes=facts)
+        attributes["db.operation.batch.size"] = len(parameters)
+    span = _tracer.start_span(span_name, kind=SpanKind.CLIENT, attributes=attributes)
     if span.is_recording():
-        setattr(context, _SPAN, span)
+        setattr(context, _CONTEXT_ATTRIBUTE, span)
 
 
-def _end(
+def _end_span(
     _connection: "Connection",
     cursor: "DBAPICursor",
     _statement: str,
@@ -61,39 +61,40 @@ def _end(
     context: "ExecutionContext | None",
     _executemany: bool,
 ) -> None:
-    span: Span | None = getattr(context, _SPAN, None)
+    span: Span | None = getattr(context, _CONTEXT_ATTRIBUTE, None)
     if span is None:
         return
-    if cursor.rowcount >= 0:  # SQLite knows no count for what it selects
+    if cursor.rowcount >= 0:  # SQLite does not count selected rows
         span.set_attribute("sexton.rows", cursor.rowcount)
     span.end()
 
 
-def _fail(context: "ExceptionContext") -> None:
-    span: Span | None = getattr(context.execution_context, _SPAN, None)
-    if span is None or not span.is_recording():  # ended before: the error came while rows were read
+def _fail_span(context: "ExceptionContext") -> None:
+    span: Span | None = getattr(context.execution_context, _CONTEXT_ATTRIBUTE, None)
+    if span is None or not span.is_recording():  # the span ended before the error, which came while rows were read
         return
     error = context.original_exception
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # another writer is at work: tried again
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # another writer is active; it is retried
         span.set_attribute("db.response.status_code", "SQLITE_BUSY")
     else:
         span.set_status(StatusCode.ERROR, type(error).__name__)
     span.end()
 
 
-def _shape(statement: str) -> tuple[str, str]:
-    found = _SHAPES.get(statement)
-    if found is None:
+def _summarize_statement(statement: str) -> tuple[str, str]:
+    """Return the verb, and the verb with the first table."""
+    summary = _summary_by_statement.get(statement)
+    if summary is None:
         verb = statement.lstrip("( \n\t").partition(" ")[0].partition("\n")[0].upper() or "SQL"
-        subject = _SUBJECT.search(statement)
-        found = verb, f"{verb} {subject[1]}" if subject else verb
-        if len(_SHAPES) < _MOST_SHAPES:
-            _SHAPES[statement] = found
-    return found
+        table = _FIRST_TABLE.search(statement)
+        summary = verb, f"{verb} {table[1]}" if table else verb
+        if len(_summary_by_statement) < _MAX_CACHED_STATEMENTS:
+            _summary_by_statement[statement] = summary
+    return summary
 
 
 _LISTENERS: dict[str, Callable[..., None]] = {
-    "before_cursor_execute": _begin,
-    "after_cursor_execute": _end,
-    "handle_error": _fail,
+    "before_cursor_execute": _begin_span,
+    "after_cursor_execute": _end_span,
+    "handle_error": _fail_span,
 }

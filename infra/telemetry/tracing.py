@@ -1,4 +1,4 @@
-"""Tracing of one process: where spans go, and what makes them without being asked; safe under replay."""
+"""Tracing of one process: tracer provider, exporters and automatic spans. Safe under replay of workflows."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Status
 
-from infra.telemetry import collector_of
+from infra.telemetry import find_collector_url
 from infra.telemetry.span_files import SpanFileExporter
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = "TracerProvider | ReplaySafeTracerProvider"
 
-_FILE_QUEUE = 16_384  # a batch's page of SQL and S3 spans ends within the delay; beyond that spans are dropped
-_FILE_DELAY_MS = 1000  # `sexton trace` shows what ended a second ago
+_FILE_QUEUE_SPANS = 16_384  # more than one page of a batch ends within the delay; further spans are dropped
+_FILE_DELAY_MS = 1000  # `sexton trace` shows spans one second after their end
 _random: Final = random.SystemRandom()
-_EXPECTED: Final = ("WorkflowAlreadyStartedError: ",)
-"""A job of ours that starts another leaves the work to the one that runs already."""
+_EXPECTED_ERROR_PREFIXES: Final = ("WorkflowAlreadyStartedError: ",)
+"""Descriptions of errors that are expected: a job may start another one that already runs."""
 
 
 class SystemIdGenerator(IdGenerator):
-    """Ids from the operating system's random source.
+    """Generator of ids from the operating system's random source.
 
-    The SDK's own generator takes them from the module `random`: a program that seeds it, or forks, repeats its ids.
+    The SDK's generator uses the module `random`: a program that seeds it, or forks, repeats its ids.
     """
 
     def generate_span_id(self) -> int:
@@ -46,33 +46,32 @@ class SystemIdGenerator(IdGenerator):
         return _random.randrange(1, 1 << 128)
 
 
-class ExpectedIsNoError(SpanExporter):
-    """Hands spans on, those of expected errors without the status of an error.
+class ExpectedErrorFilter(SpanExporter):
+    """Exporter that clears the error status of spans with an expected error.
 
-    The spans of Temporal's SDK are ended by the SDK, so that this is the first place that can tell.
+    Temporal's SDK sets the status and ends its spans itself. The exporter is the first place that can change them.
 
     Source: PostHog #97438: an expected "already started" shown as an error span hides the real ones.
     """
 
     def __init__(self, inner: SpanExporter) -> None:
-        """Hand on to `inner`."""
         self._inner = inner
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """See `SpanExporter.export`."""
-        return self._inner.export([_told(span) for span in spans])
+        """Export the spans through the inner exporter."""
+        return self._inner.export([_clear_expected_error(span) for span in spans])
 
     def shutdown(self) -> None:
-        """See `SpanExporter.shutdown`."""
+        """Shut the inner exporter down."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """See `SpanExporter.force_flush`."""
+        """Flush the inner exporter."""
         return self._inner.force_flush(timeout_millis)
 
 
-def _told(span: ReadableSpan) -> ReadableSpan:
-    if not (span.status.description or "").startswith(_EXPECTED):
+def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
+    if not (span.status.description or "").startswith(_EXPECTED_ERROR_PREFIXES):
         return span
     return ReadableSpan(
         name=span.name,
@@ -91,12 +90,17 @@ def _told(span: ReadableSpan) -> ReadableSpan:
 
 
 def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
-    """A provider that exports to a file under `traces_dir` and to the OTLP collector of the environment, if any.
+    """Build a provider that exports to a file under `traces_dir`, and to the environment's OTLP collector if any.
 
-    For a process that runs workflows it is replay safe, as `OpenTelemetryPlugin` asks; others do not import that.
+    Resource, sampler and limits follow their `OTEL_` variables, too.
 
-    Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for
-    traces); resource, sampler and limits follow their `OTEL_` variables too.
+    Args:
+        service: `service.name`, also part of the file's name.
+        traces_dir: Directory of span files. `None` means no file.
+        workflows: Whether the process runs workflows. Temporal's `OpenTelemetryPlugin` then requires a replay-safe
+            provider, whose import takes half a second.
+
+    Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for traces).
     """
     resource = Resource.create({SERVICE_NAME: service})
     provider: Provider
@@ -110,14 +114,14 @@ def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = Fa
         exporter = SpanFileExporter(traces_dir, service)
         provider.add_span_processor(
             BatchSpanProcessor(
-                ExpectedIsNoError(exporter), max_queue_size=_FILE_QUEUE, schedule_delay_millis=_FILE_DELAY_MS
+                ExpectedErrorFilter(exporter), max_queue_size=_FILE_QUEUE_SPANS, schedule_delay_millis=_FILE_DELAY_MS
             )
         )
-    if collector_of(os.environ):
-        # Most processes have no collector and are spared the import.
+    if find_collector_url(os.environ):
+        # Imported here, because most processes have no collector.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 
-        provider.add_span_processor(BatchSpanProcessor(ExpectedIsNoError(OTLPSpanExporter())))
+        provider.add_span_processor(BatchSpanProcessor(ExpectedErrorFilter(OTLPSpanExporter())))
     return provider
 
 
@@ -128,33 +132,32 @@ _started: "Tracing | None" = None  # OpenTelemetry allows one provider per proce
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """The running tracing of this process."""
+    """Tracing of this process, as `start_tracing` has set it up."""
 
     provider: "Provider"
 
-    def flush(self, *, within_s: float = 5.0) -> bool:
-        """Hand over all finished spans; whether it was done in time."""
-        return self.provider.force_flush(round(within_s * 1000))
+    def flush(self, *, timeout_s: float = 5.0) -> bool:
+        """Export all finished spans. Return whether that succeeded in time."""
+        return self.provider.force_flush(round(timeout_s * 1000))
 
     def shutdown(self) -> None:
-        """Hand over all finished spans and end; spans finished later are lost. May be called again."""
+        """Export all finished spans and end. Spans that end later are lost. Idempotent."""
         self.provider.shutdown()
 
 
 def start_tracing(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Tracing:
-    """Send this process's spans to a file, and to an OTLP collector where the environment names one.
+    """Send this process's spans to a file, and to an OTLP collector if the environment names one.
 
-    Sets the process's tracer provider and gives every SQL statement a span (S3 clients bring theirs). A second call
-    in a process returns the first one's tracing: OpenTelemetry allows one provider.
+    This sets the process's tracer provider and records a span for every SQL statement. S3 clients record their own. A
+    second call in a process returns the first call's tracing, because OpenTelemetry allows one provider per process.
 
     Args:
-        service: `service.name` and the file's name: lower-case letters, digits and `-`.
-        traces_dir: Where `{service}-{pid}.jsonl` is written, mode 0600; None for no file. A folder that cannot
-            be written is logged and does not disturb the work.
-        workflows: Whether this process runs workflows, which needs a provider that is safe under replay; call it before
-            the workflow worker is built.
+        service: `service.name`, also part of the file's name: lower-case letters, digits and `-`.
+        traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. A directory that cannot be
+            written is logged and does not disturb the work.
+        workflows: Whether this process runs workflows. It then calls this before it builds the workflow worker.
     """
-    global _started  # noqa: PLW0603 - one per process, as OpenTelemetry has it
+    global _started  # noqa: PLW0603 - OpenTelemetry allows one provider per process
     from infra.telemetry.sql_spans import observe_engines  # noqa: PLC0415 - start-up time
 
     with _lock:

@@ -1,4 +1,4 @@
-"""One span per question to ZooKeeper, where something that is traced asks it."""
+"""One span per request to ZooKeeper within a trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +10,19 @@ _tracer = trace.get_tracer("sexton.zookeeper")
 
 
 @contextmanager
-def zookeeper_span(doing: str) -> Iterator[None]:
-    """A span around the block, retries included, under the present one; none where there is no present one.
+def zookeeper_span(action: str) -> Iterator[None]:
+    """Record a child span of the current span for the block, retries included.
 
-    A worker looks at ZooKeeper every second for as long as it lives, which is no command's trace. What a person or an
-    activity waits for is.
+    Without a current span nothing is recorded: a worker reads ZooKeeper every second, and no trace should show that.
     """
     if not trace.get_current_span().is_recording():
         yield
         return
-    facts = {"db.system.name": "zookeeper", "db.operation.name": doing}
+    attributes = {"db.system.name": "zookeeper", "db.operation.name": action}
     with _tracer.start_as_current_span(
-        f"ZooKeeper {doing}",
+        f"ZooKeeper {action}",
         kind=SpanKind.CLIENT,
-        attributes=facts,
+        attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,
     ) as span:

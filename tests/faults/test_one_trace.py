@@ -12,7 +12,7 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import stack
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import Node, remark, span_trees
+from infra.telemetry.span_tree import SpanNode, remark, span_trees
 from infra.telemetry.tracing import make_provider
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
@@ -53,9 +53,9 @@ def caller(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.
     provider.shutdown()
 
 
-def _nodes(world: RealWorld, trace_id: str) -> list[Node]:
+def _nodes(world: RealWorld, trace_id: str) -> list[SpanNode]:
     """All of the trace's spans, parents first; those of roots are at depth 0."""
-    rows = SpanReader(world.settings.traces_dir).trace(trace_id)
+    rows = SpanReader(world.settings.traces_dir).read_trace(trace_id)
     return [node for root in span_trees(rows) for node in root.walk()]
 
 
@@ -106,7 +106,7 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
     assert [node.span.name for node in nodes if node.depth == 0] == ["program"]
     assert [names.count(one) for one in ("RunWorkflow:delete-ledgers", _DETACHED)] == [1, 1]
     chunks = [node for node in nodes if node.span.name.removeprefix("Start").removeprefix("Run") == _CHUNK]
-    left = [node for node in chunks if remark(node) or node.span.lost]
+    left = [node for node in chunks if remark(node) or node.span.is_lost]
     assert len(left) == 1, "the chunk that the dead worker had in hand"
     assert len(chunks) >= 5, "it was done again, and others after it"
     writers = [path for path in world.settings.traces_dir.glob("sexton-worker-*.jsonl") if trace_id in path.read_text()]
@@ -115,12 +115,12 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
 
 def _in_hand(world: RealWorld, trace_id: str) -> bool:
     """Whether a chunk was begun, as the spans say, and the span of its work is not there yet."""
-    names = [node.span.name for node in _nodes(world, trace_id) if not node.span.lost]
+    names = [node.span.name for node in _nodes(world, trace_id) if not node.span.is_lost]
     return names.count(f"Start{_CHUNK}") > names.count(f"Run{_CHUNK}")
 
 
 def _has(world: RealWorld, trace_id: str, name: str) -> bool:
-    return any(node.span.name == name and not node.span.lost for node in _nodes(world, trace_id))
+    return any(node.span.name == name and not node.span.is_lost for node in _nodes(world, trace_id))
 
 
 @pytest.mark.all_faults

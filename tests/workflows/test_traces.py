@@ -16,7 +16,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from infra.telemetry.tracing import ExpectedIsNoError
+from infra.telemetry.tracing import ExpectedErrorFilter
 from logstore.log.ledgers import ledger_prefix
 from tests.activities.world import NAME
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.external_service
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Spans of this process, while the test runs."""
     provider, exporter = create_tracer_provider(), InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(ExpectedIsNoError(exporter)))
+    provider.add_span_processor(SimpleSpanProcessor(ExpectedErrorFilter(exporter)))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     yield exporter
     provider.shutdown()

@@ -84,7 +84,7 @@ class Services:
         """One span over the command, under which the client's, the catalog's and the bucket's come."""
         from opentelemetry import trace  # noqa: PLC0415
 
-        from infra.telemetry.span_files import prune_rarely  # noqa: PLC0415
+        from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
         from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
 
         tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
@@ -93,16 +93,16 @@ class Services:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandSpan(span)
         finally:
-            tracing.flush(within_s=_FLUSH_S)
-            prune_rarely(
-                settings.traces_dir, older_than_s=settings.trace_retention, most_bytes=settings.trace_max_bytes
+            tracing.flush(timeout_s=_FLUSH_S)
+            prune_span_files_hourly(
+                settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )
 
     def collector(self) -> str | None:
         """Where spans are sent beside the home's files, if anywhere."""
-        from infra.telemetry import collector_of  # noqa: PLC0415
+        from infra.telemetry import find_collector_url  # noqa: PLC0415
 
-        return collector_of(os.environ)
+        return find_collector_url(os.environ)
 
     async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
         """The client of Temporal, which asks the command's own catalog.

@@ -17,7 +17,7 @@ from aiohttp import web
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payloads
 
-from infra.telemetry.endpoints import resolved
+from infra.telemetry.endpoints import resolve_address
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import EncryptingCodec
 from workers.hosting.http import Page, Pages
@@ -47,7 +47,7 @@ def add_codec(pages: Pages, codec: EncryptingCodec, settings: Settings) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    return address != OFF and ipaddress.ip_address(resolved("http_address", address)[0]).is_loopback
+    return address != OFF and ipaddress.ip_address(resolve_address("http_address", address)[0]).is_loopback
 
 
 def _decode(codec: EncryptingCodec, body: bytes) -> str:

@@ -21,7 +21,7 @@ from activities.records.metrics import BUCKETS as OF_RECORDS
 from activities.transactions.coordination import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import record_worker
-from infra.telemetry.endpoints import Metrics, start_metrics
+from infra.telemetry.endpoints import MetricsEndpoint, start_metrics
 from infra.telemetry.logs import start_logs
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 class Shown:
     """The face of one process: metrics, probes and pages."""
 
-    metrics: Metrics | None
+    metrics: MetricsEndpoint | None
     readiness: Readiness
     pages: Pages
 

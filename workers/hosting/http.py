@@ -28,7 +28,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from infra.telemetry.endpoints import joined, resolved
+from infra.telemetry.endpoints import format_host_port, resolve_address
 from logstore.errors import InvalidInput
 from workers.hosting.readiness import Readiness
 from workers.settings import OFF
@@ -144,7 +144,7 @@ async def serving(address: str, pages: Pages, bounds: Bounds = _BOUNDS) -> Async
     try:
         server = await asyncio.get_running_loop().create_server(lambda: gate.admitted(runner), sock=listener)
         with closing(server):
-            yield f"http://{joined(host, port)}"
+            yield f"http://{format_host_port(host, port)}"
     finally:
         await runner.cleanup()
 
@@ -195,7 +195,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _listener(address: str) -> socket.socket:
-    host, port = resolved(_SETTING, address)
+    host, port = resolve_address(_SETTING, address)
     try:
         return _bound(host, port)
     except OSError as error:

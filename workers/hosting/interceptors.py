@@ -30,8 +30,8 @@ from temporalio.worker import (
 
 from activities.dispatch import Done
 from infra.telemetry import current_trace_id
-from infra.telemetry.logs import bind
-from infra.telemetry.span_reader import ATTEMPT
+from infra.telemetry.logs import bind_log_fields
+from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
 from workers.hosting.facts import ERROR_TYPE, FIELD, TRACE_ID, detail_of, facts_of, summary_of
 
@@ -84,10 +84,10 @@ class _Edge(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
-        span.set_attribute(ATTEMPT, info.attempt)
+        span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
             span.set_attributes(facts_of(value))
-        with bind(**{name: value for name, value in names.items() if value}):
+        with bind_log_fields(**{name: value for name, value in names.items() if value}):
             try:
                 result = await self.next.execute_activity(input)
             except SextonError as error:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from infra.telemetry.span_files import prune
+from infra.telemetry.span_files import prune_span_files
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
 from logstore.ports.objects import OwnedStore
@@ -37,10 +37,10 @@ async def prune_traces(settings: Settings, *, every_s: float = _PRUNE_EVERY_S) -
 
     A folder that cannot be read or written is logged, and tried again.
     """
-    limits = {"older_than_s": settings.trace_retention, "most_bytes": settings.trace_max_bytes}
+    limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
     while True:
         try:
-            removed = await asyncio.to_thread(prune, settings.traces_dir, **limits)
+            removed = await asyncio.to_thread(prune_span_files, settings.traces_dir, **limits)
         except OSError as error:
             _log.warning("span files are not pruned: %s", error)
         else:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from opentelemetry import trace
 
-from infra.telemetry.logs import bind, start_logs
+from infra.telemetry.logs import bind_log_fields, start_logs
 from infra.telemetry.tracing import make_provider
 
 
@@ -54,10 +54,10 @@ def test_a_line_of_the_standard_library_is_json_too(stream: io.StringIO) -> None
 
 def test_bound_fields_are_on_every_line_until_the_block_ends(stream: io.StringIO) -> None:
     """Both kinds of logger carry the workflow's ids; after the block neither does."""
-    with bind(workflow_id="delete-ledger/7/1", run_id="r", activity="ledger.delete_one"):
+    with bind_log_fields(workflow_id="delete-ledger/7/1", run_id="r", activity="ledger.delete_one"):
         structlog.get_logger().info("one")
         logging.getLogger("botocore").warning("two")
-        with bind(activity="other"):
+        with bind_log_fields(activity="other"):
             structlog.get_logger().info("three")
         structlog.get_logger().info("four")
     structlog.get_logger().info("five")

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import Node, errors, remark, span_trees, with_groups
+from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, remark, span_trees
 from tests.infra.telemetry.span_lines import TRACE, call, span, write
 
 _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
 
 
-def tree(folder: Path, *spans: dict[str, Any]) -> list[Node]:
+def tree(folder: Path, *spans: dict[str, Any]) -> list[SpanNode]:
     write(folder / "one.jsonl", *spans)
-    return span_trees(SpanReader(folder).trace(TRACE))
+    return span_trees(SpanReader(folder).read_trace(TRACE))
 
 
-def shape(nodes: Sequence[Node]) -> dict[str, object]:
+def shape(nodes: Sequence[SpanNode]) -> dict[str, object]:
     """Names below names."""
     return {node.span.name: shape(node.children) for node in nodes}
 
@@ -31,7 +31,7 @@ def test_an_attempt_without_a_span_is_shown_as_lost_for_the_time_it_may_have_tak
     """Its worker was killed: the second attempt says that there was a first."""
     start = span("s", "StartActivity:x", at_ms=0, took_ms=1, **_RUN)
     (root,) = tree(tmp_path, start, attempt(2, at_ms=50), attempt(5, at_ms=90, error="SlowDown"))
-    told = [(one.span.error, one.span.lost, one.length_ns // 1_000_000) for one in root.children]
+    told = [(one.span.error, one.span.is_lost, one.duration_ns // 1_000_000) for one in root.children]
     lost = "no span: its worker was killed, or lost it"
     assert told == [
         (f"attempt 1: {lost}", True, 50),
@@ -39,7 +39,7 @@ def test_an_attempt_without_a_span_is_shown_as_lost_for_the_time_it_may_have_tak
         (f"attempts 3 to 4: {lost}", True, 39),
         ("SlowDown", False, 1),
     ]
-    assert errors([root]) == 3
+    assert count_errors([root]) == 3
 
 
 def test_attempts_that_follow_each_other_have_nothing_lost_between_them(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_attempts_that_follow_each_other_have_nothing_lost_between_them(tmp_path
         attempt(2, at_ms=5),
         call("c", "S3.PutObject", parent="s", at_ms=6),
     )
-    assert [one.span.lost for one in root.walk()] == [False] * 4
+    assert [one.span.is_lost for one in root.walk()] == [False] * 4
 
 
 def test_a_start_that_was_lost_stands_below_the_run_that_its_attempts_name(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_each_attempt_has_a_line_of_its_own_but_for_the_midst_of_very_many(tmp_p
     """Twenty equal errors are no one error: when each came is what an operator looks for."""
     tries = [attempt(number, at_ms=number * 10, error="SlowDown") for number in range(1, 101)]
     (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries)
-    shown = with_groups(root).children
+    shown = group_equal_siblings(root).children
     assert [one.span.count for one in shown] == [1, 1, 1, 1, 84, *[1] * 12]
-    few = with_groups(tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries[:16])[0]).children
+    few = group_equal_siblings(tree(tmp_path, span("s", "StartActivity:x", **_RUN), *tries[:16])[0]).children
     assert [one.span.attributes["sexton.attempt"] for one in few] == list(range(1, 17))
 
 
@@ -101,6 +101,6 @@ def test_an_activity_without_any_attempt_says_so_beside_its_start(tmp_path: Path
     """Its worker was killed before anybody tried again, or nobody has taken it up: no line is an error for it."""
     (root,) = tree(tmp_path, span("a", "command"), span("s", "StartActivity:x", parent="a", **_RUN))
     assert remark(root.children[0]).startswith("no attempt has a span")
-    assert errors([root]) == 0
+    assert count_errors([root]) == 0
     (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), attempt(1, at_ms=1))
     assert [remark(one) for one in root.walk()] == ["", ""]

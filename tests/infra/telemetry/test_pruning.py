@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.telemetry import span_files
-from infra.telemetry.span_files import prune, prune_rarely
+from infra.telemetry.span_files import prune_span_files, prune_span_files_hourly
 from infra.telemetry.span_reader import SpanReader
 from infra.telemetry.tracing import make_provider
 
@@ -47,7 +47,7 @@ def test_prune_removes_what_nobody_has_written_to_for_too_long(tmp_path: Path, d
     for name in (f"sexton-worker-{mine}.jsonl", "notes.jsonl", "sexton.txt", f"Sexton-{dead}.jsonl.bak"):
         put(tmp_path, name, days=30)
     put(tmp_path, f"sexton-other-{dead}.jsonl", days=6)
-    assert prune(tmp_path, older_than_s=7 * _DAY, most_bytes=10**9) == 2
+    assert prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9) == 2
     assert left(tmp_path) == {
         f"sexton-worker-{mine}.jsonl",
         "notes.jsonl",
@@ -55,7 +55,7 @@ def test_prune_removes_what_nobody_has_written_to_for_too_long(tmp_path: Path, d
         f"Sexton-{dead}.jsonl.bak",
         f"sexton-other-{dead}.jsonl",
     }
-    assert prune(tmp_path / "none", older_than_s=0, most_bytes=0) == 0
+    assert prune_span_files(tmp_path / "none", older_than_s=0, max_bytes=0) == 0
 
 
 def test_prune_removes_the_oldest_until_the_rest_is_small_enough(tmp_path: Path, dead: int) -> None:
@@ -64,23 +64,23 @@ def test_prune_removes_the_oldest_until_the_rest_is_small_enough(tmp_path: Path,
     for days in (4, 3, 2, 1):
         put(tmp_path, f"sexton-{dead}.{days}.jsonl", days=days, size=100)
     put(tmp_path, f"sexton-{dead}.jsonl", size=100)
-    assert prune(tmp_path, older_than_s=7 * _DAY, most_bytes=700) == 2
+    assert prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=700) == 2
     assert left(tmp_path) == {
         f"sexton-worker-{os.getpid()}.jsonl",
         f"sexton-{dead}.2.jsonl",
         f"sexton-{dead}.1.jsonl",
         f"sexton-{dead}.jsonl",
     }
-    assert prune(tmp_path, older_than_s=0, most_bytes=0) == 2
+    assert prune_span_files(tmp_path, older_than_s=0, max_bytes=0) == 2
     assert left(tmp_path) == {f"sexton-worker-{os.getpid()}.jsonl", f"sexton-{dead}.jsonl"}
 
 
 def test_prune_bounds_the_number_of_files(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command leaves one, however small."""
-    monkeypatch.setattr(span_files, "_MOST_FILES", 3)
+    monkeypatch.setattr(span_files, "_MAX_FILES", 3)
     for number in range(6):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number)
-    prune(tmp_path, older_than_s=7 * _DAY, most_bytes=10**9)
+    prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9)
     assert left(tmp_path) == {f"sexton-{dead}.{number}.jsonl" for number in (3, 4, 5)}
 
 
@@ -90,18 +90,18 @@ def test_two_that_prune_at_once_remove_no_more_than_one(
     """Each has listed everything before the first file goes; each removes what the other would."""
     for number in range(40):
         put(tmp_path, f"sexton-{dead}.{number}.jsonl", days=6 - number / 10, size=10)
-    listed, real = threading.Barrier(2), span_files._files
+    listed, real = threading.Barrier(2), span_files._list_span_files
     removed: list[int] = []
 
-    def both(folder: Path) -> list[span_files._File]:
+    def both(folder: Path) -> list[span_files._SpanFile]:
         found = list(real(folder))
         listed.wait(30)
         return found
 
     def work() -> None:
-        removed.append(prune(tmp_path, older_than_s=7 * _DAY, most_bytes=200))
+        removed.append(prune_span_files(tmp_path, older_than_s=7 * _DAY, max_bytes=200))
 
-    monkeypatch.setattr(span_files, "_files", both)
+    monkeypatch.setattr(span_files, "_list_span_files", both)
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -119,9 +119,9 @@ def test_commands_prune_once_an_hour(tmp_path: Path, dead: int) -> None:
         if hours is not None:
             at = time.time() - hours * 3_600
             os.utime(tmp_path / ".pruned", (at, at))
-        prune_rarely(tmp_path, older_than_s=7 * _DAY, most_bytes=10**9)
+        prune_span_files_hourly(tmp_path, older_than_s=7 * _DAY, max_bytes=10**9)
         assert (old not in left(tmp_path)) is pruned
-    prune_rarely(tmp_path / "none", older_than_s=0, most_bytes=0)
+    prune_span_files_hourly(tmp_path / "none", older_than_s=0, max_bytes=0)
     assert not (tmp_path / "none").exists()
 
 
@@ -129,7 +129,7 @@ def test_a_long_lived_process_rolls_its_file_and_no_span_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it put aside may be pruned while it lives; readers find both."""
-    monkeypatch.setattr(span_files, "ROLL_BYTES", 1_000)
+    monkeypatch.setattr(span_files, "MAX_SPAN_FILE_BYTES", 1_000)
     made = make_provider("sexton-test", traces_dir=tmp_path)
     tracer = made.get_tracer("test")
     with tracer.start_as_current_span("outer") as outer:
@@ -141,4 +141,4 @@ def test_a_long_lived_process_rolls_its_file_and_no_span_is_lost(
     assert len(names) > 2
     assert all(path.stat().st_size < 3_000 for path in tmp_path.iterdir())
     assert all(json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines())
-    assert len(SpanReader(tmp_path).trace(f"{outer.get_span_context().trace_id:032x}").spans) == 11
+    assert len(SpanReader(tmp_path).read_trace(f"{outer.get_span_context().trace_id:032x}").spans) == 11

@@ -8,17 +8,17 @@ import pytest
 
 from infra.telemetry import span_reader, span_tree
 from infra.telemetry.span_reader import SpanReader, SpanRow
-from infra.telemetry.span_tree import Node, document, errors, span_trees, with_groups
+from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, span_trees, tree_to_json
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 
 
-def shape(nodes: Sequence[Node]) -> dict[str, object]:
+def shape(nodes: Sequence[SpanNode]) -> dict[str, object]:
     """Names below names."""
     return {node.span.name: shape(node.children) for node in nodes}
 
 
-def tree(traces: Path) -> list[Node]:
-    return span_trees(SpanReader(traces).trace(TRACE))
+def tree(traces: Path) -> list[SpanNode]:
+    return span_trees(SpanReader(traces).read_trace(TRACE))
 
 
 def test_a_trace_is_joined_over_all_files_and_processes(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_span_that_was_written_twice_is_there_once(tmp_path: Path) -> None:
     write(tmp_path / "one.jsonl", span("a", "command"), *twice)
     (root,) = tree(tmp_path)
     (child,) = root.children
-    assert child.length_ns == 5_000_000
+    assert child.duration_ns == 5_000_000
 
 
 def test_spans_of_a_workflow_that_still_runs_hang_on_a_stand_in_that_says_so(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_spans_of_a_workflow_that_still_runs_hang_on_a_stand_in_that_says_so(tmp
     (root,) = tree(tmp_path)
     assert root.span.name == "trim-topic/7: not ended yet, or its span is lost"
     assert shape(root.children) == {"StartActivity:x": {}, "StartActivity:y": {}}
-    assert root.length_ns == 5_000_000
+    assert root.duration_ns == 5_000_000
 
 
 def test_a_run_that_goes_on_in_a_new_one_stands_beside_it(tmp_path: Path) -> None:
@@ -70,14 +70,14 @@ def test_a_workflow_of_very_many_runs_is_joined_in_one_pass(tmp_path: Path, monk
         for at in range(100)
     ]
     write(tmp_path / "one.jsonl", *runs)
-    looks, goes_on = [0], span_tree._goes_on
+    looks, goes_on = [0], span_tree._is_next_run
 
     def counted(earlier: SpanRow, later: SpanRow) -> bool:
         looks[0] += 1
         return goes_on(earlier, later)
 
-    monkeypatch.setattr(span_tree, "_goes_on", counted)
-    assert len(span_trees(SpanReader(tmp_path).trace(TRACE))) == 100
+    monkeypatch.setattr(span_tree, "_is_next_run", counted)
+    assert len(span_trees(SpanReader(tmp_path).read_trace(TRACE))) == 100
     assert looks[0] < 2 * 100
 
 
@@ -88,7 +88,7 @@ def test_spans_that_go_round_or_too_deep_are_all_there(tmp_path: Path) -> None:
     roots = tree(tmp_path)
     names = [node.span.name for root in roots for node in root.walk()]
     assert sorted(names) == sorted([*(f"d{at}" for at in range(3_000)), "x", "y"])
-    assert document(roots[0], 0)["children"]
+    assert tree_to_json(roots[0], 0)["children"]
 
 
 def test_equal_siblings_are_one_line_with_how_many_and_how_long(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_equal_siblings_are_one_line_with_how_many_and_how_long(tmp_path: Path) 
     write(tmp_path / "one.jsonl", span("a", "command"), *calls, failed)
     (whole,) = tree(tmp_path)
     assert len(whole.children) == 401
-    assert errors([whole]) == 1
-    many, alone = with_groups(whole).children
-    assert (many.span.count, many.span.total_ns, many.span.most_ns) == (400, 401_000_000, 2_000_000)
+    assert count_errors([whole]) == 1
+    many, alone = group_equal_siblings(whole).children
+    assert (many.span.count, many.span.total_ns, many.span.longest_ns) == (400, 401_000_000, 2_000_000)
     assert (alone.span.count, alone.span.error) == (1, "SlowDown")
-    told = document(with_groups(whole), whole.span.start_ns)["children"][0]
+    told = tree_to_json(group_equal_siblings(whole), whole.span.start_ns)["children"][0]
     assert (told["count"], told["total_ms"], told["longest_ms"], told["offset_ms"]) == (400, 401.0, 2.0, 0.0)
 
 
@@ -111,23 +111,23 @@ def test_equal_steps_are_one_line_with_the_longest_or_one_that_failed_below(tmp_
     steps = [span(f"s{at}", "RunActivity:x", parent="a", at_ms=at, took_ms=1 + (at == 3)) for at in range(20)]
     calls = [call(f"c{at}", f"S3.{at}", parent=f"s{at}", at_ms=at) for at in range(20)]
     write(tmp_path / "one.jsonl", span("a", "command"), *steps, *calls)
-    (one,) = with_groups(tree(tmp_path)[0]).children
-    assert (one.span.count, one.example, shape(one.children)) == (20, True, {"S3.3": {}})
+    (one,) = group_equal_siblings(tree(tmp_path)[0]).children
+    assert (one.span.count, one.has_example_children, shape(one.children)) == (20, True, {"S3.3": {}})
     calls[9]["status"] = {"code": "error", "description": "SlowDown"}
     write(tmp_path / "one.jsonl", span("a", "command"), *steps, *calls)
-    (one,) = with_groups(tree(tmp_path)[0]).children
+    (one,) = group_equal_siblings(tree(tmp_path)[0]).children
     assert shape(one.children) == {"S3.9": {}}
 
 
 def test_of_a_huge_trace_calls_beyond_the_most_are_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the calls of a trace, and their count is still right."""
-    monkeypatch.setattr(span_reader, "MOST_SPANS", 10)
+    monkeypatch.setattr(span_reader, "MAX_SPANS_PER_TRACE", 10)
     calls = [call(f"c{at}", "S3.PutObject", parent="a", at_ms=at) for at in range(100)]
     steps = [span(f"s{at}", "step", parent="a", at_ms=at) for at in range(3)]
     write(tmp_path / "one.jsonl", span("a", "command"), *calls, *steps)
-    rows = SpanReader(tmp_path).trace(TRACE)
+    rows = SpanReader(tmp_path).read_trace(TRACE)
     assert len(rows.spans) == 11
-    assert rows.left_out == 3
+    assert rows.dropped_spans == 3
     assert sum(one.count for one in rows.spans.values()) == 101
 
 
@@ -138,9 +138,9 @@ def test_a_line_that_lacks_a_field_of_a_span_is_passed_over_and_counted(tmp_path
     damaged["sexton.note"] = TRACE  # the line names the trace whatever it lacks
     del damaged[field]
     write(tmp_path / "one.jsonl", damaged, whole)
-    rows = SpanReader(tmp_path).trace(TRACE)
-    assert (list(rows.spans), rows.unreadable) == (["a"], 1)
-    assert [one.trace_id for one in SpanReader(tmp_path).sightings("w/1")] == [TRACE]
+    rows = SpanReader(tmp_path).read_trace(TRACE)
+    assert (list(rows.spans), rows.unreadable_lines) == (["a"], 1)
+    assert [one.trace_id for one in SpanReader(tmp_path).find_workflow_traces("w/1")] == [TRACE]
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_a_line_whose_values_no_span_has_is_passed_over_and_counted(tmp_path: Pa
     write(tmp_path / "one.jsonl", span("b", "RunWorkflow:w", temporalWorkflowID="w/1") | damage, whole)
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write(f'["{TRACE}",' + "[" * 100_000)
-    rows = SpanReader(tmp_path).trace(TRACE)
-    assert (list(rows.spans), rows.unreadable) == (["a"], 2)
-    assert [one.trace_id for one in SpanReader(tmp_path).sightings("w/1")] == [TRACE]
+    rows = SpanReader(tmp_path).read_trace(TRACE)
+    assert (list(rows.spans), rows.unreadable_lines) == (["a"], 2)
+    assert [one.trace_id for one in SpanReader(tmp_path).find_workflow_traces("w/1")] == [TRACE]
 
 
 def test_a_span_during_which_the_clock_was_set_back_took_no_time(tmp_path: Path) -> None:
     """A negative length would make bars and sums of nonsense."""
     write(tmp_path / "one.jsonl", span("a", "sexton topic trim", took_ms=-60_000))
-    (found,) = SpanReader(tmp_path).trace(TRACE).spans.values()
-    assert (found.end_ns - found.start_ns, found.total_ns, found.most_ns) == (0, 0, 0)
+    (found,) = SpanReader(tmp_path).read_trace(TRACE).spans.values()
+    assert (found.end_ns - found.start_ns, found.total_ns, found.longest_ns) == (0, 0, 0)
 
 
 def test_a_workflow_is_found_by_its_own_newest_run(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_workflow_is_found_by_its_own_newest_run(tmp_path: Path) -> None:
         span("d", "RunWorkflow:w", trace="4" * 32, at_ms=9, temporalWorkflowID="w/11"),
         span("e", "SignalWithStartWorkflow:w", trace="5" * 32, at_ms=7, temporalWorkflowID="w/1"),
     )
-    found = SpanReader(tmp_path).sightings("w/1")
+    found = SpanReader(tmp_path).find_workflow_traces("w/1")
     assert [one.trace_id[0] for one in found] == ["2", "1", "5", "3"]
     assert found[0].run_id == "r2"
-    assert SpanReader(tmp_path / "none").sightings("w/1") == []
+    assert SpanReader(tmp_path / "none").find_workflow_traces("w/1") == []

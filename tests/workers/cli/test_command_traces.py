@@ -118,7 +118,7 @@ def test_a_real_process_leaves_the_span_that_it_names(tmp_path: Path) -> None:
     )
     trace_id = done.stderr.partition("sexton trace ")[2].split()[0]
     assert trace_id in done.stdout
-    rows = SpanReader(tmp_path / "home" / "traces").trace(trace_id)
+    rows = SpanReader(tmp_path / "home" / "traces").read_trace(trace_id)
     (span,) = [one for one in rows.spans.values() if one.name == "sexton topic show"]
     assert span.error is not None
     assert span.error.startswith("ServiceFailed: database: ")

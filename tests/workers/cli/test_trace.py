@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.telemetry.span_reader import SpanRow, TraceRows
-from infra.telemetry.span_tree import Node, span_trees
+from infra.telemetry.span_tree import SpanNode, span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
@@ -195,9 +195,9 @@ def test_trace_of_an_unknown_id_is_bad_input(run: Run, services: FakeServices, n
 
 def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a chain of thousands every span is below all before it: to look below each would take minutes."""
-    looks, many, walk = [0], 3_000, Node.walk
+    looks, many, walk = [0], 3_000, SpanNode.walk
 
-    def counted(node: Node) -> Iterator[Node]:
+    def counted(node: SpanNode) -> Iterator[SpanNode]:
         for one in walk(node):
             looks[0] += 1
             yield one
@@ -210,7 +210,7 @@ def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: p
         )
         rows.spans[row.span_id] = row if at < many - 1 else replace(row, error="the last one failed")
     found = FoundTrace(trace_id=TRACE, workflow_id=None, roots=span_trees(rows), left_out=0, unreadable=0, related=[])
-    monkeypatch.setattr(Node, "walk", counted)
+    monkeypatch.setattr(SpanNode, "walk", counted)
     drawn = page(found)
     assert looks[0] <= 20 * many
     assert drawn.count('<div class="row') == many

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import Node, errors, remark, with_groups
+from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, remark
 from workers.pages.texts import harmless, plain, shown_us
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FoundTrace:
 
     trace_id: str
     workflow_id: str | None
-    roots: list[Node]
+    roots: list[SpanNode]
     left_out: int
     unreadable: int
     related: "list[WorkflowTrace]"
@@ -69,7 +69,7 @@ class FoundTrace:
             "started": shown_us(self.start_ns // 1_000),
             "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
             "spans": sum(span.count for span in nodes) + self.left_out,
-            "errors": errors(self.roots),
+            "errors": count_errors(self.roots),
             "left_out": self.left_out,
             "unreadable": self.unreadable,
             "services": sorted({span.service for span in nodes}),
@@ -88,7 +88,7 @@ def drawn(found: FoundTrace, every: bool) -> Group:
     head = Text(f"trace {found.trace_id}\n", style="bold")
     about = f"{facts['started']}, {length(found.end_ns - start_ns)}, {facts['spans']:,} spans, "
     parts = [head.append(about, style="not bold").append_text(failed)]
-    trees = [_tree(root if every else with_groups(root), start_ns) for root in found.roots]
+    trees = [_tree(root if every else group_equal_siblings(root), start_ns) for root in found.roots]
     return Group(*parts, *trees, *_rest(found))
 
 
@@ -103,9 +103,9 @@ def _rest(found: FoundTrace) -> Iterator[Text]:
         yield Text(f"  {one.trace_id}  {harmless(one.name)}", style="dim")
 
 
-def _tree(root: Node, origin_ns: int) -> Tree:
+def _tree(root: SpanNode, origin_ns: int) -> Tree:
     top = Tree(line(root, origin_ns, {}), guide_style="dim")
-    waiting: list[tuple[Node, Tree, Mapping[str, Any]]] = [(root, top, {})]
+    waiting: list[tuple[SpanNode, Tree, Mapping[str, Any]]] = [(root, top, {})]
     while waiting:
         node, branch, above = waiting.pop()
         known = said(node, above)
@@ -113,19 +113,21 @@ def _tree(root: Node, origin_ns: int) -> Tree:
     return top
 
 
-def said(node: Node, above: Mapping[str, Any]) -> dict[str, Any]:
+def said(node: SpanNode, above: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that a reader knows below this span: those of all spans above it, and its own."""
     return {**above, **node.span.attributes, "service": node.span.service}
 
 
-def line(node: Node, origin_ns: int, known: Mapping[str, Any]) -> Text:
+def line(node: SpanNode, origin_ns: int, known: Mapping[str, Any]) -> Text:
     """A span: name, how long, when it began, its error, and what is not `known` yet: the service, what it was about."""
     span = node.span
     text = Text(harmless(span.name), style="bold red" if span.error else "")
     if span.count > 1:
-        text.append(f" x {span.count:,}  {length(span.total_ns)} in all, longest {length(span.most_ns)}", style="cyan")
+        text.append(
+            f" x {span.count:,}  {length(span.total_ns)} in all, longest {length(span.longest_ns)}", style="cyan"
+        )
     else:
-        text.append(f"  {length(node.length_ns)}", style="cyan")
+        text.append(f"  {length(node.duration_ns)}", style="cyan")
     text.append(f" +{length(span.start_ns - origin_ns)}", style="dim")
     if known.get("service") != span.service:
         text.append(f" [{harmless(span.service)}]", style="magenta")
@@ -138,7 +140,7 @@ def line(node: Node, origin_ns: int, known: Mapping[str, Any]) -> Text:
     return text
 
 
-def facts(node: Node, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def facts(node: SpanNode, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The attributes for the line; one that a span above has shown is not shown again."""
     for attribute, name in FACTS.items():
         value = node.span.attributes.get(attribute)

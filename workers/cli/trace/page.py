@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.telemetry.lost_spans import RUN
+from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
-from infra.telemetry.span_tree import Node, remark, with_groups
+from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
 from workers.cli.trace.lines import FoundTrace, facts, length, said
 from workers.pages.texts import plain, rendered
 
@@ -26,7 +26,7 @@ _KINDS: Final = {
 }
 _ACTIVITY: Final = ("StartActivity:", "RunActivity:")
 _WORKFLOW: Final = (
-    RUN,
+    RUN_WORKFLOW_PREFIX,
     "StartWorkflow:",
     "SignalWithStart",
     "StartChildWorkflow:",
@@ -66,7 +66,7 @@ def page(found: FoundTrace) -> str:
     about = found.facts()
     drawing = _Drawing(found)
     for root in found.roots:
-        drawing.draw(with_groups(root))
+        drawing.draw(group_equal_siblings(root))
     shown = {row.kind for row in drawing.rows}
     return rendered(
         "trace.html",
@@ -109,30 +109,30 @@ class _Drawing:
         at_ns = self._whole_ns * percent // 100
         return {"left": str(percent), "relative": length(at_ns), "absolute": _clock(self._start_ns + at_ns)}
 
-    def draw(self, root: Node) -> None:
+    def draw(self, root: SpanNode) -> None:
         """Add the lines of a tree."""
         self._failed = _failed(root)
         self._add(root, {}, 0)
 
-    def _add(self, node: Node, above: Mapping[str, Any], depth: int) -> None:
+    def _add(self, node: SpanNode, above: Mapping[str, Any], depth: int) -> None:
         if self._room <= 0:
             self.left_out += sum(1 for _ in node.walk())
             return
         self._room -= 1
-        below = node.alike[:_MOST_ALIKE] or node.children
-        self.left_out += max(0, len(node.alike) - _MOST_ALIKE)
+        below = node.grouped_nodes[:_MOST_ALIKE] or node.children
+        self.left_out += max(0, len(node.grouped_nodes) - _MOST_ALIKE)
         failed = id(node) in self._failed
-        calls = all(one.span.call for one in node.children)  # a database is asked much for each step
-        closed = bool(node.alike) or (not failed and (calls or depth >= _OPEN_DEPTH))
+        calls = all(one.span.is_call for one in node.children)  # a database is asked much for each step
+        closed = bool(node.grouped_nodes) or (not failed and (calls or depth >= _OPEN_DEPTH))
         self.rows.append(self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed))
         if below:
-            known = above if node.alike else said(node, above)
+            known = above if node.grouped_nodes else said(node, above)
             for child in below:
                 self._add(child, known, depth + 1)
             self.rows.append(Row(ends=True))
 
     def _row(
-        self, node: Node, known: Mapping[str, Any], depth: int, *, branch: bool, opened: bool, failed: bool
+        self, node: SpanNode, known: Mapping[str, Any], depth: int, *, branch: bool, opened: bool, failed: bool
     ) -> Row:
         span = node.span
         left = 100 * (span.start_ns - self._start_ns) / self._whole_ns
@@ -140,34 +140,34 @@ class _Drawing:
         if known.get("service") != span.service:
             told.insert(0, ("in", span.service))
         if span.count > 1:
-            told.insert(0, ("longest", length(span.most_ns)))
+            told.insert(0, ("longest", length(span.longest_ns)))
         return Row(
             branch=branch,
             open=opened,
             on_the_way=failed,
             depth=depth,
             name=f"{span.name} x {span.count:,}" if span.count > 1 else span.name,
-            kind=_kind(node.alike[0].span if node.alike else span),
+            kind=_kind(node.grouped_nodes[0].span if node.grouped_nodes else span),
             error=span.error or "",
-            lost=span.lost,
+            lost=span.is_lost,
             facts=told,
-            remark="" if node.example else remark(node),
+            remark="" if node.has_example_children else remark(node),
             after=length(span.start_ns - self._start_ns),
             at=_moment(span.start_ns).isoformat(timespec="microseconds"),
             clock=_clock(span.start_ns),
-            took=length(span.total_ns if span.count > 1 else node.length_ns),
+            took=length(span.total_ns if span.count > 1 else node.duration_ns),
             left=f"{left:.3f}",
-            wide=f"{min(100 * node.length_ns / self._whole_ns, 100 - left):.3f}",
+            wide=f"{min(100 * node.duration_ns / self._whole_ns, 100 - left):.3f}",
         )
 
 
-def _failed(root: Node) -> set[int]:
+def _failed(root: SpanNode) -> set[int]:
     """The identities of nodes that failed, or one below them did: each node is looked at once, the deepest first."""
     nodes, waiting = [], [root]
     while waiting:
         node = waiting.pop()
         nodes.append(node)
-        waiting += node.alike or node.children  # what a group shows below is below one of its spans
+        waiting += node.grouped_nodes or node.children  # what a group shows below is below one of its spans
     found: set[int] = set()
     for node in reversed(nodes):
         if node.span.error or any(id(child) in found for child in node.children):
@@ -184,7 +184,7 @@ def _kind(span: SpanRow) -> str:
     for kind, begins in (("activity", _ACTIVITY), ("workflow", _WORKFLOW), ("spark", _SPARK)):
         if span.name.startswith(begins):
             return kind
-    return "workflow" if span.lost else "program"
+    return "workflow" if span.is_lost else "program"
 
 
 def _moment(at_ns: int) -> datetime:

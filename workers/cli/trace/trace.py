@@ -36,14 +36,14 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     Equal spans beside each other are one line (how many, how long in all, how long the longest), but with `--wide`.
     """
     from infra.telemetry.span_reader import SpanReader  # noqa: PLC0415 - start-up time
-    from infra.telemetry.span_tree import document  # noqa: PLC0415
+    from infra.telemetry.span_tree import tree_to_json  # noqa: PLC0415
     from workers.cli.trace.lines import drawn  # noqa: PLC0415
 
     reader = SpanReader(context.settings.traces_dir)
     found = _found(context, reader, name)
     facts = found.facts()
     start_ns = found.start_ns  # once: it looks at all spans
-    told: dict[str, Any] = {**facts, "tree": [document(root, start_ns) for root in found.roots]}
+    told: dict[str, Any] = {**facts, "tree": [tree_to_json(root, start_ns) for root in found.roots]}
     if html is not None:
         _write_page(html, found)
         told["html"] = str(html)
@@ -55,22 +55,22 @@ def _found(context: CommandContext, reader: "SpanReader", name: str) -> "FoundTr
     from workers.cli.trace.lines import FoundTrace  # noqa: PLC0415
 
     is_trace = _TRACE_ID.fullmatch(name) is not None
-    sightings = [] if is_trace else reader.sightings(name)
+    sightings = [] if is_trace else reader.find_workflow_traces(name)
     if not is_trace and not sightings:
         raise _unknown(context, "a workflow that has spans", name)
     trace_id = name.lower() if is_trace else sightings[0].trace_id
-    later = [one.trace_id for one in sightings[1:] if one.started and one.start_ns > sightings[0].start_ns]
+    later = [one.trace_id for one in sightings[1:] if one.is_start_only and one.start_ns > sightings[0].start_ns]
     if later:
         note(f"{name} was started later as well: its run's spans are written a second after it, in trace {later[0]}")
-    rows = reader.trace(trace_id)
+    rows = reader.read_trace(trace_id)
     if not rows.spans:
         raise _unknown(context, "a trace that has spans", name)
     return FoundTrace(
         trace_id=trace_id,
         workflow_id=None if is_trace else name,
         roots=span_trees(rows),
-        left_out=rows.left_out,
-        unreadable=rows.unreadable,
+        left_out=rows.dropped_spans,
+        unreadable=rows.unreadable_lines,
         related=sightings[1 : _MOST_RELATED + 1],
     )
 
