@@ -131,7 +131,11 @@ def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> N
         "listed, but 2 of 4 segments of its LEDGER copy that were compared are corrupt (entries 10 to 19, 30 to 39), "
         "and no other copy: this is data loss; put the named objects back from a backup"
     )
-    assert "`sexton ledger delete persistent://tenant/namespace/orders 7 --force --reason TEXT`" in said
+    topic = "persistent://tenant/namespace/orders"
+    advice = f"`sexton ledger delete {topic} 7 --force --reason TEXT` moves subscriptions over it"
+    assert said.endswith(f"or give the whole ledger up: {advice}")
+    is_open = verdict(_history(_live(LedgerState.OPEN)), [_corrupt()])
+    assert is_open.endswith(f"up: `sexton topic roll {topic}` closes it, then {advice}"), "an open one is refused"
     tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
     assert "and it is read from its other copy; put the named objects" in verdict(history, [_corrupt(), tiered])
     assert "--force" not in verdict(history, [_corrupt(), tiered])

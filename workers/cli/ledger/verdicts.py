@@ -47,12 +47,15 @@ class ExaminedCopy:
 def verdict(history: LedgerHistory, seen: Sequence[ExaminedCopy]) -> str:
     """One sentence: what holds the ledger, or what became of it, and what to do if there is something to do."""
     if history.live:
-        parts = [_lost(seen) or _kept(history.live, history.references), *_left_of_copies(history.intents)]
+        parts = [
+            _lost(seen, is_open=history.live.state is LedgerState.OPEN) or _kept(history.live, history.references),
+            *_left_of_copies(history.intents),
+        ]
         return "; ".join(parts)
     return _gone(history, seen)
 
 
-def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
+def _lost(seen: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
     """A contradiction of a LIVE copy's row comes before everything else."""
     live = [one for one in seen if one.copy.state == CopyState.LIVE]
     whole = any(one.finding is not Finding.ABSENT and not one.absent and not one.corrupt for one in live)
@@ -68,7 +71,8 @@ def _lost(seen: Sequence[ExaminedCopy]) -> str | None:
             entries = ", ".join(f"{gap.first_entry} to {gap.last_entry}" for gap in one.corrupt[:_MOST_NAMES])
             more = f" and {len(one.corrupt) - _MOST_NAMES} more" if len(one.corrupt) > _MOST_NAMES else ""
             what = f"{len(one.corrupt):,} of {one.compared:,} segments of its {one.kind} copy that were compared"
-            return f"listed, but {what} are corrupt (entries {entries}{more}), {there}; {_what_to_do(one, whole=whole)}"
+            advice = _what_to_do(one, whole=whole, is_open=is_open)
+            return f"listed, but {what} are corrupt (entries {entries}{more}), {there}; {advice}"
         if one.finding is Finding.FOREIGN:
             return f"listed, but storage says that its {one.kind} copy is somebody else's: {one.detail}"
     return None
@@ -83,7 +87,7 @@ _REBUILD: Final[Mapping[str, str]] = {
 """Commands that replace the ledger of a component."""
 
 
-def _what_to_do(corrupt: ExaminedCopy, *, whole: bool) -> str:
+def _what_to_do(corrupt: ExaminedCopy, *, whole: bool, is_open: bool) -> str:
     intent = corrupt.copy.intent
     back = "put the named objects back from a backup, with their metadata"
     if whole:
@@ -91,8 +95,9 @@ def _what_to_do(corrupt: ExaminedCopy, *, whole: bool) -> str:
     topic = topic_shown(intent.topic)
     if intent.component in _REBUILD:
         return f"`{_REBUILD[intent.component].format(topic=topic)}` replaces it"
-    force = f"sexton ledger delete {topic} {intent.ledger_id} --force --reason TEXT"
-    return f"{back}, or give the whole ledger up: `{force}` moves subscriptions over it"
+    force = f"`sexton ledger delete {topic} {intent.ledger_id} --force --reason TEXT` moves subscriptions over it"
+    close = f"`sexton topic roll {topic}` closes it, then " if is_open else ""
+    return f"{back}, or give the whole ledger up: {close}{force}"
 
 
 def _kept(live: LiveLedger, references: Sequence[Reference]) -> str:
