@@ -22,8 +22,8 @@ from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
-from workers.demo.throw_away import remove
-from workers.operations.stack import at, prepare, stack_options, start_worker
+from workers.demo.throw_away import remove_home
+from workers.operations.stack import prepare_catalog_and_namespace, stack_options, start_worker, with_stack_addresses
 from workers.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     own = settings.but(home=home, database_url="", bulk_dir="")
     try:
         where = stack.up(stack_options(own, free_ports=True, in_memory=True))
-        own = at(own, where)
-        prepare(own)
+        own = with_stack_addresses(own, where)
+        prepare_catalog_and_namespace(own)
         for number in range(workers):
             start_worker(own, name=f"worker-{number + 1}")
         with open_log(own) as log:
             yield Stage(settings=own, log=log)
     finally:
-        remove(home)
+        remove_home(home)
 
 
 def make_ledgers(on: Stage, name: str, *, ledgers: int, segments: int) -> tuple[Topic, list[LedgerId]]:

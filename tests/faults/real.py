@@ -162,7 +162,7 @@ class Worker:
         """Start it, with failpoints armed, and wait until it polls."""
         self._process = ServiceProcess(name, StackHome.at(world.settings.home))
         extra = world.settings.environment() | {failpoints.VARIABLE: ",".join(armed)}
-        self.pid = start_worker(world.settings, name=name, extra=extra)
+        self.pid = start_worker(world.settings, name=name, extra_env=extra)
 
     @property
     def alive(self) -> bool:

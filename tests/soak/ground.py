@@ -31,7 +31,7 @@ from tests.soak.plan import Fault, Plan
 from tests.soak.scene import QUICK, REPLICA_BUCKET, make_topics, set_phase
 from tests.soak.wire import Wire
 from workers.assembly.adapters import open_log
-from workers.operations.stack import at, prepare
+from workers.operations.stack import prepare_catalog_and_namespace, with_stack_addresses
 from workers.settings import Settings
 
 _MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts
@@ -85,7 +85,7 @@ class Ground:
             for name in ("soak", REPLICA, REBUILT):
                 postgres.execute(f"CREATE DATABASE {name}")
         url = {"database_url": postgres.url("soak")} if postgres else {}
-        first = at(Settings.model_validate({"home": home, **QUICK, **url}), where)
+        first = with_stack_addresses(Settings.model_validate({"home": home, **QUICK, **url}), where)
         options = stack.StackOptions(
             home=home,
             ports=WantedPorts.any_free(),
@@ -111,7 +111,7 @@ class Ground:
         return ground
 
     def _begin(self, workers: int, clients: int, before: Callable[["Ground"], None]) -> None:
-        prepare(self.direct)
+        prepare_catalog_and_namespace(self.direct)
         with open_log(self.settings) as log:
             for store in (log.objects, log.record_objects):
                 store.require()

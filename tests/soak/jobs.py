@@ -17,7 +17,7 @@ from tests.soak.scene import DELAYED, LISTS, PLAIN, Ops, Said
 from tests.soak.spares import Spares
 from workers.assembly.log import LogStore
 from workers.client import Sexton
-from workers.operations.owners import Unloading, open_directory
+from workers.operations.owners import BundleUnloader, open_directory
 from workers.settings import Settings
 
 _WITHIN_S: Final = 90.0  # that a client waits for a job, which goes on without it
@@ -161,8 +161,10 @@ class Jobs:
         def work() -> None:
             count, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
             with open_directory(self._settings, count, catalog_id) as directory:
-                unloading = Unloading(catalog.fences, catalog.audit_log, directory)
-                unloading.unload(unloading.find(BundleId(self._dice.randrange(count))), Cause(**_ACTOR, workflow_id=""))
+                unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
+                unloading.unload(
+                    unloading.find_owner(BundleId(self._dice.randrange(count))), Cause(**_ACTOR, workflow_id="")
+                )
 
         with self._ops.op("unload"):
             await asyncio.to_thread(work)

@@ -16,8 +16,14 @@ from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
 from workers.operations import builds
-from workers.operations.builds import Deployment, deploy, read_deployment, unserved_queues
-from workers.operations.new_builds import deploy_new, deploy_unless_served
+from workers.operations.builds import (
+    Deployment,
+    deploy,
+    deploy_if_unserved,
+    deploy_new_build,
+    find_unserved_queues,
+    read_deployment,
+)
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeletionPolicy
 from workflows.records.replicate_records import ReplicateRecords
@@ -84,14 +90,14 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     first = gate_at(house, ledgers[0])
     async with house.build("a", instead=[shipping.ship]):
-        assert (await deploy_new(house.client, name, "a")).current == "a"
+        assert (await deploy_new_build(house.client, name, "a")).current == "a"
         pinned = await _pinned(house, shipping.held)
         batch = await house.delete(ledgers)
         await assert_eventually(lambda: shipping.gate.reached.is_set() and first.reached.is_set())
         assert (await batch.execute_update(DeleteLedgers.pause)).paused
         first.open()
         async with house.build("b", instead=[shipping.ship]):
-            ramped = await deploy_new(house.client, name, "b", ramp=50)
+            ramped = await deploy_new_build(house.client, name, "b", ramp=50)
             assert (ramped.current, ramped.ramping, ramped.ramp_percent) == ("a", "b", 50)
             assert {row.build_id: row.status for row in ramped.builds} == {"a": "CURRENT", "b": "RAMPING"}
             assert set(Counter([await _new(house) for _ in range(_MANY)])) == {"a", "b"}
@@ -117,7 +123,7 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
         with pytest.raises(PreconditionFailed, match="found none at"):
             await deploy(house.client, name, "b", ramp=10)
         assert (await deploy(house.client, name, "b", without_workers=True)).current == "b"
-        assert await unserved_queues(house.client, name, "b") == [name]
+        assert await find_unserved_queues(house.client, name, "b") == [name]
         async with house.build("b", instead=[shipping.ship]):
             await _moved(house, batch, "b")
             await batch.execute_update(DeleteLedgers.resume)
@@ -131,8 +137,8 @@ async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> N
     name = house.queue
     shipping = Shipping()
     async with house.build("a", instead=[shipping.ship]), house.build("b", instead=[shipping.ship]):
-        await deploy_new(house.client, name, "a")
-        await deploy_new(house.client, name, "b", ramp=100)
+        await deploy_new_build(house.client, name, "a")
+        await deploy_new_build(house.client, name, "b", ramp=100)
         assert await _new(house) == "b"
         assert (await deploy(house.client, name, "a")).ramping is None
         assert await _new(house) == "a"
@@ -152,10 +158,10 @@ async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
     """One operator takes back the share of a build, and another one begins that of the next at the same moment."""
     name = house.queue
     async with house.build("a"), house.build("b"), house.build("c"):
-        await deploy_new(house.client, name, "a")
-        await deploy_new(house.client, name, "b", ramp=10)
-        await deploy_new(house.client, name, "c", ramp=20)
-        await deploy_new(house.client, name, "b", ramp=10)
+        await deploy_new_build(house.client, name, "a")
+        await deploy_new_build(house.client, name, "b", ramp=10)
+        await deploy_new_build(house.client, name, "c", ramp=20)
+        await deploy_new_build(house.client, name, "b", ramp=10)
 
         async def read(client: Client, of: str) -> Deployment:
             found = await read_deployment(client, of)
@@ -174,13 +180,13 @@ async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(hou
     """Other tools may begin one; its share of new runs would wait for workers that do not exist any more."""
     name = house.queue
     async with house.build("a"):
-        await deploy_new(house.client, name, "a")
-        await builds._ramp(house.client, name, "", 30)
+        await deploy_new_build(house.client, name, "a")
+        await builds._set_ramp(house.client, name, "", 30)
         assert str(await read_deployment(house.client, name)) == (
             f"{name}: a is current, what has no version ramps at 30 %"
         )
         found = await deploy(house.client, name, "a")
-        assert (found.current, found.ramps, found.ramp_percent) == ("a", False, 0)
+        assert (found.current, found.has_ramp, found.ramp_percent) == ("a", False, 0)
 
 
 @pytest.mark.parametrize("share", [math.nan, -1.0, 100.5])
@@ -193,10 +199,10 @@ async def test_share_that_is_none_is_refused(house: House, share: float) -> None
 async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> None:
     """Temporal knows all of a build that is current: that it cannot ramp too has nothing to do with its start."""
     async with house.build("a"):
-        await deploy_new(house.client, house.queue, "a")
+        await deploy_new_build(house.client, house.queue, "a")
         async with asyncio.timeout(_AT_ONCE_S):
             with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
-                await deploy_new(house.client, house.queue, "a", ramp=10)
+                await deploy_new_build(house.client, house.queue, "a", ramp=10)
 
 
 async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: House) -> None:
@@ -204,17 +210,17 @@ async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: Hou
     name = house.queue
     async with house.build("b"):
         async with house.build("a"):
-            assert (await deploy_unless_served(house.client, name, "a")).current == "a"
-            assert (await deploy_unless_served(house.client, name, "b")).current == "a"
+            assert (await deploy_if_unserved(house.client, name, "a")).current == "a"
+            assert (await deploy_if_unserved(house.client, name, "b")).current == "a"
             await deploy(house.client, name, "b", ramp=10)
-            again = await deploy_unless_served(house.client, name, "a")
+            again = await deploy_if_unserved(house.client, name, "a")
             assert (again.current, again.ramping) == ("a", "b")
-        assert (await deploy_unless_served(house.client, name, "b")).current == "b"
+        assert (await deploy_if_unserved(house.client, name, "b")).current == "b"
 
 
 async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:
     """Its worker begins after the call."""
-    deployed = asyncio.create_task(deploy_new(house.client, house.queue, "a"))
+    deployed = asyncio.create_task(deploy_new_build(house.client, house.queue, "a"))
     async with house.build("a"):
         assert (await deployed).current == "a"
 
@@ -225,7 +231,7 @@ async def test_build_that_never_served_is_refused(house: House) -> None:
         await deploy(house.client, house.queue, "a")
     assert (await read_deployment(house.client, house.queue)).builds == ()
     async with house.build("a"):
-        await deploy_new(house.client, house.queue, "a")
+        await deploy_new_build(house.client, house.queue, "a")
         with pytest.raises(PreconditionFailed, match="found a"):
             await deploy(house.client, house.queue, "z")
         assert (await read_deployment(house.client, house.queue)).current == "a"

@@ -29,7 +29,7 @@ from workers.client import Sexton, serving
 from workers.client import waiting as waits_for
 from workers.client.serving import explain_waiting_task
 from workers.client.waiting import JobStopped, _iterate_snapshots, result_of
-from workers.operations.new_builds import deploy_new
+from workers.operations.builds import deploy_new_build
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk
@@ -81,20 +81,20 @@ async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(hou
     """Workers poll, and Temporal gives a versioned worker no new run before its build is current."""
     async with house.build("a"), waiting(house, await house.trim()) as waits:
         await waits.hears(f"no build of {house.queue} is current", "workers of a poll", "worker deploy --build-id a")
-        await deploy_new(house.client, house.queue, "a")
+        await deploy_new_build(house.client, house.queue, "a")
         await waits.task
 
 
 async def test_waiting_while_no_worker_of_the_current_build_polls_names_the_build_and_what_to_do(house: House) -> None:
     """Its workers have stopped: one of another build gets none of its work before that is made current."""
     async with house.build("a"):
-        await deploy_new(house.client, house.queue, "a")
+        await deploy_new_build(house.client, house.queue, "a")
     current = f"build a of {house.queue} is current, and no worker of it polls the task queue {house.queue}"
     async with waiting(house, await house.trim()) as waits:
         await waits.hears(current, "start one of that build", "worker deploy --build-id ID")
         async with house.build("b"):
             await waits.hears(f"{current}, though workers of b do; start one", "worker deploy --build-id b")
-            await deploy_new(house.client, house.queue, "b")
+            await deploy_new_build(house.client, house.queue, "b")
             await waits.task
 
 

@@ -20,7 +20,7 @@ from workers.pages.texts import fields
 
 if TYPE_CHECKING:
     from infra.coordination.directory import OwnershipDirectory
-    from workers.operations.owners import BundleRow, Owned
+    from workers.operations.owners import BundleRow, OwnedBundle
 
 
 owners = group("owners", "Which worker does the background work of which topics.")
@@ -47,7 +47,7 @@ def list_(
     bundle, because its catalog is away. With the setting ownership=single there are no sessions, and the worker that
     acquired a bundle last owns it.
     """
-    from workers.operations.owners import overview  # noqa: PLC0415 - start-up time
+    from workers.operations.owners import read_ownership  # noqa: PLC0415 - start-up time
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
@@ -56,7 +56,7 @@ def list_(
         context.topic(topic)  # a name with a slip of the pen is in some bundle, too
         wanted = bundle_of(TopicName.known(topic), bundles=context.catalog.fences.bundles())
     with directory_of(context) as directory:
-        found = overview(context.catalog.fences, directory)
+        found = read_ownership(context.catalog.fences, directory)
     rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
     if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
         note(f"no worker {worker}: it has no live session, and owns no bundle")
@@ -84,13 +84,13 @@ def list_(
 def _asked_for(row: "BundleRow", wanted: BundleId | None, worker: str | None, *, unowned: bool) -> bool:
     return (
         wanted in {None, row.bundle}
-        and not (unowned and row.held)
-        and (worker is None or (row.held is not None and row.held.worker_id == worker))
+        and not (unowned and row.owner)
+        and (worker is None or (row.owner is not None and row.owner.worker_id == worker))
     )
 
 
 def _bundle_row(row: "BundleRow") -> dict[str, object]:
-    held = row.held
+    held = row.owner
     return {
         "bundle": row.name,
         "number": int(row.bundle),
@@ -109,7 +109,7 @@ def _bundles_shown(rows: "Sequence[BundleRow]") -> list[dict[str, object]]:
         {
             "no": int(row.bundle),
             "bundle": row.name,
-            "owner": row.held.worker_id if row.held else None,
+            "owner": row.owner.worker_id if row.owner else None,
             "fence": row.fence,
             **({"remark": remark} if any(remarks) else {}),
         }
@@ -118,7 +118,7 @@ def _bundles_shown(rows: "Sequence[BundleRow]") -> list[dict[str, object]]:
 
 
 def _remark(row: "BundleRow") -> str:
-    held = row.held
+    held = row.owner
     if held is None:
         return ""
     session = f"session {held.state.value.lower()}" if held.state and held.state != "ALIVE" else ""
@@ -188,25 +188,25 @@ def _unloaded(
     dry_run: bool,
     wait: bool,
 ) -> Answer:
-    from workers.operations.owners import Unloading  # noqa: PLC0415 - start-up time
+    from workers.operations.owners import BundleUnloader  # noqa: PLC0415 - start-up time
 
     catalog = context.catalog
-    unloading = Unloading(catalog.fences, catalog.audit_log, directory)
-    owned = unloading.find(bundle)
+    unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
+    owned = unloading.find_owner(bundle)
     if dry_run:
         return Answer(document={"dry_run": True, **_owned_row(owned)})
     unloading.unload(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
     if not wait:
         return Answer(document=_owned_row(owned))
     with watching(f"waiting for an owner of {owned.name}"):
-        last = unloading.taken(owned, within_s=_TAKEN_WITHIN_S)
+        last = unloading.wait_until_acquired(owned, within_s=_TAKEN_WITHIN_S)
     taken = {"taken_by": last.worker_id if last else None, "taken_fence": last.counter if last else None}
     if last is None:
         note(f"it is unloaded, and no worker took it within {_TAKEN_WITHIN_S:.0f} s; see `sexton owners list`")
     return Answer(document=_owned_row(owned) | taken, code=ExitCode.DONE if last else ExitCode.PARTIAL)
 
 
-def _owned_row(owned: "Owned") -> dict[str, object]:
+def _owned_row(owned: "OwnedBundle") -> dict[str, object]:
     return {
         "bundle": owned.name,
         "number": int(owned.bundle),

@@ -53,14 +53,16 @@ def deploy(
     from infra.stack.workers import crashed_worker_ids  # noqa: PLC0415
     from workers.client.connections import run_with_client  # noqa: PLC0415
     from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
-    from workers.operations.builds import named  # noqa: PLC0415
+    from workers.operations.builds import require_deployment_name  # noqa: PLC0415
 
     settings = context.settings
-    name = named(settings)
+    name = require_deployment_name(settings)
     dead = crashed_worker_ids(StackHome.at(settings.home))
     found = run_with_client(
         settings,
-        lambda client: deploy_build(client, name, build_id, ramp=ramp, without_workers=without_workers, dead=dead),
+        lambda client: deploy_build(
+            client, name, build_id, ramp=ramp, without_workers=without_workers, dead_identities=dead
+        ),
     )
     return Answer(
         document={"deployment": found.name, **fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
@@ -76,10 +78,10 @@ def builds(context: CommandContext) -> Answer:
     """
     from workers.client.connections import run_with_client  # noqa: PLC0415 - start-up time
     from workers.identity import own_build  # noqa: PLC0415
-    from workers.operations.builds import named, read_deployment  # noqa: PLC0415
+    from workers.operations.builds import read_deployment, require_deployment_name  # noqa: PLC0415
 
     settings = context.settings
-    name = named(settings)
+    name = require_deployment_name(settings)
     own = own_build(settings)
     found = run_with_client(settings, lambda client: read_deployment(client, name))
     rows = [fields(row, "build_id status ramp_percent") | {"created": shown_us(row.created_us)} for row in found.builds]

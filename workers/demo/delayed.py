@@ -1,4 +1,4 @@
-"""Promise 6: delayed messages in buckets, and a worker that is killed while it merges two of them."""
+"""Promise 6: delayed messages in buckets, and a worker that is killed while it merges two buckets."""
 
 import asyncio
 import threading
@@ -20,82 +20,89 @@ from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
 from workers.demo.report import PromiseRow
-from workers.demo.waiting import happens
+from workers.demo.waiting import wait_until
 from workers.settings import Settings
 
-_PARTS: Final = 3
-MOST_BUCKETS: Final = _PARTS - 1
-"""That a topic of the demo may have: the last part makes one too many, and a merge begins."""
+_PART_COUNT: Final = 3
+MAX_BUCKETS: Final = _PART_COUNT - 1
+"""Maximum number of buckets of the demo's topic. The last part exceeds it, so that a merge starts."""
 
-DEATH: Final = f"catalog.switch_buckets.before=kill@{_PARTS + 1}"
-"""The worker that has sealed all parts dies when it has stored what it merged, before that is in the list."""
+DEATH_IN_MERGE: Final = f"catalog.switch_buckets.before=kill@{_PART_COUNT + 1}"
+"""Failpoint: the worker dies in the merge, after it has stored the merged bucket and before the switch."""
 
 _SUBSCRIPTION: Final = "reminders"
-_SOON, _LATER, _AT_ONCE = 20, 5, 5  # messages of a part: due within the demo, due behind it, and not delayed
-_SOON_MS, _SPREAD_MS, _LATER_MS = 5_000, 6_000, 3_600_000
-_MOST: Final = 100  # entries of one call
+# Messages of a part: due within the demo, due after it, not delayed.
+_DUE_COUNT, _LATER_COUNT, _UNDELAYED_COUNT = 20, 5, 5
+_FIRST_DUE_MS, _DUE_SPREAD_MS, _LATER_MS = 5_000, 6_000, 3_600_000
+_MAX_ENTRIES_PER_RECEIVE: Final = 100
 
 
 @dataclass(slots=True)
-class Delivered:
-    """The fate of the messages."""
+class DeliveryRecord:
+    """Deliveries of one topic."""
 
     topic: Topic
-    received: list[tuple[Position, int]] = field(default_factory=list)  # and when, in milliseconds since 1970
-    ended_ms: int = 0  # when no consumer received any more
+    received: list[tuple[Position, int]] = field(default_factory=list)  # with the time, in milliseconds since 1970
+    ended_ms: int = 0  # end of the last consumer
 
 
-class Delaying:
-    """A topic with delayed messages, and one consumer of it at a time, which acknowledges what it gets."""
+class DelayedTopic:
+    """Topic with delayed messages. One consumer at a time acknowledges what it receives.
+
+    Construction creates the topic and starts a consumer.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        """Make the topic, and begin to consume."""
         self._settings = settings
         self._began_ms = time.time_ns() // 1_000_000
         with open_log(settings) as log:
             name = TopicName.parse("persistent://demo/shop/reminders").encoded
-            self.delivered = Delivered(topic=log.catalog.topics.create(name, RetentionPolicy()))
-            log.subscriptions.subscribe(self.delivered.topic.topic_id, _SUBSCRIPTION, latest=False)
+            self.record = DeliveryRecord(topic=log.catalog.topics.create(name, RetentionPolicy()))
+            log.subscriptions.subscribe(self.record.topic.topic_id, _SUBSCRIPTION, latest=False)
         self._pool = ThreadPoolExecutor(1)
         self._consume()
 
-    async def seal(self, died: Callable[[], bool]) -> None:
-        """Append and seal part after part, until the worker has died in the merge that the last one begins.
+    async def seal_until_death(self, has_died: Callable[[], bool]) -> None:
+        """Append and seal part after part, until the worker dies in the merge that the last part starts.
 
         Raises:
-            ServiceFailed: It died sooner, or not at all.
+            ServiceFailed: The worker died earlier, or not at all.
         """
         async with await Sexton.connect(self._settings) as sexton:
-            for part in range(_PARTS):
+            for part in range(_PART_COUNT):
                 await asyncio.to_thread(self._append, part)
-                sealing = await sexton.seal_buckets(self.delivered.topic, reason="demo", actor="sexton demo")
-                if part < _PARTS - 1:
-                    await _unless(died, asyncio.ensure_future(sealing.result()))
-        if not await happens(died):
+                sealing = await sexton.seal_buckets(self.record.topic, reason="demo", actor="sexton demo")
+                if part < _PART_COUNT - 1:
+                    await _await_seal(asyncio.ensure_future(sealing.result()), has_died)
+        if not await wait_until(has_died):
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
-    def another_consumer(self) -> None:
-        """Let another one go on, which knows what was acknowledged and nothing else."""
+    def replace_consumer(self) -> None:
+        """End the consumer and start another one, which knows only the stored acknowledgements."""
         self._end_consumer()
         self._consume()
 
-    async def end(self) -> None:
-        """Wait for the merge, and for all that is due within the demo."""
+    async def finish(self) -> None:
+        """Wait for the merge, and for all messages that are due within the demo."""
         async with await Sexton.connect(self._settings) as sexton:
-            await (await sexton.merge_buckets(self.delivered.topic, reason="demo", actor="sexton demo")).result()
-        wanted = _PARTS * (_SOON + _AT_ONCE)
-        received, consumer = self.delivered.received, self._consumer
-        await happens(lambda: len(received) >= wanted or consumer.done())
+            await (await sexton.merge_buckets(self.record.topic, reason="demo", actor="sexton demo")).result()
+        expected_count = _PART_COUNT * (_DUE_COUNT + _UNDELAYED_COUNT)
+        received, consumer = self.record.received, self._consumer
+        await wait_until(lambda: len(received) >= expected_count or consumer.done())
         self._end_consumer()
-        self.delivered.ended_ms = time.time_ns() // 1_000_000
+        self.record.ended_ms = time.time_ns() // 1_000_000
 
     def _append(self, part: int) -> None:
-        """In an order that is not that of their times."""
-        soon = [self._began_ms + _SOON_MS + (at * 7 + part) % _SOON * _SPREAD_MS // _SOON for at in range(_SOON)]
-        times = [*soon, *([None] * _AT_ONCE), *(self._began_ms + _LATER_MS + at for at in range(_LATER))]
-        entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=one) for one in times]
+        """Append the messages of a part. Their order is not that of their delivery times."""
+        due_times = [
+            self._began_ms + _FIRST_DUE_MS + (index * 7 + part) % _DUE_COUNT * _DUE_SPREAD_MS // _DUE_COUNT
+            for index in range(_DUE_COUNT)
+        ]
+        later_times = [self._began_ms + _LATER_MS + index for index in range(_LATER_COUNT)]
+        times = [*due_times, *([None] * _UNDELAYED_COUNT), *later_times]
+        entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=time_ms) for time_ms in times]
         with open_log(self._settings) as log:
-            log.managed.append(self.delivered.topic, ProducedEntries(entries=entries))
+            log.managed.append(self.record.topic, ProducedEntries(entries=entries))
 
     def _consume(self) -> None:
         self._ended = threading.Event()
@@ -104,15 +111,15 @@ class Delaying:
     def _receive(self, ended: threading.Event) -> None:
         with (
             open_log(self._settings) as log,
-            log.delivery.consumer(self.delivered.topic, _SUBSCRIPTION) as consumer,
+            log.delivery.consumer(self.record.topic, _SUBSCRIPTION) as consumer,
         ):
             while not ended.is_set():
-                found = [entry.position for entry in consumer.receive(_MOST)]
+                positions = [entry.position for entry in consumer.receive(_MAX_ENTRIES_PER_RECEIVE)]
                 now_ms = time.time_ns() // 1_000_000
-                self.delivered.received.extend((position, now_ms) for position in found)
-                if found:
-                    topic_id = self.delivered.topic.topic_id
-                    log.subscriptions.acknowledge(topic_id, _SUBSCRIPTION, positions=tuple(found))
+                self.record.received.extend((position, now_ms) for position in positions)
+                if positions:
+                    topic_id = self.record.topic.topic_id
+                    log.subscriptions.acknowledge(topic_id, _SUBSCRIPTION, positions=tuple(positions))
                 else:
                     consumer.wait(0.2)
 
@@ -130,37 +137,39 @@ class Delaying:
         self._pool.shutdown()
 
 
-async def _unless(died: Callable[[], bool], sealed: "asyncio.Future[object]") -> None:
+async def _await_seal(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
     while not sealed.done():
-        if died():
+        if has_died():
             sealed.cancel()
             raise ServiceFailed("worker-2", "it died before there were two buckets to merge", advice="read its log")
         await asyncio.sleep(0.05)
     sealed.result()
 
 
-def check_delayed(auditor: Auditor, done: Delivered) -> PromiseRow:
-    """Each message at its time and once; each that waits is in one bucket; the sources of the merge are retired."""
-    times = auditor.delivery_times(done.topic.topic_id)
-    buckets, retired = auditor.buckets(done.topic.topic_id), auditor.retired_buckets(done.topic.topic_id)
-    counts = Counter((int(position.ledger_id), position.entry_id) for position, _ in done.received)
-    waiting = Counter(held for bucket in buckets.values() for held in bucket)
-    wrong = [f"entry {held} was delivered {count} times" for held, count in counts.items() if count > 1]
-    wrong += [
-        f"entry {position} was delivered {early} ms early"
-        for position, at_ms in done.received
-        if (early := (times[int(position.ledger_id), position.entry_id] or 0) - at_ms) > 0
+def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
+    """Check that due messages came once and in time, other ones are in one bucket, and merged buckets are retired."""
+    due_ms_by_entry = auditor.read_delivery_times_ms(record.topic.topic_id)
+    buckets = auditor.read_buckets(record.topic.topic_id)
+    retired_buckets = auditor.read_retired_buckets(record.topic.topic_id)
+    deliveries = Counter((int(position.ledger_id), position.entry_id) for position, _ in record.received)
+    waiting = Counter(entry for entries in buckets.values() for entry in entries)
+    problems = [f"entry {entry} was delivered {count} times" for entry, count in deliveries.items() if count > 1]
+    problems += [
+        f"entry {position} was delivered {early_ms} ms early"
+        for position, at_ms in record.received
+        if (early_ms := (due_ms_by_entry[int(position.ledger_id), position.entry_id] or 0) - at_ms) > 0
     ]
-    for held, due_ms in times.items():
-        if (due_ms or 0) <= done.ended_ms:
-            wrong += [] if held in counts else [f"entry {held} was never delivered"]
-        elif waiting[held] != 1:
-            wrong.append(f"entry {held} waits in {waiting[held]} buckets")
-    merged = len(buckets) <= MOST_BUCKETS and len(retired) > _PARTS - MOST_BUCKETS
-    wrong += [] if merged else [f"{len(buckets)} buckets and {len(retired)} retired ones after a merge of two"]
-    wrong += [f"bucket {one} is listed and retired" for one in retired & buckets.keys()]
+    for entry, due_ms in due_ms_by_entry.items():
+        if (due_ms or 0) <= record.ended_ms:
+            problems += [] if entry in deliveries else [f"entry {entry} was never delivered"]
+        elif waiting[entry] != 1:
+            problems.append(f"entry {entry} waits in {waiting[entry]} buckets")
+    is_merged = len(buckets) <= MAX_BUCKETS and len(retired_buckets) > _PART_COUNT - MAX_BUCKETS
+    if not is_merged:
+        problems.append(f"{len(buckets)} buckets and {len(retired_buckets)} retired ones after a merge of two")
+    problems += [f"bucket {bucket} is listed and retired" for bucket in retired_buckets & buckets.keys()]
     seen = (
-        f"worker killed in the merge of two buckets; {len(counts)} messages delivered once, none early;"
-        f" {len(times) - len(counts)} wait, each in one of {len(buckets)} buckets"
+        f"worker killed in the merge of two buckets; {len(deliveries)} messages delivered once, none early;"
+        f" {len(due_ms_by_entry) - len(deliveries)} wait, each in one of {len(buckets)} buckets"
     )
-    return PromiseRow.of("6 no delayed message lost or early", wrong, seen)
+    return PromiseRow.from_problems("6 no delayed message lost or early", problems, seen)

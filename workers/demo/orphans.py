@@ -1,4 +1,4 @@
-"""Damage the store in three ways, plan and apply, and see from outside that exactly the damage went."""
+"""Orphans of three kinds: plant them, plan and apply, and check from outside that exactly they are removed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,60 +10,60 @@ from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.offload.tiered import data_key, index_key
 from logstore.reconciliation.findings import FindingKind
 from workers.client import Sexton
-from workers.demo.auditor import Auditor, Stored
+from workers.demo.auditor import Auditor, BucketContents
 from workers.demo.report import PromiseRow
 from workers.demo.scenario import WrittenTopic
 from workers.settings import Settings
 
-_LATE: Final = 7  # a segment's number that no writer of the demo reaches
-_CLOCK_S: Final = 1.1  # the store tells its time in whole seconds, and nothing younger than the cut-off is an orphan
+_UNUSED_SEGMENT_NUMBER: Final = 7  # no writer of the demo reaches it
+_CLOCK_RESOLUTION_S: Final = 1.1  # the store rounds times to seconds, and an orphan must be older than the cut-off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """Keys that were planted, of the primary bucket and of the tiered one."""
+class PlantedOrphans:
+    """Keys of planted orphans in the primary and in the tiered bucket."""
 
     primary: frozenset[str]
     tiered: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciled:
-    """The answers of the two jobs."""
+class ReconcileOutcome:
+    """Results of a plan and its apply."""
 
     found: dict[str, int]
     applied: dict[str, int]
     failed: int
 
 
-def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> Damage:
-    """A deleted ledger's objects come back, a writer dies behind its upload, and so does an offload."""
-    topic = next(one for one in written if one.deletable)
-    live, gone = topic.needed[0], topic.deletable[0]
-    stands, returned = ledger_prefix(live), ledger_prefix(gone)
-    keys = auditor.stored().of_ledger(live)
-    ledger = {key.replace(stands, returned): key for key in keys}
-    stated = {"ledger-id": str(gone), "created-us": str(auditor.created_us(gone))}
-    for key, source in ledger.items():
-        auditor.copy(source, key, stating=stated)
-    data, uuid = next(key for key in keys if key.endswith(".parquet")), str(uuid4())
-    late = segment_key(live, _LATE)
-    auditor.copy(data, late)
-    pair = (data_key(uuid, live), index_key(uuid, live))
-    for key in pair:
+def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> PlantedOrphans:
+    """Bring back the objects of a deleted ledger, and imitate a writer and an offload that died after their uploads."""
+    topic = next(written_topic for written_topic in written if written_topic.deletable)
+    live_id, deleted_id = topic.needed[0], topic.deletable[0]
+    live_prefix, deleted_prefix = ledger_prefix(live_id), ledger_prefix(deleted_id)
+    live_keys = auditor.list_objects().keys_of_ledger(live_id)
+    source_by_key = {key.replace(live_prefix, deleted_prefix): key for key in live_keys}
+    metadata = {"ledger-id": str(deleted_id), "created-us": str(auditor.read_created_us(deleted_id))}
+    for key, source in source_by_key.items():
+        auditor.copy(source, key, changed_metadata=metadata)
+    data, uuid = next(key for key in live_keys if key.endswith(".parquet")), str(uuid4())
+    unregistered_key = segment_key(live_id, _UNUSED_SEGMENT_NUMBER)
+    auditor.copy(data, unregistered_key)
+    tiered_keys = (data_key(uuid, live_id), index_key(uuid, live_id))
+    for key in tiered_keys:
         auditor.copy(data, key, tiered=True)
-    return Damage(primary=frozenset({*ledger, late}), tiered=frozenset(pair))
+    return PlantedOrphans(primary=frozenset({*source_by_key, unregistered_key}), tiered=frozenset(tiered_keys))
 
 
-async def reconcile(settings: Settings) -> Reconciled:
-    """Plan at once, because no process writes any more, and apply what was found."""
-    await asyncio.sleep(_CLOCK_S)
+async def reconcile(settings: Settings) -> ReconcileOutcome:
+    """Plan with age 0, which is safe because no process writes any more, and apply the plan."""
+    await asyncio.sleep(_CLOCK_RESOLUTION_S)
     async with await Sexton.connect(settings) as sexton:
         plan = await sexton.plan_orphans(older_than_s=0, unsafe_age=True, reason="demo", actor="sexton demo")
         planned = await plan.result()
         job = await sexton.apply_orphans(planned.run_id, max_orphan_share=1, reason="demo", actor="sexton demo")
         applied = await job.result()
-    return Reconciled(
+    return ReconcileOutcome(
         found=planned.found.findings if planned.found else {},
         applied=dict(applied.done.applied),
         failed=applied.done.failed,
@@ -71,23 +71,27 @@ async def reconcile(settings: Settings) -> Reconciled:
 
 
 def check_orphans(
-    before: tuple[Stored, Stored], after: tuple[Stored, Stored], damage: Damage, told: Reconciled
+    before: tuple[BucketContents, BucketContents],
+    after: tuple[BucketContents, BucketContents],
+    orphans: PlantedOrphans,
+    outcome: ReconcileOutcome,
 ) -> PromiseRow:
-    """All that was planted is gone from both buckets, all else is byte for byte as it was, and no data is missed."""
-    wrong: list[str] = []
-    for was, now, planted in zip(before, after, (damage.primary, damage.tiered), strict=True):
-        left = {key: etag for key, etag in was.etags.items() if key not in planted}
-        wrong += [f"{key} is still there" for key in sorted(planted & now.etags.keys())]
-        wrong += [f"{key} was touched" for key in sorted(left) if now.etags.get(key) != left[key]]
+    """Check that the planted keys are gone from both buckets, that nothing else changed, and that no data is missed."""
+    problems: list[str] = []
+    for contents_before, contents_after, planted in zip(before, after, (orphans.primary, orphans.tiered), strict=True):
+        etags = contents_after.etags
+        other_etags = {key: etag for key, etag in contents_before.etags.items() if key not in planted}
+        problems += [f"{key} is still there" for key in sorted(planted & etags.keys())]
+        problems += [f"{key} was touched" for key in sorted(other_etags) if etags.get(key) != other_etags[key]]
     kinds = {FindingKind.ORPHAN_LEDGER, FindingKind.ORPHAN_SEGMENT, FindingKind.ORPHAN_OFFLOAD}
     expected = {kind.value: int(kind in kinds) for kind in FindingKind if kind.applied} | {
         FindingKind.MISSING_DATA.value: 0
     }
-    found = {kind: told.found.get(kind, 0) for kind in expected}
-    wrong += [
+    found = {kind: outcome.found.get(kind, 0) for kind in expected}
+    problems += [
         f"{kind}: expected {expected[kind]}, found {found[kind]}" for kind in expected if found[kind] != expected[kind]
     ]
-    wrong += [f"{told.failed} findings failed"] if told.failed else []
-    objects = len(damage.primary) + len(damage.tiered)
+    problems += [f"{outcome.failed} findings failed"] if outcome.failed else []
+    objects = len(orphans.primary) + len(orphans.tiered)
     seen = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
-    return PromiseRow.of("orphans go, and nothing else", wrong, seen)
+    return PromiseRow.from_problems("orphans go, and nothing else", problems, seen)

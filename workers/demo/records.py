@@ -1,7 +1,7 @@
-"""Promise 5 and a lost database: ledgers are deleted durably and plainly, and the catalog's file is removed.
+"""Promise 5: durable deletes survive the loss of the database.
 
-A writer goes on until the file is gone; what it was answered must be readable in the rebuilt catalog, also what no
-flush of the record log has seen.
+The demo deletes ledgers durably and plainly, then removes the catalog's file while a writer appends. The rebuilt
+catalog must have every entry whose append was answered, even if no flush of the record log has seen it.
 """
 
 import json
@@ -27,147 +27,152 @@ from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
 from workers.demo.report import PromiseRow
-from workers.demo.waiting import PATIENCE_S, happens
+from workers.demo.waiting import WAIT_TIMEOUT_S, wait_until
 from workers.settings import Settings
 
-_LEDGERS: Final = 6  # closed ones
+_CLOSED_LEDGERS: Final = 6
 _SUBSCRIPTION: Final = "billing"
-_PAUSE_S: Final = 0.01  # between two appends of the writer
+_APPEND_PAUSE_S: Final = 0.01
 
-Position = tuple[int, int]
+EntryPosition = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Lost:
-    """The entries and ledgers that there were, and the answer of the rebuild."""
+class LostDatabase:
+    """Entries and ledgers before the loss, and the result of the rebuild."""
 
     topic: Topic
-    answered: dict[Position, bytes] = field(default_factory=dict)  # appends
-    durable: list[LedgerId] = field(default_factory=list)  # deleted so
-    plain: list[LedgerId] = field(default_factory=list)
-    unflushed: int = 0  # of the answered entries
-    told: dict[str, Any] = field(default_factory=dict)  # by the command
+    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of answered appends
+    durably_deleted: list[LedgerId] = field(default_factory=list)
+    plainly_deleted: list[LedgerId] = field(default_factory=list)
+    unflushed_entries: int = 0  # answered, but in no flush
+    rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON of the command
 
 
-async def lose_and_rebuild(settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]) -> Lost:
-    """Delete, flush, write on, remove the database under the writer, and rebuild it by the command."""
+async def lose_and_rebuild(
+    settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]
+) -> LostDatabase:
+    """Delete ledgers, flush, append more, remove the database under the writer, and rebuild it by the command."""
     with open_log(settings) as log:
-        lost = _written(log)
+        lost = _write_ledgers(log)
     async with await Sexton.connect(settings) as sexton:
-        await _deleted(sexton, lost)
+        await _delete_ledgers(sexton, lost)
         await (await sexton.flush_records("demo", "sexton demo")).result()
-    flushed = len(lost.answered)
+    flushed_count = len(lost.answered_payloads)
     ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(_write_on, settings, lost, ended)
-        await happens(lambda: len(lost.answered) > flushed + 10 or writing.done())
+        writer = pool.submit(_append_until_ended, settings, lost, ended)
+        await wait_until(lambda: len(lost.answered_payloads) > flushed_count + 10 or writer.done())
         end_worker()
         say("removing the whole database while a writer is at work")
-        _remove(settings)
+        _remove_database(settings)
         ended.set()
-        _last(writing)
-    lost.unflushed = len(lost.answered) - flushed
+        _await_writer(writer)
+    lost.unflushed_entries = len(lost.answered_payloads) - flushed_count
     say("rebuilding it from the record log and from what storage holds")
-    lost.told = _rebuilt(settings)
+    lost.rebuild_result = _rebuild_catalog(settings)
     return lost
 
 
-def check_records(auditor: Auditor, lost: Lost) -> PromiseRow:
-    """What was deleted durably is not there, in no table and in no bucket; what was answered is, at its position."""
-    wrong: list[str] = []
-    stored, rows = auditor.stored(), auditor.ledgers()
-    for ledger_id in lost.durable:
-        wrong += [f"ledger {ledger_id}, deleted durably, has returned"] if ledger_id in rows else []
-        wrong += [f"{key} is still there" for key in stored.of_ledger(ledger_id)]
-    wrong += [f"tombstone of {one} is lost" for one in sorted(set(lost.durable) - auditor.tombstones())]
-    listed = auditor.listed(lost.topic.topic_id)
-    wrong += [f"ledger {one}, deleted plainly, is listed again" for one in sorted(listed & set(lost.plain))]
-    entries = auditor.entries(lost.topic.topic_id)
-    gone = {*lost.durable, *lost.plain}
-    wrong += [
+def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
+    """Check that durably deleted ledgers are in no table and no bucket, and that answered entries are readable."""
+    problems: list[str] = []
+    contents, ledger_ids = auditor.list_objects(), auditor.read_ledger_ids()
+    for ledger_id in lost.durably_deleted:
+        problems += [f"ledger {ledger_id}, deleted durably, has returned"] if ledger_id in ledger_ids else []
+        problems += [f"{key} is still there" for key in contents.keys_of_ledger(ledger_id)]
+    lost_tombstones = set(lost.durably_deleted) - auditor.read_tombstones()
+    problems += [f"tombstone of {ledger_id} is lost" for ledger_id in sorted(lost_tombstones)]
+    relisted = auditor.read_listed_ledgers(lost.topic.topic_id) & set(lost.plainly_deleted)
+    problems += [f"ledger {ledger_id}, deleted plainly, is listed again" for ledger_id in sorted(relisted)]
+    payloads = auditor.read_entries(lost.topic.topic_id)
+    deleted = {*lost.durably_deleted, *lost.plainly_deleted}
+    problems += [
         f"entry {position} was answered and is not readable as it was"
-        for position, payload in lost.answered.items()
-        if position[0] not in gone and entries.get(position) != payload
+        for position, payload in lost.answered_payloads.items()
+        if position[0] not in deleted and payloads.get(position) != payload
     ]
-    wrong += ["the writer was not at work when the database went"] if not lost.unflushed else []
-    missing = lost.told["missing_data"]
-    wrong += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
+    problems += ["the writer was not at work when the database went"] if not lost.unflushed_entries else []
+    missing = lost.rebuild_result["missing_data"]
+    problems += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
+    records, segments = lost.rebuild_result["records"], lost.rebuild_result["adopted_segments"]
     seen = (
-        f"database lost and rebuilt: {lost.told['records']} records, {lost.told['adopted_segments']} segments"
-        f" adopted; {len(lost.durable)} ledgers deleted durably stay gone; all {len(lost.answered)} answered entries"
-        f" accounted for, {lost.unflushed} of them in no flush"
+        f"database lost and rebuilt: {records} records, {segments} segments adopted;"
+        f" {len(lost.durably_deleted)} ledgers deleted durably stay gone; all {len(lost.answered_payloads)} answered"
+        f" entries accounted for, {lost.unflushed_entries} of them in no flush"
     )
-    return PromiseRow.of("5 a durable delete never returns", wrong, seen)
+    return PromiseRow.from_problems("5 a durable delete never returns", problems, seen)
 
 
-def _written(log: LogStore) -> Lost:
+def _write_ledgers(log: LogStore) -> LostDatabase:
     name = TopicName.parse("persistent://demo/shop/records").encoded
-    lost = Lost(topic=log.catalog.topics.create(name, RetentionPolicy()))
+    lost = LostDatabase(topic=log.catalog.topics.create(name, RetentionPolicy()))
     log.subscriptions.subscribe(lost.topic.topic_id, _SUBSCRIPTION, latest=False)
-    for number in range(_LEDGERS):
+    for number in range(_CLOSED_LEDGERS):
         last = _append(log, lost, b"ledger %d" % number)
         log.managed.roll(lost.topic)
-        (lost.durable if number < _LEDGERS // 2 else lost.plain).append(LedgerId(last[0]))
-    state = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
-    if state.first is not None:
-        lost.answered[int(state.first.ledger_id), state.first.entry_id] = b"behind"
-        log.subscriptions.acknowledge(lost.topic.topic_id, _SUBSCRIPTION, up_to=state.first)
+        (lost.durably_deleted if number < _CLOSED_LEDGERS // 2 else lost.plainly_deleted).append(LedgerId(last[0]))
+    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
+    if result.first is not None:
+        lost.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
+        log.subscriptions.acknowledge(lost.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
     return lost
 
 
-def _append(log: LogStore, lost: Lost, payload: bytes) -> Position:
-    done = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
-    if done.first is None:
+def _append(log: LogStore, lost: LostDatabase, payload: bytes) -> EntryPosition:
+    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
+    if result.first is None:
         raise ServiceFailed("demo", "an append was taken for a duplicate", advice="run it again")
-    position = (int(done.first.ledger_id), done.first.entry_id)
-    lost.answered[position] = payload
+    position = (int(result.first.ledger_id), result.first.entry_id)
+    lost.answered_payloads[position] = payload
     return position
 
 
-async def _deleted(sexton: Sexton, lost: Lost) -> None:
-    """All versions are in blocks before, so that a plain delete could let them return."""
+async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
+    """Delete ledgers after a flush. Their versions are in blocks then, so that a plain delete could let them return."""
     await (await sexton.flush_records("demo", "sexton demo")).result()
-    durably = await sexton.delete_ledgers(lost.topic, lost.durable, reason="demo", actor="sexton demo")
-    await durably.result()
+    deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
+    await deletion.result()
     await (await sexton.trim_topic(lost.topic, reason="demo", actor="sexton demo")).result()
 
 
-def _write_on(settings: Settings, lost: Lost, ended: threading.Event) -> None:
-    """Append until told to end; an append that fails was not answered."""
+def _append_until_ended(settings: Settings, lost: LostDatabase, ended: threading.Event) -> None:
+    """Append until `ended` is set. A failed append counts as not answered."""
     with open_log(settings) as log:
         number = 0
-        while not ended.wait(_PAUSE_S):
+        while not ended.wait(_APPEND_PAUSE_S):
             _append(log, lost, b"late %d" % number)
             number += 1
 
 
-def _last(writing: "Future[None]") -> None:
-    """The writer ends; that its last append fails where the database has gone is to be expected."""
-    fault = writing.exception(timeout=PATIENCE_S)
+def _await_writer(writer: "Future[None]") -> None:
+    """Wait for the end of the writer. Its last append may fail, because the database is gone."""
+    fault = writer.exception(timeout=WAIT_TIMEOUT_S)
     if fault is not None and not isinstance(fault, Exception):
         raise fault
 
 
-def _remove(settings: Settings) -> None:
+def _remove_database(settings: Settings) -> None:
     path = Path(unquote(settings.database_url.removeprefix("sqlite:///")))
-    for end in ("", "-wal", "-shm"):
-        path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
-def _rebuilt(settings: Settings) -> dict[str, Any]:
-    """The answer of the command; it is a process of its own, as an operator's is."""
-    foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+def _rebuild_catalog(settings: Settings) -> dict[str, Any]:
+    """Rebuild the catalog by the command in a process of its own, as an operator does, and return its JSON."""
+    other_env = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*argv, "records", "rebuild", "--into", settings.database_url],
         cwd=settings.home,
-        env=foreign | settings.environment(),
+        env=other_env | settings.environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
         check=False,
     )
-    if done.returncode:
-        raise ServiceFailed("sexton records rebuild", done.stderr[-500:].strip(), advice="read what it says")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    if completed.returncode:
+        error = completed.stderr[-500:].strip()
+        raise ServiceFailed("sexton records rebuild", error, advice="read what it says")
+    result: dict[str, Any] = json.loads(completed.stdout)
+    return result

@@ -1,6 +1,6 @@
-"""The entries that the demo writes and acknowledges, and which ledgers must therefore be deleted and which must stay.
+"""Entries that the demo writes and acknowledges, and the ledgers that must be deleted or stay as a result.
 
-Expectations are worked out here from what was written, not asked from the code that is to be shown.
+The expectations follow from what was written. They do not come from the code that the demo checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from workers.assembly.log import LogStore
 
-_ENTRIES = 4  # in a segment
-_SEGMENTS = 3  # in a ledger
+_ENTRIES_PER_SEGMENT = 4
+_SEGMENTS_PER_LEDGER = 3
 
-Plan = Callable[[int], dict[str, int]]
-"""From the number of ledgers to how many of them each subscription acknowledges."""
+AcknowledgementPlan = Callable[[int], dict[str, int]]
+"""Function from the number of ledgers to the number of them that each subscription acknowledges."""
 
-_PLANS: tuple[tuple[str, Plan], ...] = (
+_PLANS: tuple[tuple[str, AcknowledgementPlan], ...] = (
     ("all-read", lambda n: {"billing": n}),
     ("one-slow", lambda n: {"billing": n, "archive": n // 2}),
     ("unread", lambda _: {"audit": 0}),
@@ -28,32 +28,32 @@ _PLANS: tuple[tuple[str, Plan], ...] = (
 
 @dataclass(slots=True)
 class WrittenTopic:
-    """One topic of the demo: its ledgers in order, and what was put into them."""
+    """Topic of the demo: its ledgers in order, and their payloads."""
 
     topic: Topic
     kind: str
     payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
-    acknowledged: dict[str, int] = field(default_factory=dict)  # ledgers, from the first on, by subscription
-    contested: set[LedgerId] = field(default_factory=set)  # an object of another system lies among their own
+    acknowledged: dict[str, int] = field(default_factory=dict)  # number of its first ledgers, by subscription
+    contested: set[LedgerId] = field(default_factory=set)  # with an object of another system in their prefix
 
     @property
     def to_delete(self) -> list[LedgerId]:
-        """Ledgers that every subscription has passed; the last ledger always stays."""
+        """Ledgers that every subscription has passed, without the last ledger, which always stays."""
         return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
 
     @property
     def deletable(self) -> list[LedgerId]:
-        """Those of them that hold nothing but their own objects; the others must be refused."""
+        """Ledgers to delete without a foreign object. The deletion of the other ones must be refused."""
         return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
 
     @property
     def needed(self) -> list[LedgerId]:
-        """The others."""
+        """Ledgers that must stay."""
         return list(self.payloads)[len(self.to_delete) :]
 
 
-def planned(topics: int, ledgers: int) -> list[int]:
-    """How many ledgers of each topic will be deleted, before they are written."""
+def count_deletable_ledgers(topics: int, ledgers: int) -> list[int]:
+    """Return for each topic how many ledgers will be deleted, before the topic is written."""
     plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
     return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
 
@@ -77,21 +77,22 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
 def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
     if index:
         log.managed.roll(written.topic)  # not after the last one: it stays open
-    for part in range(_SEGMENTS):
-        payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES)]
-        done = log.managed.append(written.topic, ProducedEntries(entries=[NewEntry(payload=p) for p in payloads]))
-        if done.first is not None:  # None only for duplicates, of which there are none without a producer
-            written.payloads.setdefault(done.first.ledger_id, []).extend(payloads)
+    for part in range(_SEGMENTS_PER_LEDGER):
+        payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES_PER_SEGMENT)]
+        new_entries = [NewEntry(payload=payload) for payload in payloads]
+        result = log.managed.append(written.topic, ProducedEntries(entries=new_entries))
+        if result.first is not None:  # None only for a duplicate, which needs a producer
+            written.payloads.setdefault(result.first.ledger_id, []).extend(payloads)
 
 
 def _acknowledge(log: LogStore, written: WrittenTopic) -> None:
-    """Single entries out of order for the first ledger, then everything up to the last one, as consumers do."""
+    """Acknowledge entries of the first ledger out of order, then everything up to the last acknowledged ledger."""
     for subscription, count in written.acknowledged.items():
         ledgers = list(written.payloads)[:count]
         if not ledgers:
             continue
-        size = len(written.payloads[ledgers[0]])
-        singles = tuple(Position(ledgers[0], entry) for entry in reversed(range(size)))
+        entry_count = len(written.payloads[ledgers[0]])
+        positions = tuple(Position(ledgers[0], entry) for entry in reversed(range(entry_count)))
         last = Position(ledgers[-1], len(written.payloads[ledgers[-1]]) - 1)
-        log.subscriptions.acknowledge(written.topic.topic_id, subscription, positions=singles)
+        log.subscriptions.acknowledge(written.topic.topic_id, subscription, positions=positions)
         log.subscriptions.acknowledge(written.topic.topic_id, subscription, up_to=last)

@@ -1,4 +1,4 @@
-"""The folder of a throw-away stack, which goes with its servers."""
+"""Temporary stack home of the demo, which is removed together with its servers."""
 
 import fcntl
 import os
@@ -18,21 +18,21 @@ from logstore.errors import ServiceFailed
 from workers.operations.status import WORKER
 
 _PREFIX: Final = "sexton-demo-"
-_DEMO: Final = "demo"
-_MARK: Final = "demo.lock"  # a folder that has it may be removed once no process holds the lock
-_TRIES: Final = 20
-_BETWEEN_S: Final = 0.25  # a disk that is full or slow, or a process that was being started, needs a moment
+_SERVICE_NAME: Final = "demo"
+_LOCK_FILE: Final = "demo.lock"  # a home with this file may be removed once no process holds the lock
+_MAX_ATTEMPTS: Final = 20
+_RETRY_PAUSE_S: Final = 0.25  # time for a full or slow disk, or for a process that is just starting
 
 
-def new_home() -> Path:
-    """Make an empty folder among the temporary files."""
+def make_home() -> Path:
+    """Create an empty folder among the temporary files."""
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def mark(home: Path) -> int:
-    """Let later demos remove the folder once this process is dead; returns the descriptor that it holds until then.
+def lock_home(home: Path) -> int:
+    """Allow later demos to remove the home once this process is dead. Return the locked descriptor.
 
-    The lock goes with the process that took it, and with nothing else: a start time moves when the clock is set.
+    The lock ends only with its process. A start time would be no proof, because it moves when the clock is set.
 
     Raises:
         ServiceFailed: The folder cannot be written.
@@ -40,70 +40,70 @@ def mark(home: Path) -> int:
     at_home = StackHome.at(home)
     at_home.prepare()
     with at_home.translate_disk_errors():
-        held, unnamed = tempfile.mkstemp(dir=home)
-        fcntl.flock(held, fcntl.LOCK_EX)
-        Path(unnamed).rename(home / _MARK)  # once it is locked: a demo that finds it unlocked removes the folder
-    return held
+        descriptor, temporary_path = tempfile.mkstemp(dir=home)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        Path(temporary_path).rename(home / _LOCK_FILE)  # after the lock: a demo removes a home with an unlocked file
+    return descriptor
 
 
-def remove_abandoned(say: Callable[[str], None]) -> None:
-    """Remove, with what runs in them, this user's folders whose demo was killed before it could.
+def remove_abandoned_homes(say: Callable[[str], None]) -> None:
+    """Remove this user's homes whose demo was killed, with the processes that run in them.
 
-    A folder without a demo's mark is left alone, and so is one that does not let itself be removed.
+    A home without a lock file stays, and so does one that cannot be removed.
     """
     for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             if _is_abandoned(home):
                 say(f"removing {home}, which a demo that was killed has left")
-                remove(home)
+                remove_home(home)
         except (ServiceFailed, OSError) as fault:
             say(str(fault))
 
 
 def _is_abandoned(home: Path) -> bool:
-    seen = home.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():  # others' marks are not to be believed
+    status = home.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():  # lock files of other users prove nothing
         return False
     try:
-        found = os.open(home / _MARK, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(home / _LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     finally:
-        os.close(found)
+        os.close(descriptor)
     return True
 
 
-def remove(home: Path) -> None:
-    """Kill workers and servers at once, because nothing of a throw-away stack is worth a drain, and delete the home.
+def remove_home(home: Path) -> None:
+    """Kill workers and servers, then delete the home. Nothing in a temporary stack is worth a drain.
 
-    Tried again for a few seconds. Every process is dead before the first file is deleted.
+    Every process is dead before the first file is deleted. The attempt is repeated for a few seconds.
 
     Raises:
-        ServiceFailed: A process does not end, or the folder cannot be removed; says which, and what to do.
+        ServiceFailed: A process does not end, or the folder cannot be removed.
     """
-    for left in reversed(range(_TRIES)):
+    for remaining_attempts in reversed(range(_MAX_ATTEMPTS)):
         try:
-            _kill(StackHome.at(home))
+            _kill_processes(StackHome.at(home))
             shutil.rmtree(home)
-        except FileNotFoundError:  # removed by another demo, or a file of it was: the next try tells
+        except FileNotFoundError:  # another demo removes the same home: the next attempt shows the result
             pass
         except OSError as fault:
-            if not left:
+            if not remaining_attempts:
                 problem = f"{home} cannot be removed ({fault.filename}: {fault.strerror})"
-                raise ServiceFailed(_DEMO, problem, advice=f"remove it with `rm -r {home}`") from fault
+                raise ServiceFailed(_SERVICE_NAME, problem, advice=f"remove it with `rm -r {home}`") from fault
         if not home.exists():
             return
-        time.sleep(_BETWEEN_S)
-    raise ServiceFailed(_DEMO, f"{home} is made again and again", advice="end the processes that write there")
+        time.sleep(_RETRY_PAUSE_S)
+    raise ServiceFailed(_SERVICE_NAME, f"{home} is made again and again", advice="end the processes that write there")
 
 
-def _kill(home: StackHome) -> None:
-    """Kill all of them and wait for each, though one should not let itself be killed."""
-    with ExitStack() as every:
-        every.callback(stack.kill, home.root)
+def _kill_processes(home: StackHome) -> None:
+    """Kill all processes of the home, even if one of them cannot be killed."""
+    with ExitStack() as kills:
+        kills.callback(stack.kill, home.root)
         for path in home.pids.glob(f"{WORKER}*.json"):
-            every.callback(ServiceProcess(path.stem, home).kill)
+            kills.callback(ServiceProcess(path.stem, home).kill)

@@ -1,4 +1,4 @@
-"""Promise 4: two transactions over three topics and a subscription, and a worker that is killed between two of them."""
+"""Promise 4: two transactions over three topics and a subscription, and a worker that is killed in a broadcast."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,82 +17,102 @@ from workers.assembly.log import LogStore
 from workers.client import Sexton
 from workers.demo.auditor import Auditor
 from workers.demo.report import PromiseRow
-from workers.demo.waiting import happens
+from workers.demo.waiting import wait_until
 from workers.settings import Settings
 
-DEATH: Final = "transactions.append_markers.after=kill@1"
-"""The worker that first tells a topic how a transaction ended dies before it tells the next."""
+DEATH_IN_BROADCAST: Final = "transactions.append_markers.after=kill@1"
+"""Failpoint: the worker that broadcasts a transaction dies between the markers of the first and the second topic."""
 
 _SOURCE: Final = "billing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transacted:
-    """Two transactions on the same topics: one commits, one aborts."""
+class TransactionOutcome:
+    """Two transactions on the same topics, one committed and one aborted, and what readers saw."""
 
-    kept: TransactionId
-    gone: TransactionId
+    committed: TransactionId
+    aborted: TransactionId
     topics: list[Topic]
-    source: Topic  # each acknowledges one entry of it
-    before: list[list[bytes]]  # what readers saw of each topic while both were open
-    decided: list[list[bytes]]  # and once both were decided, with the broadcast cut short
+    source: Topic  # topic of which each transaction acknowledges one entry
+    payloads_before: list[list[bytes]]  # by topic, while both were open
+    payloads_decided: list[list[bytes]]  # by topic, after both decisions, with the broadcast interrupted
 
 
-async def transact(settings: Settings, died: Callable[[], bool], replace_worker: Callable[[], None]) -> Transacted:
-    """Produce and acknowledge in both, decide both, and let another worker go on where one was killed."""
+async def run_transactions(
+    settings: Settings, has_died: Callable[[], bool], replace_worker: Callable[[], None]
+) -> TransactionOutcome:
+    """Produce and acknowledge in two transactions, decide both, and replace the worker that dies in a broadcast."""
     with open_log(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
-            source, *topics = [await asyncio.to_thread(_topic, log, name) for name in ("paid", "a", "b", "c")]
+            source, *topics = [await asyncio.to_thread(_create_topic, log, name) for name in ("paid", "a", "b", "c")]
             first = log.managed.append(
                 source, ProducedEntries(entries=[NewEntry(payload=b"1"), NewEntry(payload=b"2")])
             )
-            kept, gone = await transactions.begin(), await transactions.begin()
+            committed, aborted = await transactions.begin(), await transactions.begin()
             for topic in topics:
-                await transactions.append(kept, topic, [NewEntry(payload=b"kept")])
-                await transactions.append(gone, topic, [NewEntry(payload=b"gone")])
-            for txn, position in ((kept, first.first), (gone, first.last)):
+                await transactions.append(committed, topic, [NewEntry(payload=b"kept")])
+                await transactions.append(aborted, topic, [NewEntry(payload=b"gone")])
+            for txn, position in ((committed, first.first), (aborted, first.last)):
                 if position:
                     await transactions.acknowledge(txn, source, _SOURCE, positions=[position])
-            before = _read(log, topics)
-            ends = [asyncio.create_task(transactions.commit(kept)), asyncio.create_task(transactions.abort(gone))]
-            if not await happens(died):
+            payloads_before = _read_topics(log, topics)
+            decisions = [
+                asyncio.create_task(transactions.commit(committed)),
+                asyncio.create_task(transactions.abort(aborted)),
+            ]
+            if not await wait_until(has_died):
                 raise ServiceFailed("worker-3", "it did not die in the broadcast", advice="read its log")
-            decided = _read(log, topics)
+            payloads_decided = _read_topics(log, topics)
             await asyncio.to_thread(replace_worker)
-            await asyncio.gather(*ends)
-    return Transacted(kept=kept, gone=gone, topics=topics, source=source, before=before, decided=decided)
+            await asyncio.gather(*decisions)
+    return TransactionOutcome(
+        committed=committed,
+        aborted=aborted,
+        topics=topics,
+        source=source,
+        payloads_before=payloads_before,
+        payloads_decided=payloads_decided,
+    )
 
 
-def _topic(log: LogStore, name: str) -> Topic:
+def _create_topic(log: LogStore, name: str) -> Topic:
     topic = log.catalog.topics.create(TopicName.parse(f"persistent://demo/shop/{name}").encoded, RetentionPolicy())
     log.subscriptions.subscribe(topic.topic_id, _SOURCE, latest=False)
     return topic
 
 
-def _read(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
+def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
     return [[entry.payload or b"" for entry in log.managed.scan(topic)] for topic in topics]
 
 
-def check_transactions(settings: Settings, auditor: Auditor, done: Transacted) -> PromiseRow:
-    """All of the one and nothing of the other, at each moment; and each log tells how both ended."""
-    names = {str(done.kept): ("COMMITTED", "COMMIT"), str(done.gone): ("ABORTED", "ABORT")}
-    wrong = [f"{topic.name} showed {seen}" for topic, seen in zip(done.topics, done.before, strict=True) if seen]
+def check_transactions(settings: Settings, auditor: Auditor, outcome: TransactionOutcome) -> PromiseRow:
+    """Check that readers saw all of one transaction and nothing of the other, and that each log has both markers."""
+    ends = {str(outcome.committed): ("COMMITTED", "COMMIT"), str(outcome.aborted): ("ABORTED", "ABORT")}
+    problems = [
+        f"{topic.name} showed {payloads}"
+        for topic, payloads in zip(outcome.topics, outcome.payloads_before, strict=True)
+        if payloads
+    ]
     with open_log(settings) as log:
-        after = _read(log, done.topics)
-        state = log.subscriptions.reading(done.source.topic_id, _SOURCE)
-        left = [entry.position for entry in log.managed.scan(done.source, cursor_state=state)]
-    for moment in (done.decided, after):
-        wrong += [
-            f"{topic.name} showed {seen}" for topic, seen in zip(done.topics, moment, strict=True) if seen != [b"kept"]
+        payloads_after = _read_topics(log, outcome.topics)
+        state = log.subscriptions.reading(outcome.source.topic_id, _SOURCE)
+        unread = [entry.position for entry in log.managed.scan(outcome.source, cursor_state=state)]
+    for payloads_by_topic in (outcome.payloads_decided, payloads_after):
+        problems += [
+            f"{topic.name} showed {payloads}"
+            for topic, payloads in zip(outcome.topics, payloads_by_topic, strict=True)
+            if payloads != [b"kept"]
         ]
-    wrong += [f"{txn}: {state}" for txn, state in auditor.transactions().items() if names.get(txn, ("",))[0] != state]
-    for topic in [*done.topics, done.source]:
-        told = auditor.markers(topic.topic_id)
-        wrong += [f"{topic.name} tells {sorted(told)}" for txn in names if told.get(txn) != {names[txn][1]}]
-    wrong += [] if len(left) == 1 and left[0] == Position(left[0].ledger_id, 1) else [f"{len(left)} entries are left"]
+    states = auditor.read_transaction_states()
+    problems += [f"{txn}: {state}" for txn, state in states.items() if ends.get(txn, ("",))[0] != state]
+    for topic in [*outcome.topics, outcome.source]:
+        markers = auditor.read_transaction_markers(topic.topic_id)
+        problems += [f"{topic.name} tells {sorted(markers)}" for txn in ends if markers.get(txn) != {ends[txn][1]}]
+    is_second_entry_unread = len(unread) == 1 and unread[0] == Position(unread[0].ledger_id, 1)
+    problems += [] if is_second_entry_unread else [f"{len(unread)} entries are left"]
     seen = (
         "worker killed between two of three topics and a subscription; one transaction on all of them,"
         " one on none, at every moment; each log tells how both ended"
     )
-    return PromiseRow.of("4 all of a transaction, or nothing", wrong, seen)
+    return PromiseRow.from_problems("4 all of a transaction, or nothing", problems, seen)

@@ -1,4 +1,4 @@
-"""How the demo waits: for a condition that will become true, and for signals that ask it to end."""
+"""Waiting of the demo: for a condition, and for signals that ask it to end."""
 
 import asyncio
 import os
@@ -10,94 +10,98 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
-PATIENCE_S: Final = 600.0
-"""Seconds. On a machine that is busy with other work everything may take many times as long, and that is no failure."""
+WAIT_TIMEOUT_S: Final = 600.0
+"""Generous, because a busy machine may need many times as long as an idle one."""
 
-_LOOK_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 
 
-async def happens(met: Callable[[], bool], *, within_s: float = PATIENCE_S) -> bool:
-    """Wait until `met` answers True; returns False if it does not in time. The wait can be cancelled, as by Ctrl-C."""
-    give_up = time.monotonic() + within_s
-    while not await asyncio.to_thread(met):
-        if time.monotonic() > give_up:
+async def wait_until(condition: Callable[[], bool], *, within_s: float = WAIT_TIMEOUT_S) -> bool:
+    """Wait until the condition holds. Return whether it holds in time. The wait can be cancelled, as by Ctrl-C."""
+    deadline_s = time.monotonic() + within_s
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > deadline_s:
             return False
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
     return True
 
 
-_ASKING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ENOUGH: Final = 3  # signals after which a clean-up is given up
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MAX_SIGNALS: Final = 3  # with this signal the clean-up is given up
 
 
-class Interrupts:
-    """Takes SIGINT, SIGTERM and SIGHUP while its block runs; a signal that this process ignores stays ignored.
+class InterruptHandler:
+    """Handles SIGINT, SIGTERM and SIGHUP alike during its block. A signal that the process ignores stays ignored.
 
-    They are alike. Inside `heeded` the first raises `KeyboardInterrupt`. Otherwise they wait for the block's end, which
-    raises it then; only the third raises it at once, and says which folder it leaves. The one that leaves the block
-    says what became of the folder.
+    - Inside `interruptible` the first signal raises `KeyboardInterrupt`.
+    - Otherwise a signal waits, and the end of the block raises `KeyboardInterrupt`.
+    - The third signal raises at once, gives up the clean-up, and names the folder that stays.
+
+    The exception that leaves the block says what became of the folder.
+
+    Args:
+        keep: Whether the folder stays, with the processes in it.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
-        """Take nothing yet; `keep`: the folder stays, with what runs in it."""
         self.home: Path | None = None
-        """The demo's folder, once there is one; it is removed in the block, unless it is kept."""
+        """Folder of the demo, once there is one. The block removes it unless it is kept."""
         self._keep = keep
-        self._count = 0
-        self._heeded = False
-        self.given_up = False
-        """Whether the third signal has come: the folder stays."""
+        self._signal_count = 0
+        self._is_interruptible = False
+        self.has_given_up = False
+        """Whether the third signal has arrived, so that the folder stays."""
 
     def __enter__(self) -> Self:
-        """Take the signals."""
-        taken = [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._take) for number in taken}
+        """Install the handlers."""
+        signals = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous_handlers = {number: signal.signal(number, self._handle_signal) for number in signals}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the signals back; raise what had to wait."""
-        for number, handler in self._before.items():
+        """Restore the handlers, and raise a `KeyboardInterrupt` that had to wait."""
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        if self._count and kind in {None, KeyboardInterrupt}:
-            raise KeyboardInterrupt(self._left()) from error
+        if self._signal_count and kind in {None, KeyboardInterrupt}:
+            raise KeyboardInterrupt(self._describe_home()) from error
 
-    def _left(self) -> str:
+    def _describe_home(self) -> str:
         if self.home is None:
             return "nothing was started"
         if self._keep:
             home = self.home
             return f"{home} stays, with what runs in it; `sexton --home {home} down && rm -r {home}` removes both"
-        return f"{self.home} stays" if self.given_up else f"{self.home} is removed, with what ran in it"
+        return f"{self.home} stays" if self.has_given_up else f"{self.home} is removed, with what ran in it"
 
     @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Let the first signal end the block, also one that came before it."""
-        self._heeded = True
+    def interruptible(self) -> Iterator[None]:
+        """Let the first signal end the block, even if it arrived before the block."""
+        self._is_interruptible = True
         try:
-            if self._count:
+            if self._signal_count:
                 raise KeyboardInterrupt
             yield
         finally:
-            self._heeded = False
+            self._is_interruptible = False
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._count += 1
-        if self._count >= _ENOUGH:
-            self.given_up = True
+        self._signal_count += 1
+        if self._signal_count >= _MAX_SIGNALS:
+            self.has_given_up = True
             if not self._keep:
-                _say(f"given up: {self.home} stays, with what runs in it; the next `sexton demo` removes both")
+                _write_stderr(f"given up: {self.home} stays, with what runs in it; the next `sexton demo` removes both")
             raise KeyboardInterrupt
-        if self._heeded:
-            self._heeded = False
+        if self._is_interruptible:
+            self._is_interruptible = False
             raise KeyboardInterrupt
-        last = "; the next signal leaves it" if self._count == _ENOUGH - 1 else ""
-        _say(f"ending{last}" if self._keep else f"removing {self.home}{last}")
+        hint = "; the next signal leaves it" if self._signal_count == _MAX_SIGNALS - 1 else ""
+        _write_stderr(f"ending{hint}" if self._keep else f"removing {self.home}{hint}")
 
 
-def _say(text: str) -> None:
-    """Write past Python's buffers, in the midst of whose work a signal may arrive."""
+def _write_stderr(text: str) -> None:
+    """Write past Python's buffers, because a signal may arrive during a buffered write."""
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())

@@ -1,8 +1,8 @@
 """Worker Versioning for operators: which builds there are, and which of them gets new work.
 
-All new runs begin on the current build, or on the ramping one with its share of them. A pinned run ends on the build
-that it began on; one that is auto-upgraded moves at its next step. To roll out is to ramp a build and to make it
-current; to roll back is to make the earlier one current, which ends a ramp as well.
+New runs start on the current build; a share of them starts on the ramping build. A pinned run ends on the build that it
+started on. A run with auto-upgrade moves to the current build at its next step. To roll out, ramp a build, then make it
+current. To roll back, make the earlier build current, which also ends a ramp.
 
 Source: Temporal, "Worker Versioning"; `workflows/deployment.proto` of its API.
 """
@@ -28,52 +28,53 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from workers.client.pollers import live_pollers
 from workers.settings import Settings
 
-_PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
+_STATUS_PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
 _IN_PROGRESS: Final = RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_IN_PROGRESS
-_KNOWN_WITHIN_S: Final = 30.0
-_WHOLE: Final = 100  # per cent
-_REFUSED: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT}
+_APPLY_TIMEOUT_S: Final = 30.0
+_REGISTRATION_TIMEOUT_S: Final = 60.0
+_MAX_PERCENT: Final = 100
+_REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRow:
-    """One build of the deployment, as Temporal knows it."""
+    """Build of the deployment."""
 
     build_id: str
-    status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are pinned to it), DRAINED, CREATED
-    ramp_percent: float  # of new runs that begin on it as the ramping build, 0 to 100
+    status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to it), DRAINED, CREATED
+    ramp_percent: float  # share of new runs that start on it as the ramping build, 0 to 100
     created_us: int  # since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The builds of one deployment, newest first, and where new runs begin."""
+    """Builds of one deployment, newest first, and how new runs are routed to them."""
 
     name: str
     current: str | None = None  # None: only workers without a version get new runs
-    ramping: str | None = None  # None with a share of more than 0: workers without a version get it
+    ramping: str | None = None  # None with a share above 0: workers without a version get the share
     ramp_percent: float = 0.0
     builds: tuple[BuildRow, ...] = ()
-    settled: bool = True  # every task queue routes by this
-    read_at: bytes = b""  # Temporal's mark of this state: what is asked under it is refused once that has changed
+    is_applied: bool = True  # every task queue uses this routing
+    conflict_token: bytes = b""  # Temporal refuses a change with this token if the routing has changed since
 
     @property
-    def ramps(self) -> bool:
-        """Whether there is a ramp, be it to workers without a version."""
+    def has_ramp(self) -> bool:
+        """Whether a share of new runs is ramped, to a build or to workers without a version."""
         return self.ramping is not None or self.ramp_percent > 0
 
     def __str__(self) -> str:
-        """The state in a few words."""
+        """Return the routing in a few words."""
         ramping = self.ramping or "what has no version"
-        ramp = f", {ramping} ramps at {self.ramp_percent:g} %" if self.ramps else ""
+        ramp = f", {ramping} ramps at {self.ramp_percent:g} %" if self.has_ramp else ""
         return f"{self.name}: {self.current or 'no build'} is current{ramp}"
 
 
-def named(settings: Settings) -> str:
-    """The deployment of the settings.
+def require_deployment_name(settings: Settings) -> str:
+    """Return the name of the deployment in the settings.
 
     Raises:
-        InvalidInput: They name none.
+        InvalidInput: The settings name no deployment.
     """
     if not settings.deployment_name:
         expected = "a name: without it workers take no part in Worker Versioning"
@@ -82,41 +83,43 @@ def named(settings: Settings) -> str:
 
 
 async def read_deployment(client: Client, name: str) -> Deployment:
-    """What Temporal knows of the deployment; one of which it knows nothing has no builds."""
-    wanted = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
+    """Return the builds and the routing of a deployment. An unknown deployment has no builds."""
+    request = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
     try:
-        answer = await client.workflow_service.describe_worker_deployment(wanted)
+        response = await client.workflow_service.describe_worker_deployment(request)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower():
             return Deployment(name=name)
         raise
-    return replace(_deployment(answer.worker_deployment_info), read_at=answer.conflict_token)
+    return replace(_deployment_from_info(response.worker_deployment_info), conflict_token=response.conflict_token)
 
 
-async def unserved_queues(client: Client, name: str, build_id: str, *, dead: Collection[str] = ()) -> Sequence[str]:
-    """Of the task queues that the build has served, those that no worker of it polls now, ascending.
+async def find_unserved_queues(
+    client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
+) -> Sequence[str]:
+    """Return the task queues of a build that none of its workers polls now, ascending.
 
     Args:
-        client: Of the namespace.
-        name: The deployment's.
-        build_id: The build's, which Temporal knows.
-        dead: Identities of workers whose processes are known to be gone.
+        client: Client of the namespace.
+        name: Name of the deployment.
+        build_id: Build that Temporal knows.
+        dead_identities: Identities of workers whose processes are known to be gone.
     """
     unserved: set[str] = set()
-    for queue, kind in await queues_of(client, name, build_id):
-        pollers = await live_pollers(client, queue, kind, dead_identities=dead)
-        told = {(one.deployment_options.deployment_name, one.deployment_options.build_id) for one in pollers}
-        if (name, build_id) not in told:
+    for queue, kind in await list_queues(client, name, build_id):
+        pollers = await live_pollers(client, queue, kind, dead_identities=dead_identities)
+        options = [poller.deployment_options for poller in pollers]
+        if (name, build_id) not in {(option.deployment_name, option.build_id) for option in options}:
             unserved.add(queue)
     return sorted(unserved)
 
 
-async def queues_of(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
-    """The task queues that the build has served."""
+async def list_queues(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
+    """Return name and type of each task queue that workers of the build have polled."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
-    wanted = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
-    found = await client.workflow_service.describe_worker_deployment_version(wanted)
-    return {(queue.name, queue.type) for queue in found.version_task_queues}
+    request = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
+    response = await client.workflow_service.describe_worker_deployment_version(request)
+    return {(queue.name, queue.type) for queue in response.version_task_queues}
 
 
 async def deploy(
@@ -126,72 +129,72 @@ async def deploy(
     *,
     ramp: float | None = None,
     without_workers: bool = False,
-    dead: Collection[str] = (),
+    dead_identities: Collection[str] = (),
 ) -> Deployment:
-    """Make a build current, or let a share of new runs begin on it; repeating it is harmless.
+    """Make a build current, or ramp a share of new runs to it. Repeating the call is harmless.
 
-    Two effects may stand between the start and the end: the current build is set, and then a ramp of another build
-    ends. A caller that dies between them repeats the call. Both name what shall be, and not a step towards it.
+    The call may have two effects: it sets the current build, then it ends the ramp of another build. If it is
+    interrupted between them, call it again with the same arguments.
 
     Args:
-        client: Of the namespace.
-        name: The deployment's.
-        build_id: The build's.
-        ramp: None: it becomes current, and nothing ramps. Else the share of new runs in per cent, 0 to 100; 0 ends the
-            ramp of this build.
-        without_workers: Whether it may get new runs though no worker of it polls: they wait until one does.
-        dead: As of `unserved_queues`.
+        client: Client of the namespace.
+        name: Name of the deployment.
+        build_id: Build to change.
+        ramp: Share of new runs in per cent, 0 to 100. 0 ends the ramp of this build. `None` makes the build current
+            and ends any ramp.
+        without_workers: Whether to accept a build without polling workers. Its new runs wait until one polls.
+        dead_identities: Identities of workers whose processes are known to be gone.
 
     Raises:
-        InvalidInput: No share.
-        PreconditionFailed: Temporal knows no such build, or no worker of it polls one of its queues, or it serves fewer
-            queues than the current one, or it is current already and cannot ramp, or another build ramps whose ramp was
-            to be ended, or began to meanwhile.
+        InvalidInput: The share is out of bounds.
+        PreconditionFailed: Temporal does not know the build. Or none of its workers polls one of its queues, or it
+            serves fewer queues than the current build. Or a ramp is refused: the build is current already, another
+            build ramps instead, or the ramp has changed in the meantime.
     """
-    if ramp is not None and not 0 <= ramp <= _WHOLE:  # what is no number is neither less nor more
-        raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_WHOLE} per cent", found=ramp)
+    if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # refuses NaN, too
+        raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
     before = await read_deployment(client, name)
-    _require_known(before, build_id)
+    _require_known_build(before, build_id)
     try:
         if ramp != 0 and not without_workers:
-            await _require_workers(client, name, build_id, dead)
+            await _require_workers(client, name, build_id, dead_identities)
         if ramp is None:
             await _make_current(client, name, build_id)
-            if (await read_deployment(client, name)).ramps:  # asked again: another call may have begun it meanwhile
-                await _ramp(client, name, "", 0)
+            if (await read_deployment(client, name)).has_ramp:  # read again: another call may have started it since
+                await _set_ramp(client, name, "", 0)
         elif ramp:
-            await _ramp(client, name, build_id, ramp)
+            await _set_ramp(client, name, build_id, ramp)
         else:
             await _end_ramp(client, before, build_id)
     except RPCError as error:
-        if error.status in _REFUSED:
+        if error.status in _REFUSAL_STATUSES:
             raise PreconditionFailed(f"build {build_id} of {name}: {error.message}") from error
         raise
-    return await _known_to_queues(client, name)
+    return await _wait_until_applied(client, name)
 
 
-def _require_known(deployment: Deployment, build_id: str) -> None:
+def _require_known_build(deployment: Deployment, build_id: str) -> None:
     if build_id not in {row.build_id for row in deployment.builds}:
         known = ", ".join(row.build_id for row in deployment.builds) or "none"
         found = f"build {build_id} of {deployment.name}: expected one that a worker has served with, found {known}"
         raise PreconditionFailed(found)
 
 
-async def _require_workers(client: Client, name: str, build_id: str, dead: Collection[str]) -> None:
-    unserved = await unserved_queues(client, name, build_id, dead=dead)
+async def _require_workers(client: Client, name: str, build_id: str, dead_identities: Collection[str]) -> None:
+    unserved = await find_unserved_queues(client, name, build_id, dead_identities=dead_identities)
     if unserved:
         expected = "expected workers that poll each of its task queues now"
         found = f"found none at {', '.join(unserved)}; start one of that build first"
         raise PreconditionFailed(f"build {build_id} of {name}: {expected}, {found}")
 
 
-async def _known_to_queues(client: Client, name: str) -> Deployment:
-    """The deployment, once its task queues route by what was set last, or after a while in which they did not."""
-    give_up = time.monotonic() + _KNOWN_WITHIN_S
+async def _wait_until_applied(client: Client, name: str) -> Deployment:
+    """Return the deployment once its task queues use the last routing, or after a timeout."""
+    deadline_s = time.monotonic() + _APPLY_TIMEOUT_S
     while True:
-        found = await read_deployment(client, name)
-        if found.settled or time.monotonic() > give_up:
-            return found
+        deployment = await read_deployment(client, name)
+        if deployment.is_applied or time.monotonic() > deadline_s:
+            return deployment
         await asyncio.sleep(0.1)
 
 
@@ -207,10 +210,10 @@ async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:
     if before.ramping not in {None, build_id}:
         found = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
         raise PreconditionFailed(found)
-    await _ramp(client, before.name, "", 0, read_at=before.read_at)
+    await _set_ramp(client, before.name, "", 0, read_at=before.conflict_token)
 
 
-async def _ramp(client: Client, name: str, build_id: str, percent: float, *, read_at: bytes = b"") -> None:
+async def _set_ramp(client: Client, name: str, build_id: str, percent: float, *, read_at: bytes = b"") -> None:
     await client.workflow_service.set_worker_deployment_ramping_version(
         SetWorkerDeploymentRampingVersionRequest(
             namespace=client.namespace,
@@ -223,17 +226,17 @@ async def _ramp(client: Client, name: str, build_id: str, percent: float, *, rea
     )
 
 
-def _deployment(info: WorkerDeploymentInfo) -> Deployment:
+def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
     routing = info.routing_config
     ramping = routing.ramping_deployment_version.build_id or None
     rows = [
         BuildRow(
-            build_id=one.deployment_version.build_id,
-            status=WorkerDeploymentVersionStatus.Name(one.status).removeprefix(_PREFIX),
-            ramp_percent=routing.ramping_version_percentage if one.deployment_version.build_id == ramping else 0.0,
-            created_us=one.create_time.ToMicroseconds(),
+            build_id=summary.deployment_version.build_id,
+            status=WorkerDeploymentVersionStatus.Name(summary.status).removeprefix(_STATUS_PREFIX),
+            ramp_percent=routing.ramping_version_percentage if summary.deployment_version.build_id == ramping else 0.0,
+            created_us=summary.create_time.ToMicroseconds(),
         )
-        for one in info.version_summaries
+        for summary in info.version_summaries
     ]
     return Deployment(
         name=info.name,
@@ -241,5 +244,73 @@ def _deployment(info: WorkerDeploymentInfo) -> Deployment:
         ramping=ramping,
         ramp_percent=routing.ramping_version_percentage,
         builds=tuple(sorted(rows, key=lambda row: (-row.created_us, row.build_id))),
-        settled=info.routing_config_update_state != _IN_PROGRESS,
+        is_applied=info.routing_config_update_state != _IN_PROGRESS,
     )
+
+
+async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
+    """Deploy a build whose worker has just started to poll. Wait until Temporal knows all of the build.
+
+    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build. Only
+    such a refusal is waited for; any other refusal would be repeated after any wait.
+
+    Raises:
+        PreconditionFailed: A refusal of `deploy`. It is raised at once if Temporal knows all of the build, otherwise
+            after a timeout.
+    """
+    deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
+    while True:
+        is_complete = await _is_complete(
+            client, name, build_id
+        )  # before the call: Temporal may learn of more meanwhile
+        try:
+            # Workers of a complete build have just been seen polling.
+            return await deploy(client, name, build_id, ramp=ramp, without_workers=is_complete)
+        except PreconditionFailed:
+            if is_complete or time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(0.1)
+
+
+async def deploy_if_unserved(
+    client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
+) -> Deployment:
+    """Deploy a build whose worker has just started to poll, unless workers of another current build poll.
+
+    A ramp of an operator stays, too, if the current build is served.
+
+    Args:
+        client: Client of the namespace.
+        name: Name of the deployment.
+        build_id: Build to make current.
+        dead_identities: Identities of workers whose processes are known to be gone.
+
+    Returns:
+        The deployment. Its current build is this build, or the other served one.
+
+    Raises:
+        PreconditionFailed: A refusal of `deploy_new_build`.
+    """
+    deployment = await read_deployment(client, name)
+    if deployment.current == build_id:
+        return deployment
+    if deployment.current and not await find_unserved_queues(
+        client, name, deployment.current, dead_identities=dead_identities
+    ):
+        return deployment
+    return await deploy_new_build(client, name, build_id)
+
+
+async def _is_complete(client: Client, name: str, build_id: str) -> bool:
+    """Return whether Temporal knows the build and its workers, and that it serves each queue of the current build."""
+    deployment = await read_deployment(client, name)
+    if build_id not in {row.build_id for row in deployment.builds}:
+        return False
+    try:
+        current_queues = await list_queues(client, name, deployment.current) if deployment.current else set()
+        has_current_queues = current_queues <= await list_queues(client, name, build_id)
+        return has_current_queues and not await find_unserved_queues(client, name, build_id)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # a build is listed shortly before it can be described
+            return False
+        raise

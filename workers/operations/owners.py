@@ -1,4 +1,4 @@
-"""Owners of bundles, as an operator sees them, and taking a bundle away from its owner."""
+"""Owners of bundles for operators: an overview, and taking a bundle away from its owner."""
 
 import time
 from collections import Counter
@@ -17,67 +17,67 @@ from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
 from workers.hosting.owning import ensemble_of
 from workers.settings import Settings
 
-_PATIENCE_S: Final = 5.0  # of a person who asks; a worker's own is its session timeout
+_MAX_SESSION_TIMEOUT_S: Final = 5.0  # for a person who waits; a worker uses its own session timeout
 
 
 class SessionState(StrEnum):
-    """The state of the session that made an owner's node."""
+    """State of the session that created an owner's node."""
 
-    ALIVE = "ALIVE"  # it stands, and the worker is enlisted in it
-    UNLISTED = "UNLISTED"  # it stands, and the worker is not enlisted in it: it is starting or ending
-    GONE = "GONE"  # it does not stand: the node is about to vanish, or was put there by hand
+    ALIVE = "ALIVE"  # the session exists, and the worker is enlisted in it
+    UNLISTED = "UNLISTED"  # the session exists without a worker: the worker is starting or ending
+    GONE = "GONE"  # the session does not exist: the node is about to vanish, or was created by hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRow:
-    """An owner's node."""
+    """Owner of a bundle, as its node says."""
 
     worker_id: str  # empty: the node cannot be read
-    session: int | None  # None: there are no sessions
+    session: int | None  # None: ownership without ZooKeeper has no sessions
     state: SessionState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRow:
-    """One bundle."""
+    """Bundle with its owner and its fence."""
 
     bundle: BundleId
     name: str
-    held: OwnerRow | None
-    fence: int  # 0: it was never acquired
-    fenced_by: str | None  # who acquired it last: mostly the owner
+    owner: OwnerRow | None
+    fence: int  # 0: never acquired
+    fenced_by: str | None  # worker that acquired it last; usually the owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """One worker."""
+    """Worker with its load and the number of its bundles."""
 
     worker_id: str
-    load: float | None  # as it told last; None where no worker tells
-    room: bool | None  # whether it takes bundles now
-    bundles: int  # that name it as their owner
+    load: float | None  # last published load; None without ZooKeeper
+    room: bool | None  # whether it accepts bundles now
+    bundles: int  # bundles that it owns
     session: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """All bundles ascending, and workers by id."""
+class OwnershipOverview:
+    """All bundles in ascending order, and all workers ordered by id."""
 
     bundles: list[BundleRow]
     workers: list[WorkerRow]
 
     def __str__(self) -> str:
-        free = sum(row.held is None for row in self.bundles)
-        return f"{len(self.bundles)} bundles, {free} without an owner"
+        unowned_count = sum(row.owner is None for row in self.bundles)
+        return f"{len(self.bundles)} bundles, {unowned_count} without an owner"
 
 
 @contextmanager
 def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipDirectory]:
-    """Look into ZooKeeper, without taking part.
+    """Open the ownership directory in ZooKeeper for reading.
 
     Raises:
-        CatalogMismatch: The path is another catalog's.
-        ServiceFailed: It is not known, cannot be reached, or refuses us.
+        CatalogMismatch: The path belongs to another catalog.
+        ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
     """
     with open_session(settings) as session:
         check_path(session, catalog_id)
@@ -86,51 +86,57 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
 
 @contextmanager
 def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
-    """A session that only looks.
+    """Open a session for reading.
 
     Raises:
-        ServiceFailed: ZooKeeper is not known, cannot be reached, or refuses us.
+        ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
     """
     ensemble = ensemble_of(settings)
-    session = ZooKeeperSession(replace(ensemble, timeout_s=min(ensemble.timeout_s, _PATIENCE_S)), lambda _: None)
+    timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)
     try:
         yield session
     finally:
         session.close()
 
 
-def overview(fences: Fences, directory: OwnershipDirectory | None) -> Overview:
-    """Join what ZooKeeper and the catalog say; without ZooKeeper the worker that acquired a bundle last owns it.
+def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
+    """Join the ownership directory with the fences of the catalog.
 
-    It is not of one moment: nodes are read before sessions, and both before fences.
+    Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
+    nodes are read before sessions, and both before fences.
 
     Raises:
-        StoreUnavailable, SessionLost, ServiceFailed: One of the two could not be asked.
+        StoreUnavailable, SessionLost, ServiceFailed: The catalog or ZooKeeper does not answer.
     """
     if directory is None:
-        last = {one.bundle: one for one in fences.fences()}
-        held = {one: OwnerRow(worker_id=fence.worker_id, session=None, state=None) for one, fence in last.items()}
-        live: Mapping[str, LiveWorker] = {}
+        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+        owner_by_bundle = {
+            bundle: OwnerRow(worker_id=fence.worker_id, session=None, state=None)
+            for bundle, fence in fence_by_bundle.items()
+        }
+        live_workers: Mapping[str, LiveWorker] = {}
     else:
-        nodes, live, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
-        held = {one: _held(node, live, sessions) for one, node in nodes.items()}
-        last = {one.bundle: one for one in fences.fences()}
-    count = fences.bundles()
+        nodes, live_workers, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
+        owner_by_bundle = {bundle: _owner_row(node, live_workers, sessions) for bundle, node in nodes.items()}
+        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+    bundle_count = fences.bundles()
     rows = [
         BundleRow(
-            bundle=one,
-            name=bundle_name(one, bundles=count),
-            held=held.get(one),
-            fence=last[one].counter if one in last else 0,
-            fenced_by=last[one].worker_id if one in last else None,
+            bundle=bundle,
+            name=bundle_name(bundle, bundles=bundle_count),
+            owner=owner_by_bundle.get(bundle),
+            fence=fence_by_bundle[bundle].counter if bundle in fence_by_bundle else 0,
+            fenced_by=fence_by_bundle[bundle].worker_id if bundle in fence_by_bundle else None,
         )
-        for one in map(BundleId, range(count))
+        for bundle in map(BundleId, range(bundle_count))
     ]
-    return Overview(bundles=rows, workers=_workers(held, live, known=directory is not None))
+    workers = _worker_rows(owner_by_bundle, None if directory is None else live_workers)
+    return OwnershipOverview(bundles=rows, workers=workers)
 
 
-def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
-    worker = live.get(node.worker_id)
+def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
+    worker = live_workers.get(node.worker_id)
     if node.session not in sessions:
         state = SessionState.GONE
     elif worker is None or worker.session != node.session:
@@ -140,52 +146,60 @@ def _held(node: OwnerNode, live: Mapping[str, LiveWorker], sessions: Collection[
     return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
 
 
-def _workers(held: Mapping[BundleId, OwnerRow], live: Mapping[str, LiveWorker], *, known: bool) -> list[WorkerRow]:
-    """Those alive; where none of them tells that it is, those that bundles name."""
-    named = Counter(one.worker_id for one in held.values())
-    if not known:
+def _worker_rows(
+    owner_by_bundle: Mapping[BundleId, OwnerRow], live_workers: Mapping[str, LiveWorker] | None
+) -> list[WorkerRow]:
+    """Return the live workers, or the owners of bundles if no worker publishes that it is alive."""
+    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
+    if live_workers is None:
         return [
-            WorkerRow(worker_id=one, load=None, room=None, bundles=n, session=None) for one, n in sorted(named.items())
+            WorkerRow(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
+            for worker_id, count in sorted(bundle_count_by_worker.items())
         ]
     return [
-        WorkerRow(worker_id=name, load=one.load.load, room=one.load.room, bundles=named[name], session=one.session)
-        for name, one in sorted(live.items())
+        WorkerRow(
+            worker_id=worker_id,
+            load=worker.load.load,
+            room=worker.load.room,
+            bundles=bundle_count_by_worker[worker_id],
+            session=worker.session,
+        )
+        for worker_id, worker in sorted(live_workers.items())
     ]
 
 
-_LOOK_S: Final = 0.2
+_POLL_INTERVAL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
-    """A bundle with its owner, as read."""
+class OwnedBundle:
+    """Bundle with its owner at the time of the read."""
 
     bundle: BundleId
     name: str
     worker_id: str
     session: int
-    fence: int  # as raised last, by this owner or one before
+    fence: int  # last raised by this owner or an earlier one
 
 
-class Unloading:
-    """For one command."""
+class BundleUnloader:
+    """Takes one bundle away from its owner, and waits for the next acquisition."""
 
     def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
-        """Take the ports."""
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 
-    def find(self, bundle: BundleId) -> Owned:
-        """Its owner.
+    def find_owner(self, bundle: BundleId) -> OwnedBundle:
+        """Return the bundle with its owner.
 
         Raises:
-            PreconditionFailed: It has none.
+            PreconditionFailed: The bundle has no owner.
         """
         name = bundle_name(bundle, bundles=self._fences.bundles())
-        fence = self._fences.fence(bundle)  # before the node: a later raise is then told from this one
+        fence = self._fences.fence(bundle)  # before the node: `wait_until_acquired` recognises any later raise
         node = self._directory.owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
-        return Owned(
+        return OwnedBundle(
             bundle=bundle,
             name=name,
             worker_id=node.worker_id,
@@ -193,12 +207,12 @@ class Unloading:
             fence=fence.counter if fence else 0,
         )
 
-    def unload(self, owned: Owned, cause: Cause) -> None:
-        """Remove the owner's node, with a row in the audit log before it and one after.
+    def unload(self, owned: OwnedBundle, cause: Cause) -> None:
+        """Remove the owner's node. Record the attempt in the audit log before, and its outcome after.
 
         Raises:
-            PreconditionFailed: Its session is not alive, so the node stays.
-            StoreUnavailable, SessionLost: No answer; it may have gone. Another look tells.
+            PreconditionFailed: The session of the node is not alive, so the node stays.
+            StoreUnavailable, SessionLost: No answer arrived, so the node may be gone. Read the owner again.
         """
         detail = {
             "bundle": owned.name,
@@ -209,7 +223,7 @@ class Unloading:
         self._audit_log.record("unload", cause, detail=detail)
         outcome = "REMOVED"
         if not self._directory.delete_owner_node(owned.bundle, owned.session):
-            # it may have gone by itself meanwhile, or by this very call, whose first answer was lost
+            # The node may have vanished by itself, or by this call if the first answer was lost.
             node = self._directory.owner_nodes([owned.bundle]).get(owned.bundle)
             outcome = "KEPT" if node and node.session == owned.session else "GONE"
         self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
@@ -219,15 +233,15 @@ class Unloading:
                 "which does not stand; nothing was changed"
             )
 
-    def taken(self, owned: Owned, *, within_s: float) -> Fence | None:
-        """Wait until a worker has acquired it since, perhaps the same one; None: none did in time."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
+    def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
+        """Return the fence of the next acquisition, by any worker, or `None` if there is none in time."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
             fence, node = (
                 self._fences.fence(owned.bundle),
                 self._directory.owner_nodes([owned.bundle]).get(owned.bundle),
             )
             if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
                 return fence
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
         return None

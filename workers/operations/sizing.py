@@ -1,8 +1,8 @@
-"""How large a store gets, and what it asks of each service: arithmetic for planning, on figures that tests measure.
+"""Arithmetic for planning: the size of a store and its load on each service, from figures that tests measure.
 
     python -m workers.operations.sizing TOPICS LEDGERS [CLUSTERS]
 
-prints it for a store of your own, in Markdown.
+prints a table for a store of your own, in Markdown.
 
 Source: rows and blocks as `tests/workers/operations/test_sizing.py` measures them; S3's pages of 1,000 keys.
 """
@@ -39,46 +39,49 @@ ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
         "pending_deletion": 347,
     },
 }
-"""Of one row with its share of the indexes, just written; updates and deletes let PostgreSQL's files grow further."""
+"""Bytes of a newly written row with its share of the indexes, by database and table.
+
+Updates and deletes let PostgreSQL's files grow beyond that.
+"""
 
 MANIFEST_BLOCK_BYTES: Final = 270
-"""Of one block in a manifest of the record log."""
+"""Bytes of one block in a manifest of the record log."""
 
 SEGMENT_RECORD_BYTES: Final = 40
-"""Of a segment in a full block, most of it the digest; there are more of these than of all other records."""
+"""Bytes of a segment in a full block, mostly its digest. Segments are more numerous than all other records."""
 
-EVENTS: Final = 6
-"""In a history, for one activity: its own three, and three of the workflow's task that goes on after it."""
+EVENTS_PER_ACTIVITY: Final = 6
+"""Events in a history per activity: three of the activity, and three of the workflow task that follows it."""
 
-SPARK_ROWS: Final = 20_000
-"""Records that one core finds and loads in a second for a rebuild: 5,000,000 in two minutes on two cores."""
+REBUILT_RECORDS_PER_CORE_S: Final = 20_000
+"""Records per second that one core finds and loads in a rebuild: 5,000,000 in two minutes on two cores."""
 
-PAGE: Final = 1_000
+KEYS_PER_PAGE: Final = 1_000
 """Keys of one LIST and of one DeleteObjects."""
 
 _DAY_S: Final = 86_400
-_POLICY: Final = DeletionPolicy()
-_TOPICS_AT_ONCE: Final = TrimTopicsInput().page
+_DEFAULT_POLICY: Final = DeletionPolicy()
+_TOPICS_PER_PAGE: Final = TrimTopicsInput().page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
-    """The contents of a store that is planned; all numbers 1 or more."""
+    """Contents of a planned store. All numbers are at least 1."""
 
     topics: int
-    ledgers: int  # closed ones and open ones, of all topics
-    segments: int = 10  # of one ledger
-    subscriptions: int = 2  # of one topic
-    life_days: float = 30.0  # how long a ledger lives
-    finished_days: float = 30.0  # how long its row of deletion is kept after that
-    trim_interval_s: float = 300.0  # within which all topics are to be looked at once
+    ledgers: int  # closed and open, of all topics
+    segments: int = 10  # per ledger
+    subscriptions: int = 2  # per topic
+    life_days: float = 30.0  # age at which a ledger is deleted
+    finished_days: float = 30.0  # time for which the row of a finished deletion is kept
+    trim_interval_s: float = 300.0  # time in which trims check every topic once
     database: str = "postgresql"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the bounds.
 
         Raises:
-            InvalidInput: A number below 1, or a database that is neither `postgresql` nor `sqlite`.
+            InvalidInput: A number is below 1, or the database is neither `postgresql` nor `sqlite`.
         """
         for name in ("topics", "ledgers", "segments", "subscriptions", "life_days", "finished_days", "trim_interval_s"):
             if not 1 <= getattr(self, name) < 2**53:
@@ -86,8 +89,8 @@ class StorePlan:
         if self.database not in ROW_BYTES:
             raise InvalidInput("database", expected=" or ".join(sorted(ROW_BYTES)), found=self.database)
 
-    def of(self, clusters: int) -> "StorePlan":
-        """The part of one cluster where `clusters` of them share it evenly."""
+    def per_cluster(self, clusters: int) -> "StorePlan":
+        """Return the plan of one cluster if `clusters` share the store evenly."""
         return StorePlan(
             topics=ceil(self.topics / clusters),
             ledgers=ceil(self.ledgers / clusters),
@@ -102,59 +105,59 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSize:
-    """Sizes and rates of it, on average over the day."""
+    """Sizes and rates of a planned store. Rates are averages over the day."""
 
-    rows: Mapping[str, int]  # of the large tables
-    row_bytes: Mapping[str, int]  # of each of them, indexes included
+    rows: Mapping[str, int]  # by large table
+    row_bytes: Mapping[str, int]  # by large table, indexes included
     objects: int
-    objects_a_shard: int  # of the 256 prefixes, over which ledgers are spread by their ids
-    deleted_a_s: float  # ledgers
-    lists_a_s: float
-    deletes_a_s: float  # requests, of up to 1,000 keys each
-    gets_a_s: float  # of deletions, one byte each
-    puts_a_s: float  # of segments and statements
+    objects_per_shard: int  # shards are the 256 prefixes over which ledgers are spread by their ids
+    deleted_per_s: float  # ledgers
+    lists_per_s: float  # requests of deletions
+    deletes_per_s: float  # requests of up to 1,000 keys
+    gets_per_s: float  # requests of deletions, one byte each
+    puts_per_s: float  # of segments and statements
     plan_lists: int  # requests of one reconciliation that lists the whole bucket
-    events_a_s: float  # of Temporal's histories, for trims and deletions
-    topics_a_s: float  # that trims look at
+    events_per_s: float  # in Temporal's histories, for trims and deletions
+    topics_per_s: float  # checked by trims
     blocks: int  # of the record log, all full
-    block_bytes: int  # of segments alone
-    manifest_bytes: int  # of each manifest, which is put anew at each flush
-    rebuild_core_s: float  # of Spark, for a rebuild of the catalog
+    block_bytes: int  # of segments only
+    manifest_bytes: int  # of each manifest; every flush writes a new one
+    rebuild_core_s: float  # core seconds of Spark in a rebuild of the catalog
 
     @property
     def catalog_bytes(self) -> int:
-        """Of the large tables together."""
+        """Bytes of all large tables."""
         return sum(self.row_bytes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionRequests:
-    """Requests of phase two at the object store, for primary copies of which it finds all objects at the first look."""
+    """Requests to the object store in phase two, for primary copies whose objects the first listing finds."""
 
     lists: int
     deletes: int
-    gets: int  # of one byte each: the second look at a sample of what was deleted
+    gets: int  # one byte each: a second look at a sample of the deleted objects
 
 
-def deletion_requests(ledgers: int, *, segments: int, chunk: int = _POLICY.chunk) -> DeletionRequests:
-    """For a batch of ledgers with `segments` segments each: a LIST for each, and the keys of a chunk together in pages.
+def estimate_deletion_requests(ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk) -> DeletionRequests:
+    """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    No ledgers are counted as neighbours, which would share a LIST. Segments go first and `meta.json` after them, so
-    that a chunk has two runs of pages. Behind each run a sample of its keys is asked for again. A ledger that is alone
-    in its chunk is listed a second time.
+    Each ledger needs a LIST; neighbours, which share a LIST, are not counted. The keys of a chunk are deleted in pages:
+    first those of segments, then those of `meta.json`. After each of the two runs a sample of the keys is read again. A
+    ledger that is alone in its chunk is listed twice.
     """
-    whole, rest = divmod(ledgers, chunk)
-    sizes = [chunk] * whole + [rest] * bool(rest)
+    full_chunks, remaining_ledgers = divmod(ledgers, chunk)
+    chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
     return DeletionRequests(
-        lists=ledgers * ceil((segments + 1) / PAGE) + sizes.count(1),
-        gets=sum(min(SAMPLE_KEYS, one * segments) + min(SAMPLE_KEYS, one) for one in sizes),
-        deletes=sum(ceil(one * segments / PAGE) + ceil(one / PAGE) for one in sizes),
+        lists=ledgers * ceil((segments + 1) / KEYS_PER_PAGE) + chunk_sizes.count(1),
+        gets=sum(min(SAMPLE_KEYS, size * segments) + min(SAMPLE_KEYS, size) for size in chunk_sizes),
+        deletes=sum(ceil(size * segments / KEYS_PER_PAGE) + ceil(size / KEYS_PER_PAGE) for size in chunk_sizes),
     )
 
 
-def size_of(plan: StorePlan) -> StoreSize:
-    """The arithmetic."""
-    deleted_a_s = plan.ledgers / plan.life_days / _DAY_S
+def estimate_size(plan: StorePlan) -> StoreSize:
+    """Return sizes and rates of a planned store."""
+    deleted_per_s = plan.ledgers / plan.life_days / _DAY_S
     rows = {
         "topic": plan.topics,
         "ledger_list": plan.topics,
@@ -162,66 +165,69 @@ def size_of(plan: StorePlan) -> StoreSize:
         "ledger": plan.ledgers,
         "ledger_copy": plan.ledgers,
         "segment": plan.ledgers * plan.segments,
-        "pending_deletion": ceil(deleted_a_s * _DAY_S * plan.finished_days),
+        "pending_deletion": ceil(deleted_per_s * _DAY_S * plan.finished_days),
     }
-    objects, each = plan.ledgers * (plan.segments + 1), ROW_BYTES[plan.database]
-    asked = deletion_requests(_POLICY.chunk, segments=plan.segments)
+    objects, bytes_per_row = plan.ledgers * (plan.segments + 1), ROW_BYTES[plan.database]
+    requests = estimate_deletion_requests(_DEFAULT_POLICY.chunk, segments=plan.segments)
     records = sum(count for table, count in rows.items() if table != "ledger_copy")
     blocks = ceil(records / VERSIONS)
-    topics_a_s = plan.topics / plan.trim_interval_s
+    topics_per_s = plan.topics / plan.trim_interval_s
     return StoreSize(
         rows=rows,
-        row_bytes={table: count * each[table] for table, count in rows.items()},
+        row_bytes={table: count * bytes_per_row[table] for table, count in rows.items()},
         objects=objects,
-        objects_a_shard=ceil(objects / SHARDS),
-        deleted_a_s=deleted_a_s,
-        lists_a_s=deleted_a_s * asked.lists / _POLICY.chunk,
-        deletes_a_s=deleted_a_s * asked.deletes / _POLICY.chunk,
-        gets_a_s=deleted_a_s * asked.gets / _POLICY.chunk,
-        puts_a_s=deleted_a_s * (plan.segments + 1),  # as many are written as go
-        plan_lists=ceil(objects / PAGE),
-        events_a_s=EVENTS * (topics_a_s / _TOPICS_AT_ONCE + deleted_a_s / _POLICY.chunk),
-        topics_a_s=topics_a_s,
+        objects_per_shard=ceil(objects / SHARDS),
+        deleted_per_s=deleted_per_s,
+        lists_per_s=deleted_per_s * requests.lists / _DEFAULT_POLICY.chunk,
+        deletes_per_s=deleted_per_s * requests.deletes / _DEFAULT_POLICY.chunk,
+        gets_per_s=deleted_per_s * requests.gets / _DEFAULT_POLICY.chunk,
+        puts_per_s=deleted_per_s * (plan.segments + 1),  # in a steady state as many objects are written as deleted
+        plan_lists=ceil(objects / KEYS_PER_PAGE),
+        events_per_s=EVENTS_PER_ACTIVITY * (topics_per_s / _TOPICS_PER_PAGE + deleted_per_s / _DEFAULT_POLICY.chunk),
+        topics_per_s=topics_per_s,
         blocks=blocks,
         block_bytes=rows["segment"] * SEGMENT_RECORD_BYTES,
         manifest_bytes=blocks * MANIFEST_BLOCK_BYTES,
-        rebuild_core_s=records / SPARK_ROWS,
+        rebuild_core_s=records / REBUILT_RECORDS_PER_CORE_S,
     )
 
 
-def table(sizes: Mapping[str, StoreSize]) -> str:
-    """Sizes beside each other, in Markdown; the last line ends with a line break.
+def format_table(sizes: Mapping[str, StoreSize]) -> str:
+    """Return a Markdown table of sizes side by side, with a final line break.
 
     Args:
-        sizes: By the heading of each column.
+        sizes: Sizes by the heading of their column.
     """
-    lines: dict[str, Callable[[StoreSize], str]] = {
-        "catalog": lambda one: _bytes(one.catalog_bytes),
-        "of it segments": lambda one: _bytes(one.row_bytes["segment"]),
-        "of it ledgers with their copies": lambda one: _bytes(one.row_bytes["ledger"] + one.row_bytes["ledger_copy"]),
-        "of it finished deletions": lambda one: _bytes(one.row_bytes["pending_deletion"]),
-        "objects": lambda one: f"{one.objects:,}",
-        "objects of one of 256 prefixes": lambda one: f"{one.objects_a_shard:,}",
-        "ledgers deleted a second": lambda one: _rate(one.deleted_a_s),
-        "LIST a second, of deletions": lambda one: _rate(one.lists_a_s),
-        "DeleteObjects a second": lambda one: _rate(one.deletes_a_s),
-        "GET a second, of deletions": lambda one: _rate(one.gets_a_s),
-        "PUT a second": lambda one: _rate(one.puts_a_s),
-        "LIST of one reconciliation without an inventory": lambda one: f"{one.plan_lists:,}",
-        "topics that a trim looks at in a second": lambda one: _rate(one.topics_a_s),
-        "events a second in Temporal": lambda one: _rate(one.events_a_s),
-        "blocks of the record log": lambda one: f"{one.blocks:,}",
-        "bytes of its segments": lambda one: _bytes(one.block_bytes),
-        "bytes of each manifest": lambda one: _bytes(one.manifest_bytes),
-        "core hours of a rebuild": lambda one: _rate(one.rebuild_core_s / 3_600),
+    format_by_row: dict[str, Callable[[StoreSize], str]] = {
+        "catalog": lambda size: _format_bytes(size.catalog_bytes),
+        "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),
+        "of it ledgers with their copies": lambda size: _format_bytes(
+            size.row_bytes["ledger"] + size.row_bytes["ledger_copy"]
+        ),
+        "of it finished deletions": lambda size: _format_bytes(size.row_bytes["pending_deletion"]),
+        "objects": lambda size: f"{size.objects:,}",
+        "objects of one of 256 prefixes": lambda size: f"{size.objects_per_shard:,}",
+        "ledgers deleted a second": lambda size: _format_rate(size.deleted_per_s),
+        "LIST a second, of deletions": lambda size: _format_rate(size.lists_per_s),
+        "DeleteObjects a second": lambda size: _format_rate(size.deletes_per_s),
+        "GET a second, of deletions": lambda size: _format_rate(size.gets_per_s),
+        "PUT a second": lambda size: _format_rate(size.puts_per_s),
+        "LIST of one reconciliation without an inventory": lambda size: f"{size.plan_lists:,}",
+        "topics that a trim looks at in a second": lambda size: _format_rate(size.topics_per_s),
+        "events a second in Temporal": lambda size: _format_rate(size.events_per_s),
+        "blocks of the record log": lambda size: f"{size.blocks:,}",
+        "bytes of its segments": lambda size: _format_bytes(size.block_bytes),
+        "bytes of each manifest": lambda size: _format_bytes(size.manifest_bytes),
+        "core hours of a rebuild": lambda size: _format_rate(size.rebuild_core_s / 3_600),
     }
     head = f"| | {' | '.join(sizes)} |\n|---|{'---:|' * len(sizes)}\n"
     return head + "".join(
-        f"| {name} | {' | '.join(shown(one) for one in sizes.values())} |\n" for name, shown in lines.items()
+        f"| {name} | {' | '.join(format_cell(size) for size in sizes.values())} |\n"
+        for name, format_cell in format_by_row.items()
     )
 
 
-def _bytes(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1_000:
             return f"{count:.3g} {unit}"
@@ -229,12 +235,14 @@ def _bytes(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
-def _rate(count: float) -> str:
+def _format_rate(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 else f"{count:.2g}"
 
 
 if __name__ == "__main__":
-    topics, ledgers, *more = map(int, sys.argv[1:])
-    whole = StorePlan(topics=topics, ledgers=ledgers)
-    shown = {"the store": size_of(whole)} | ({f"one of {more[0]} clusters": size_of(whole.of(more[0]))} if more else {})
-    sys.stdout.write(table(shown))
+    topics, ledgers, *clusters = map(int, sys.argv[1:])
+    store = StorePlan(topics=topics, ledgers=ledgers)
+    columns = {"the store": estimate_size(store)}
+    if clusters:
+        columns[f"one of {clusters[0]} clusters"] = estimate_size(store.per_cluster(clusters[0]))
+    sys.stdout.write(format_table(columns))

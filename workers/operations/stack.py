@@ -23,54 +23,56 @@ from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, run_with_client
 from workers.client.jobs import JobClient
 from workers.identity import adopt_buckets, buckets_of, compare_with_newest_manifest, own_build
-from workers.operations.new_builds import deploy_unless_served
-from workers.operations.status import WORKER, polling
+from workers.operations.builds import deploy_if_unserved
+from workers.operations.status import WORKER, list_polling_workers
 from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
-"""For the environment of a worker whose stack has any free ports."""
-_POLL_WITHIN_S = 180.0  # importing the SDKs takes a minute where many others are at work
-_LEAVE_S = 15.0  # beyond draining; a worker ends by itself 10 s after it
-_SHOWN_OF_HOME = 40  # characters: an id has 128 at most
+"""Environment of a worker whose stack uses any free ports."""
+_POLL_TIMEOUT_S = 180.0  # the import of the SDKs takes a minute on a busy machine
+_STOP_MARGIN_S = 15.0  # after the drain timeout; a worker ends by itself 10 s after it
+_MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128
 
 Say = Callable[[str], None]
 
 
 def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say) -> dict[str, object]:
-    """Start what does not run, and return when all is healthy; see `infra.stack.up`.
+    """Start the stopped services and the worker, and return when all are healthy.
 
     Args:
-        settings: The home's.
-        no_worker: Whether services alone are started.
-        free_ports: Whether any free ports are taken instead of those of the settings.
-        on_progress: Called with each step as it begins.
-        say: Called with a sentence that people should have read when all is up.
+        settings: Settings of the stack home.
+        no_worker: Whether to start only the services.
+        free_ports: Whether to use any free ports instead of the ports in the settings.
+        on_progress: Called with each step when it starts.
+        say: Called with a sentence that people should still read when all is up.
 
     Raises:
-        ServiceFailed: Something could not be started. Servers and worker of this call are stopped again.
-        CatalogVersionMismatch: The catalog was written by a newer build; the same.
-        CatalogMismatch: Buckets or namespace are not this catalog's; the same.
-        CatalogOutdated: The database is older than its record log; the same.
+        ServiceFailed: A service or the worker could not be started.
+        CatalogVersionMismatch: A newer build wrote the catalog.
+        CatalogMismatch: A bucket or the namespace belongs to another catalog.
+        CatalogOutdated: The database is older than its record log.
+
+        After any of these, servers and worker that this call has started are stopped again.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
-    settings = at(settings, where)
+    settings = with_stack_addresses(settings, where)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
-    earlier = worker.find_process()
+    earlier_worker = worker.find_process()
     try:
         on_progress("bringing the catalog to this build's version")
-        prepare(settings)
+        prepare_catalog_and_namespace(settings)
         build = own_build(settings)
-        listens = settings.environment()  # where it is to listen at no address, it takes no free port
-        extra = {name: address for name, address in ANY_PORTS.items() if free_ports and listens[name] != OFF}
-        extra |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
-        pids = [] if no_worker else [start_worker(settings, extra=extra, on_progress=on_progress)]
-        if pids:  # without a worker runs would only pile up
-            new = build if earlier is None else None
-            run_with_client(settings, lambda client: _ready_for_runs(client, settings, new, on_progress, say))
+        addresses = settings.environment()  # a worker that is set to listen nowhere gets no free port
+        extra_env = {name: address for name, address in ANY_PORTS.items() if free_ports and addresses[name] != OFF}
+        extra_env |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
+        pids = [] if no_worker else [start_worker(settings, extra_env=extra_env, on_progress=on_progress)]
+        if pids:  # without a worker, scheduled runs would only pile up
+            new_build = build if earlier_worker is None else None
+            run_with_client(settings, lambda client: _prepare_for_runs(client, settings, new_build, on_progress, say))
     except BaseException:
-        with suppress(ServiceFailed):  # the first failure is the one to tell
-            if earlier is None:
-                worker.kill()  # it came to nothing that is worth a drain
+        with suppress(ServiceFailed):  # report the first failure
+            if earlier_worker is None:
+                worker.kill()  # it has done nothing that is worth a drain
             stack.stop_started(settings.home, where.started)
         raise
     return {
@@ -84,23 +86,23 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     }
 
 
-async def _ready_for_runs(
+async def _prepare_for_runs(
     client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say, say: Say
 ) -> None:
-    """Apply the schedules; a new worker's build becomes current, unless workers of the current one poll."""
+    """Apply the schedules. Make a new worker's build current unless workers of the current build poll."""
     if build:
         on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
         dead = crashed_worker_ids(StackHome.at(settings.home))
-        found = await deploy_unless_served(client, build.deployment_name, build.build_id, dead=dead)
-        if found.current != build.build_id:
+        deployment = await deploy_if_unserved(client, build.deployment_name, build.build_id, dead_identities=dead)
+        if deployment.current != build.build_id:
             deploy = f"`sexton worker deploy --build-id {build.build_id}`"
-            say(f"{found}, and its workers poll, so this worker's build was not made current; {deploy} does it")
+            say(f"{deployment}, and its workers poll, so this worker's build was not made current; {deploy} does it")
     on_progress("applying the schedules")
     await Sexton(client, settings).apply_schedules()
 
 
 def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
-    """The embedded stack that the settings wish for."""
+    """Return the options of the embedded stack that the settings describe."""
     wanted = WantedPorts(
         temporal=settings.temporal_port,
         ui=settings.ui_port,
@@ -115,8 +117,8 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
     )
 
 
-def at(settings: Settings, where: stack.StackAddresses) -> Settings:
-    """The settings with the addresses of a stack that has just been started."""
+def with_stack_addresses(settings: Settings, where: stack.StackAddresses) -> Settings:
+    """Return the settings with the addresses of a running stack."""
     return settings.but(
         temporal_address=where.temporal,
         ui_address=where.ui,
@@ -129,11 +131,11 @@ def at(settings: Settings, where: stack.StackAddresses) -> Settings:
 
 
 def upgrade_catalog(settings: Settings) -> dict[str, object]:
-    """Create the catalog's tables, or bring them to this build's version, and mark its buckets.
+    """Create the catalog's tables or bring them to this build's version, and mark its buckets.
 
     Raises:
-        CatalogVersionMismatch: It was written by a newer build.
-        CatalogMismatch: A bucket is not this catalog's.
+        CatalogVersionMismatch: A newer build wrote the catalog.
+        CatalogMismatch: A bucket belongs to another catalog.
         StoreUnavailable: The database does not answer.
     """
     database = Database(settings.database_url)
@@ -149,15 +151,15 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
         database.close()
 
 
-def prepare(settings: Settings) -> None:
-    """Bring catalog and namespace to where a worker can start.
+def prepare_catalog_and_namespace(settings: Settings) -> None:
+    """Bring catalog and namespace into the state that a worker needs.
 
     Raises:
-        CatalogVersionMismatch, CatalogMismatch, StoreUnavailable: As `upgrade_catalog`.
-        CatalogOutdated: The database is older than its record log; a worker would end at once.
+        CatalogVersionMismatch, CatalogMismatch, StoreUnavailable: The catalog cannot be upgraded.
+        CatalogOutdated: The database is older than its record log. A worker would end at once.
     """
     upgrade_catalog(settings)
-    _require_current(settings)
+    _require_current_database(settings)
 
     async def register(client: Client) -> None:
         await visibility.register_search_attributes(client)
@@ -166,8 +168,8 @@ def prepare(settings: Settings) -> None:
     run_with_client(settings, register)
 
 
-def _require_current(settings: Settings) -> None:
-    """Compare with the newest manifest where the store tells it; a worker compares in any case."""
+def _require_current_database(settings: Settings) -> None:
+    """Compare the database with the newest manifest if the store answers. A worker repeats the comparison."""
     if not settings.store_is_known:
         return
     with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
@@ -178,66 +180,66 @@ def start_worker(
     settings: Settings,
     *,
     name: str = WORKER,
-    extra: Mapping[str, str] | None = None,
-    alone: bool = False,
+    extra_env: Mapping[str, str] | None = None,
+    isolated: bool = False,
     on_progress: Say = lambda _: None,
 ) -> int:
-    """Start a worker process of the home unless it runs, and wait until it polls; its pid.
+    """Start a worker process unless it runs, wait until it polls, and return its pid.
 
     Args:
-        settings: The home's.
-        name: Of its pid file and its log.
-        extra: Variables of its environment.
-        alone: Whether it is told these settings and nothing else, neither this process's environment nor a file.
+        settings: Settings of the stack home.
+        name: Name of the pid file and the log.
+        extra_env: Additional variables of its environment.
+        isolated: Whether the worker gets only these settings: none from this process's environment or from a file.
         on_progress: Called with a sentence for people.
 
     Raises:
-        ServiceFailed: It did not come to poll; says what its log ends with.
+        ServiceFailed: The worker ended or did not poll in time. The error has the end of its log.
     """
     process = ServiceProcess(name, StackHome.at(settings.home))
-    found = process.find_process()
-    if found:
-        return int(found.pid)
+    running = process.find_process()
+    if running:
+        return int(running.pid)
     on_progress(f"starting {name}")
-    identity = _identity(name, settings.home)
+    identity = _make_worker_id(name, settings.home)
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "worker", "run", "--worker-id", identity]
     env, cwd = dict(os.environ), Path.cwd()
-    if alone:
-        foreign = {name: value for name, value in env.items() if not name.startswith("SEXTON_")}
-        env, cwd = foreign | settings.environment(), settings.home
-    since = process.start(argv, cwd=cwd, env={**env, **(extra or {})})
+    if isolated:
+        other_env = {variable: value for variable, value in env.items() if not variable.startswith("SEXTON_")}
+        env, cwd = other_env | settings.environment(), settings.home
+    log_start = process.start(argv, cwd=cwd, env={**env, **(extra_env or {})})
     try:
-        asyncio.run(_polling(settings, identity, process))
+        asyncio.run(_wait_until_polling(settings, identity, process))
     except BaseException as fault:
-        said = process.summarize_last_lines(since)
+        last_lines = process.summarize_last_lines(log_start)
         process.kill()
         if not isinstance(fault, ServiceFailed):
             raise
-        raise ServiceFailed(name, f"{fault.problem} ({said})", advice=f"read {process.log_file}") from fault
-    running = process.find_process()
-    return int(running.pid) if running else 0
+        raise ServiceFailed(name, f"{fault.problem} ({last_lines})", advice=f"read {process.log_file}") from fault
+    started = process.find_process()
+    return int(started.pid) if started else 0
 
 
-def _identity(name: str, home: Path) -> str:
-    """A worker id of its own for each start; of a home's name it shows what such an id may hold, and not too much."""
-    shown = re.sub(r"[^A-Za-z0-9._-]+", "-", home.absolute().name)[:_SHOWN_OF_HOME].strip("-") or "home"
-    return f"{name}@{shown}-{time.time_ns():x}"
+def _make_worker_id(name: str, home: Path) -> str:
+    """Return a new worker id for each start. It shows the allowed characters of the home's name, shortened."""
+    home_name = re.sub(r"[^A-Za-z0-9._-]+", "-", home.absolute().name)[:_MAX_HOME_NAME_CHARS].strip("-") or "home"
+    return f"{name}@{home_name}-{time.time_ns():x}"
 
 
-async def _polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
+async def _wait_until_polling(settings: Settings, identity: str, process: ServiceProcess) -> None:
     client = await connect_client(settings)
-    give_up = time.monotonic() + _POLL_WITHIN_S
-    while identity not in await polling(client, settings):
+    deadline_s = time.monotonic() + _POLL_TIMEOUT_S
+    while identity not in await list_polling_workers(client, settings):
         if process.find_process() is None:
             raise ServiceFailed(process.name, "it ended while starting", advice="see its log")
-        if time.monotonic() > give_up:
-            raise ServiceFailed(process.name, f"it did not poll within {_POLL_WITHIN_S:.0f} s", advice="see its log")
+        if time.monotonic() > deadline_s:
+            raise ServiceFailed(process.name, f"it did not poll within {_POLL_TIMEOUT_S:.0f} s", advice="see its log")
         await asyncio.sleep(0.1)
 
 
 def down(settings: Settings) -> list[str]:
-    """Stop the home's workers, which drain, then its services; the names of what ran."""
+    """Stop the workers of the home, which drain, then its services. Return the names of the stopped processes."""
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
-    stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _LEAVE_S)]
+    stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _STOP_MARGIN_S)]
     return stopped + stack.down(settings.home)

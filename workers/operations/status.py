@@ -1,4 +1,4 @@
-"""`status` and `doctor`: whether services and this machine are as Sexton needs them."""
+"""Rows of `status` and `doctor`: whether the services and this machine are as Sexton needs them."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,74 +35,83 @@ from workers.client.temporal_faults import service_failure
 from workers.hosting.certificates import check_certificates, files_of_certificates
 from workers.hosting.readiness import SCHEDULES
 from workers.identity import buckets_of, compare_namespace
-from workers.operations.builds import Deployment, read_deployment, unserved_queues
-from workers.operations.owners import open_directory, open_session, overview
-from workers.operations.records_row import RECORD_LOG, records_row
+from workers.operations.builds import Deployment, find_unserved_queues, read_deployment
+from workers.operations.owners import open_directory, open_session, read_ownership
+from workers.operations.record_log_status import RECORD_LOG, record_log_row
 from workers.settings import Settings
 
 Row = Mapping[str, object]
 Check = Callable[[Settings], str]
 
 WORKER: Final = "worker"
-_IDENTITY: Final = "identity"
-_ANSWER_WITHIN = timedelta(seconds=5)
-_AT_ONCE: Final = 8
+_IDENTITY_ROW: Final = "identity"
+_RPC_TIMEOUT = timedelta(seconds=5)
+_MAX_PARALLEL_CHECKS: Final = 8
 
 
 def status(settings: Settings) -> list[Row]:
-    """Whether each service answers; all are asked at once, and none is waited for longer than a few seconds."""
-    checks: dict[str, Check] = {"temporal": _temporal, "object store": _objects, "zookeeper": _zookeeper}
+    """Return a row per service. All services are asked in parallel, and each must answer within seconds."""
+    checks: dict[str, Check] = {
+        "temporal": _check_temporal,
+        "object store": _check_object_store,
+        "zookeeper": _check_zookeeper,
+    }
     if settings.ownership == "single":
         del checks["zookeeper"]
-    where = {
+    address_by_service = {
         "temporal": settings.temporal_address,
         "object store": settings.s3_endpoint or ("AWS" if settings.store_is_known else ""),
         "zookeeper": settings.zookeeper,
     }
-    lost = _lost(settings)  # before anything opens the database: SQLite would put an empty file in its place
+    # Before anything else opens the database: SQLite would replace a lost write-ahead log by an empty file.
+    lost_log = _check_lost_write_ahead_log(settings)
+    unknown = {"ok": False, "detail": "cannot be told"}
     rows: list[Callable[[], Row]] = [
-        *(partial(_at, where[name], checked, name, check, settings) for name, check in checks.items()),
-        lambda: lost or checked("database", _database, settings),
-        lambda: {"name": _IDENTITY, "ok": False, "detail": "cannot be told"} if lost else _identity(settings),
-        lambda: {"name": RECORD_LOG, "ok": False, "detail": "cannot be told"} if lost else records_row(settings),
-        lambda: _workers(settings),
-        *([lambda: checked("deployment", _current_build, settings)] if settings.deployment_name else []),
+        *(
+            partial(_prefix_detail, address_by_service[name], run_check, name, check, settings)
+            for name, check in checks.items()
+        ),
+        lambda: lost_log or run_check("database", _check_database, settings),
+        lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_identity(settings),
+        lambda: {"name": RECORD_LOG, **unknown} if lost_log else record_log_row(settings),
+        lambda: _check_workers(settings),
+        *([lambda: run_check("deployment", _check_deployment, settings)] if settings.deployment_name else []),
     ]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
         return list(pool.map(lambda row: row(), rows))
 
 
-def _at(where: str, check: Callable[..., Row], *given: object) -> Row:
-    row = check(*given)
-    return {**row, "detail": f"{where}: {row['detail']}" if where else row["detail"]}
+def _prefix_detail(prefix: str, check: Callable[..., Row], *args: object) -> Row:
+    row = check(*args)
+    return {**row, "detail": f"{prefix}: {row['detail']}" if prefix else row["detail"]}
 
 
-def checked(name: str, check: Check, settings: Settings) -> Row:
-    """Return the row of one check, whose errors are its detail."""
+def run_check(name: str, check: Check, settings: Settings) -> Row:
+    """Return the row of one check. An error of the check is the row's detail."""
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
     except RPCError as error:
-        return {"name": name, "ok": False, "detail": _refused(error)}
+        return {"name": name, "ok": False, "detail": _describe_rpc_error(error)}
     except (SextonError, OSError) as error:
         return {"name": name, "ok": False, "detail": str(error)}
 
 
-def _refused(error: RPCError) -> str:
+def _describe_rpc_error(error: RPCError) -> str:
     return str(service_failure(error) or f"temporal: {error.message}")
 
 
-def _temporal(settings: Settings) -> str:
+def _check_temporal(settings: Settings) -> str:
     async def ask(client: Client) -> str:
-        wanted = DescribeNamespaceRequest(namespace=client.namespace)
-        await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
-        answer = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_ANSWER_WITHIN)
-        return f"server {answer.server_version}"
+        request = DescribeNamespaceRequest(namespace=client.namespace)
+        await client.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
+        response = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_RPC_TIMEOUT)
+        return f"server {response.server_version}"
 
     return run_with_client(settings, ask)
 
 
-def _objects(settings: Settings) -> str:
-    """A signed listing of each bucket, whose answer bears the marks of the store's own."""
+def _check_object_store(settings: Settings) -> str:
+    """List each bucket by a signed request. The answer must have the header fields of an object store."""
     if not settings.store_is_known:
         settings.required("s3_endpoint")
     names = [bucket for _, bucket in buckets_of(settings)]
@@ -112,24 +121,24 @@ def _objects(settings: Settings) -> str:
     return ", ".join(names)
 
 
-def _zookeeper(settings: Settings) -> str:
+def _check_zookeeper(settings: Settings) -> str:
     with open_session(settings) as session:
-        alive = len(OwnershipDirectory(session, MAX_BUNDLES).live_workers())
-        return f"{alive} {'worker has' if alive == 1 else 'workers have'} a session"
+        count = len(OwnershipDirectory(session, MAX_BUNDLES).live_workers())
+        return f"{count} {'worker has' if count == 1 else 'workers have'} a session"
 
 
-def _lost(settings: Settings) -> Row | None:
-    pids = [one.pid for one in live_workers(StackHome.at(settings.home))]
+def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
+    pids = [worker.pid for worker in live_workers(StackHome.at(settings.home))]
     try:
         database = Database(settings.database_url)
     except SextonError:
-        return None  # the check of the database says it
-    why = lost_write_ahead(database, pids)
+        return None  # the check of the database reports it
+    problem = lost_write_ahead(database, pids)
     database.close()
-    return {"name": "database", "ok": False, "detail": str(why)} if why else None
+    return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
 
 
-def _database(settings: Settings) -> str:
+def _check_database(settings: Settings) -> str:
     database = Database(settings.database_url)
     try:
         check_version(database)
@@ -139,86 +148,96 @@ def _database(settings: Settings) -> str:
     return "this build's version, and takes writes"
 
 
-def _current_build(settings: Settings) -> str:
+def _check_deployment(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
-        found = await read_deployment(client, settings.deployment_name)
+        deployment = await read_deployment(client, settings.deployment_name)
         dead = crashed_worker_ids(StackHome.at(settings.home))
-        ramping = found.ramping if found.ramp_percent else None
-        fed = [build for build in (found.current, ramping) if build]
-        return found, {build: await unserved_queues(client, found.name, build, dead=dead) for build in fed}
+        ramping = deployment.ramping if deployment.ramp_percent else None
+        routed_builds = [build for build in (deployment.current, ramping) if build]
+        queues_by_build = {
+            build: await find_unserved_queues(client, deployment.name, build, dead_identities=dead)
+            for build in routed_builds
+        }
+        return deployment, queues_by_build
 
-    found, unserved = run_with_client(settings, ask)
-    if found.current is None:
+    deployment, unserved_queues = run_with_client(settings, ask)
+    if deployment.current is None:
         advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
-        raise ServiceFailed("deployment", str(found), advice=advice)
-    for build, queues in unserved.items():
+        raise ServiceFailed("deployment", str(deployment), advice=advice)
+    for build, queues in unserved_queues.items():
         if queues:
             advice = "start one of that build, or make a build current that has workers: "
             advice += "`sexton worker deploy --build-id ID`"
-            problem = f"{found}, and no worker of {build} polls {', '.join(queues)}"
+            problem = f"{deployment}, and no worker of {build} polls {', '.join(queues)}"
             raise ServiceFailed("deployment", problem, advice=advice)
-    return str(found)
+    return str(deployment)
 
 
-async def polling(client: Client, settings: Settings, *, dead: Collection[str] = ()) -> set[str]:
-    """The identities of the workers that poll the task queue now."""
-    found = await live_pollers(
-        client, settings.task_queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead
-    )
-    return {one.identity for one in found}
+async def list_polling_workers(
+    client: Client, settings: Settings, *, dead_identities: Collection[str] = ()
+) -> set[str]:
+    """Return the identities of the workers that poll the task queue now."""
+    kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    pollers = await live_pollers(client, settings.task_queue, kind, dead_identities=dead_identities)
+    return {poller.identity for poller in pollers}
 
 
-def _workers(settings: Settings) -> Row:
-    """The workers that poll the task queue, wherever they run, and where those of this home can be looked at.
+def _check_workers(settings: Settings) -> Row:
+    """Return the row of workers that poll the task queue on any machine, with the addresses of this home's workers.
 
-    Temporal forgets one that went away only after minutes: one whose process ended in this home is not counted.
+    Temporal forgets a worker only minutes after its end, so workers of this home whose processes ended are left out.
     """
     home = StackHome.at(settings.home)
+
+    async def ask(client: Client) -> set[str]:
+        return await list_polling_workers(client, settings, dead_identities=crashed_worker_ids(home))
+
     try:
-        names = sorted(
-            run_with_client(settings, lambda client: polling(client, settings, dead=crashed_worker_ids(home)))
-        )
+        names = sorted(run_with_client(settings, ask))
     except SextonError:
         return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
-    except RPCError as error:  # it answered, and refused: no such namespace, no permission
-        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_refused(error)}"}
-    urls = {one.worker_id: ", ".join(filter(None, (one.http_url, one.metrics_url))) for one in live_workers(home)}
-    shown = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
+    except RPCError as error:  # Temporal answers with a refusal: no such namespace, no permission
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_describe_rpc_error(error)}"}
+    urls = {
+        worker.worker_id: ", ".join(filter(None, (worker.http_url, worker.metrics_url)))
+        for worker in live_workers(home)
+    }
+    workers = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
-    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(shown) or advice}
+    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(workers) or advice}
 
 
-def _identity(settings: Settings) -> Row:
-    """Return the row of the catalog's id and of each service that is not its own; changes nothing."""
-    ours: list[str] = []
+def _check_identity(settings: Settings) -> Row:
+    """Return the row of the catalog's id and of each service that belongs to another catalog. Changes nothing."""
+    own: list[str] = []
     foreign: list[str] = []
-    untold: list[str] = []  # why is said in the row of that service
+    unknown: list[str] = []  # the rows of these services have the reason
     try:
         with open_catalog(settings.database_url) as catalog:
             catalog_id = catalog.identities.catalog_id()
-            for name, look in _looks(settings, catalog.identities):
+            for name, is_own in _list_identity_checks(settings, catalog.identities):
                 try:
-                    ours.append(name if look() else f"{name} (nobody's yet)")
+                    own.append(name if is_own() else f"{name} (nobody's yet)")
                 except CatalogMismatch as error:
                     foreign.append(str(error))
                 except (RPCError, SextonError):
-                    untold.append(name)
+                    unknown.append(name)
     except SextonError as error:
-        return {"name": _IDENTITY, "ok": False, "detail": f"cannot be told: {error}"}
-    unanswered = [f"cannot be told of {', '.join(untold)}: no answer, or a refusal"] if untold else []
+        return {"name": _IDENTITY_ROW, "ok": False, "detail": f"cannot be told: {error}"}
+    unanswered = [f"cannot be told of {', '.join(unknown)}: no answer, or a refusal"] if unknown else []
     problems = [*foreign, *unanswered]
-    detail = "; ".join(problems) or ", ".join(ours) or "no service is known"
-    return {"name": _IDENTITY, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
+    detail = "; ".join(problems) or ", ".join(own) or "no service is known"
+    return {"name": _IDENTITY_ROW, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
 
 
-def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Each service that is known, and how to ask whether it is the catalog's."""
+def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Iterate over the known services, each with a function that tells whether the service has the catalog's mark."""
     if settings.store_is_known:
-        own = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
+        own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in buckets_of(settings):
-            yield f"{role.value} bucket {bucket}", partial(_is_ours, own(role, bucket))
+            yield f"{role.value} bucket {bucket}", partial(_has_own_marker, own_bucket(role, bucket))
     if settings.ownership == "zookeeper" and settings.zookeeper:
-        yield "zookeeper", lambda: _path(settings, identities.catalog_id())
+        yield "zookeeper", lambda: _is_own_zookeeper_path(settings, identities.catalog_id())
     if settings.temporal_address:
         yield (
             f"namespace {settings.temporal_namespace}",
@@ -226,64 +245,67 @@ def _looks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Ca
         )
 
 
-def _is_ours(store: OwnStore) -> bool:
+def _has_own_marker(store: OwnStore) -> bool:
     return store.look() is MarkerState.OURS
 
 
-def _path(settings: Settings, catalog_id: str) -> bool:
+def _is_own_zookeeper_path(settings: Settings, catalog_id: str) -> bool:
     with open_session(settings) as session:
         return check_path(session, catalog_id)
 
 
-_CLOCK_S = 5.0  # S3 refuses signatures whose clock is 15 minutes off; five seconds is already worth a word
+_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses signatures from 15 minutes on; a smaller difference shows a wrong clock
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """As `status`, and Java, search attributes, schedules, ownership, clock, and our certificates if there are any."""
+    """Return the rows of `status`, and of Java, search attributes, schedules, ownership, clock and certificates.
+
+    The row of certificates is left out if the settings name none.
+    """
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
-        "search attributes": _search_attributes,
-        SCHEDULES: _schedules,
-        "ownership": _ownership,
-        "clock": _clock,
+        "search attributes": _check_search_attributes,
+        SCHEDULES: _check_schedules,
+        "ownership": _check_ownership,
+        "clock": _check_clock,
         **({"certificates": check_certificates} if files_of_certificates(settings) else {}),
     }
-    return [*status(settings), *(checked(name, check, settings) for name, check in checks.items())]
+    return [*status(settings), *(run_check(name, check, settings) for name, check in checks.items())]
 
 
-def _search_attributes(settings: Settings) -> str:
+def _check_search_attributes(settings: Settings) -> str:
     run_with_client(settings, visibility.require_search_attributes)
     return "all registered"
 
 
-def _schedules(settings: Settings) -> str:
+def _check_schedules(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[int, Sequence[StuckRun]]:
         return len(await list_schedules(client)), await find_stuck_runs(client)
 
-    count, stuck = run_with_client(settings, ask)
-    if stuck:
-        raise ServiceFailed(SCHEDULES, "; ".join(map(str, stuck)), advice="its runbook is `Schedules`")
+    count, stuck_runs = run_with_client(settings, ask)
+    if stuck_runs:
+        raise ServiceFailed(SCHEDULES, "; ".join(map(str, stuck_runs)), advice="its runbook is `Schedules`")
     return f"{count} schedule{'' if count == 1 else 's'}, and no job of theirs is stuck"
 
 
-def _ownership(settings: Settings) -> str:
+def _check_ownership(settings: Settings) -> str:
     with open_catalog(settings.database_url) as catalog:
         if settings.ownership == "single":
-            return f"{overview(catalog.fences, None)}; ownership=single"
+            return f"{read_ownership(catalog.fences, None)}; ownership=single"
         with open_directory(settings, catalog.fences.bundles(), catalog.identities.catalog_id()) as directory:
-            found = overview(catalog.fences, directory)
-    if not found.workers:
+            ownership = read_ownership(catalog.fences, directory)
+    if not ownership.workers:
         raise ServiceFailed(
-            "ownership", f"{found}, no worker has a session", advice="start one, or read a worker's log"
+            "ownership", f"{ownership}, no worker has a session", advice="start one, or read a worker's log"
         )
-    return f"{found}; workers: {', '.join(worker.worker_id for worker in found.workers)}"
+    return f"{ownership}; workers: {', '.join(worker.worker_id for worker in ownership.workers)}"
 
 
-def _clock(settings: Settings) -> str:
+def _check_clock(settings: Settings) -> str:
     if not settings.store_is_known:
         settings.required("s3_endpoint")
-    off = time.time() - clock_s(primary_bucket(settings, hasty=True))
-    if abs(off) > _CLOCK_S:
-        problem = f"this machine and the object store differ by {off:.0f} s"
+    difference_s = time.time() - clock_s(primary_bucket(settings, hasty=True))
+    if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
+        problem = f"this machine and the object store differ by {difference_s:.0f} s"
         raise ServiceFailed("clock", problem, advice="set both by one time service")
-    return f"within {_CLOCK_S:.0f} s of the object store's"
+    return f"within {_MAX_CLOCK_DIFFERENCE_S:.0f} s of the object store's"

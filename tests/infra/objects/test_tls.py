@@ -12,7 +12,7 @@ from logstore.identity.markers import MARKER_KEY, Role
 from tests.tls import HOST, Authority, TlsFront
 from workers.assembly.adapters import store_address
 from workers.assembly.buckets import primary_bucket
-from workers.operations.status import _objects, checked
+from workers.operations.status import _check_object_store, run_check
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -66,7 +66,7 @@ def test_store_that_is_not_trusted_is_told_with_the_setting(
             with pytest.raises(StoreUnavailable, match=r"no trusted connection .*check s3_ca_file") as refused:
                 list(primary_bucket(given, hasty=True).list(MARKER_KEY))
             assert part in str(refused.value), part
-            assert "check s3_ca_file" in str(checked("object store", _objects, given)["detail"])
+            assert "check s3_ca_file" in str(run_check("object store", _check_object_store, given)["detail"])
     finally:
         expired.close()
         foreign.close()
@@ -77,4 +77,4 @@ def test_file_of_authorities_that_cannot_be_used_is_refused(settings: Settings, 
     gone = settings.model_copy(update={"s3_ca_file": str(tmp_path / "gone")})
     with pytest.raises(InvalidInput, match="s3_ca_file: expected a file that can be read"):
         _keys(gone)
-    assert "s3_ca_file: expected a file" in str(checked("object store", _objects, gone)["detail"])
+    assert "s3_ca_file: expected a file" in str(run_check("object store", _check_object_store, gone)["detail"])

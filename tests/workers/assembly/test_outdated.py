@@ -34,8 +34,8 @@ from workers.assembly.log import LogStore
 from workers.client import visibility
 from workers.client.connections import connect_client
 from workers.identity import compare_buckets
-from workers.operations.records_row import records_row
-from workers.operations.stack import prepare
+from workers.operations.record_log_status import record_log_row
+from workers.operations.stack import prepare_catalog_and_namespace
 from workers.operations.status import doctor, status
 from workers.settings import Settings
 
@@ -231,8 +231,8 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
         log.catalog.topics.create(_NAME, RetentionPolicy())
         _flush(log)
     asyncio.run(_register(settings))
-    assert records_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
-    prepare(settings)
+    assert record_log_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
+    prepare_catalog_and_namespace(settings)
     if how == "restored":
         shutil.copy(path, copy)
         _go_on(settings)
@@ -241,14 +241,14 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
     else:
         _go_on(_copied(settings, copy))
         advice = "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one"
-    row = records_row(settings)
+    row = record_log_row(settings)
     assert row["ok"] is False
     assert advice in str(row["detail"])
     assert "sexton records rebuild --into" in str(row["detail"])
     for rows in (status, doctor):
         assert row in rows(settings)
     with pytest.raises(CatalogOutdated, match=advice):
-        prepare(settings)
+        prepare_catalog_and_namespace(settings)
 
 
 def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings: Settings) -> None:
@@ -258,4 +258,4 @@ def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings
         _flush(log)
     away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     told = "manifest 1 has all changes; not compared with the newest manifest"
-    assert records_row(away) == {"name": "record log", "ok": True, "detail": told}
+    assert record_log_row(away) == {"name": "record log", "ok": True, "detail": told}

@@ -27,7 +27,7 @@ from tests.logstore.eventually import assert_eventually
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
-from workers.operations.owners import Unloading
+from workers.operations.owners import BundleUnloader
 
 __all__ = ["ensemble", "looker", "zookeeper"]
 
@@ -301,10 +301,10 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
         fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
     directory = SimpleNamespace(owner_nodes=lambda _: {BundleId(1): node})
-    unloading = Unloading(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
-    owned = unloading.find(BundleId(1))
+    unloading = BundleUnloader(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
+    owned = unloading.find_owner(BundleId(1))
     assert (owned.fence, owned.worker_id) == (3, "a")
-    taken = unloading.taken(owned, within_s=30)
+    taken = unloading.wait_until_acquired(owned, within_s=30)
     assert taken is not None
     assert taken.counter == 4
 

@@ -23,7 +23,7 @@ from tests.workflows.house import assert_eventually
 from workers.cli.exports import exports
 from workers.client import temporal_access
 from workers.client.connections import connect_client, run_with_client
-from workers.operations.status import checked
+from workers.operations.status import run_check
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -90,7 +90,7 @@ def _refusal(settings: Settings, **changes: object) -> str:
     given = Settings.model_validate({name: one for name, one in {**dict(settings), **changes}.items() if one != ""})
     with pytest.raises((ServiceFailed, InvalidInput)) as refused:
         run_with_client(given, _ask)
-    row = checked("temporal", lambda asked: str(run_with_client(asked, _ask)), given)  # as `doctor` asks
+    row = run_check("temporal", lambda asked: str(run_with_client(asked, _ask)), given)  # as `doctor` asks
     assert row == {"name": "temporal", "ok": False, "detail": str(refused.value)}
     assert _KEY not in str(refused.value)
     return str(refused.value)

@@ -9,7 +9,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
 from workers.demo.auditor import Auditor
-from workers.demo.delayed import Delivered, check_delayed
+from workers.demo.delayed import DeliveryRecord, check_delayed
 
 _ENDED_MS = 1_000
 _TOPIC = Topic(topic_id=TopicId(1), name="reminders", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
@@ -25,20 +25,20 @@ class _Log:
     held: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: {7: [(3, 3)], 9: [(3, 4)]})
     retired: set[int] = field(default_factory=lambda: {4, 5})
 
-    def delivery_times(self, _: int) -> dict[tuple[int, int], int | None]:
+    def read_delivery_times_ms(self, _: int) -> dict[tuple[int, int], int | None]:
         return self.times
 
-    def buckets(self, _: int) -> dict[int, list[tuple[int, int]]]:
+    def read_buckets(self, _: int) -> dict[int, list[tuple[int, int]]]:
         return self.held
 
-    def retired_buckets(self, _: int) -> set[int]:
+    def read_retired_buckets(self, _: int) -> set[int]:
         return self.retired
 
 
 def _seen(log: _Log, *received: tuple[int, int]) -> tuple[bool, str]:
     """What is said where these entries were received, each at that time."""
     got = [(Position(LedgerId(3), entry), at_ms) for entry, at_ms in received]
-    row = check_delayed(cast("Auditor", log), Delivered(topic=_TOPIC, received=got, ended_ms=_ENDED_MS))
+    row = check_delayed(cast("Auditor", log), DeliveryRecord(topic=_TOPIC, received=got, ended_ms=_ENDED_MS))
     return row.ok, row.seen
 
 

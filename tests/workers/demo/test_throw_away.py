@@ -18,8 +18,8 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.demo import run as demo_run
 from workers.demo import run_demo, throw_away
-from workers.demo.throw_away import mark, new_home, remove, remove_abandoned
-from workers.demo.waiting import Interrupts
+from workers.demo.throw_away import lock_home, make_home, remove_abandoned_homes, remove_home
+from workers.demo.waiting import InterruptHandler
 from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")
@@ -36,8 +36,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def home(temporary: Path) -> Iterator[Path]:
     """The marked folder of a demo that is this process, with a server in it."""
-    made = new_home()
-    held = mark(made)
+    made = make_home()
+    held = lock_home(made)
     server = ServiceProcess("worker-1", StackHome.at(made))
     server.start(_SLEEP, cwd=made, env=os.environ)
     yield made
@@ -52,13 +52,13 @@ class _Story:
     working: Sequence[signal.Signals] = ()
     cleaning: Sequence[signal.Signals] = ()
     seen: list[str] = field(default_factory=list)
-    interrupts: Interrupts = field(default_factory=Interrupts)
+    interrupts: InterruptHandler = field(default_factory=InterruptHandler)
 
     def run(self) -> None:
         self.interrupts.home = _HOME
         with self.interrupts:
             try:
-                with self.interrupts.heeded():
+                with self.interrupts.interruptible():
                     self._do("working", self.working, "worked")
             finally:
                 self._do("cleaning", self.cleaning, "clean")
@@ -79,7 +79,7 @@ def _server(home: Path) -> psutil.Process:
 @pytest.fixture
 def abandoned(temporary: Path) -> Iterator[Path]:
     """The folder of a demo that was killed, with a server in it that outlived it."""
-    marked = "from workers.demo.throw_away import mark, new_home; made = new_home(); mark(made)"
+    marked = "from workers.demo.throw_away import lock_home, make_home; made = make_home(); lock_home(made)"
     script = f"import os, signal; {marked}; print(made, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     surroundings = {**os.environ, "TMPDIR": str(temporary)}
     dead = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, check=False)
@@ -100,7 +100,7 @@ def test_removal_waits_for_the_servers_deaths(home: Path, monkeypatch: pytest.Mo
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
-    remove(home)
+    remove_home(home)
     assert alive == [False]
     assert not home.exists()
 
@@ -116,8 +116,8 @@ def test_removal_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", empty)
-    monkeypatch.setattr(throw_away, "_BETWEEN_S", 0.0)
-    remove(home)
+    monkeypatch.setattr(throw_away, "_RETRY_PAUSE_S", 0.0)
+    remove_home(home)
     assert tries == [home, home]
     assert not home.exists()
 
@@ -129,15 +129,15 @@ def test_removal_that_fails_names_the_folder(home: Path, monkeypatch: pytest.Mon
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(shutil, "rmtree", fail)
-    monkeypatch.setattr(throw_away, "_BETWEEN_S", 0.0)
+    monkeypatch.setattr(throw_away, "_RETRY_PAUSE_S", 0.0)
     with pytest.raises(ServiceFailed, match=f"{home} cannot be removed .*Permission denied.*rm -r {home}"):
-        remove(home)
+        remove_home(home)
 
 
 def test_the_next_demo_removes_the_folder_of_a_dead_one(abandoned: Path) -> None:
     """With the servers that outlived it."""
     server = _server(abandoned)
-    remove_abandoned(print)
+    remove_abandoned_homes(print)
     assert not abandoned.exists()
     assert not server.is_running()
 
@@ -146,7 +146,7 @@ def test_the_next_demo_leaves_the_folders_of_others(home: Path, temporary: Path)
     """Those of a demo that lives, and those without a demo's mark."""
     unmarked = temporary / "sexton-demo-of-a-person"
     StackHome.at(unmarked).prepare()
-    remove_abandoned(print)
+    remove_abandoned_homes(print)
     assert home.exists()
     assert unmarked.exists()
     assert _server(home).is_running()
@@ -158,7 +158,7 @@ def test_the_next_demo_leaves_one_that_lives_though_the_clock_was_set(
     """Linux tells when a process was started by a clock that moves with the system's: that is no proof of a death."""
     server, told = _server(home), psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 5)
-    remove_abandoned(print)
+    remove_abandoned_homes(print)
     assert home.exists()
     assert server.status() != psutil.STATUS_ZOMBIE
 
@@ -168,7 +168,7 @@ def test_the_next_demo_believes_no_mark_behind_a_link(abandoned: Path, temporary
     elsewhere = temporary / "elsewhere"
     abandoned.rename(elsewhere)
     (temporary / "sexton-demo-link").symlink_to(elsewhere)
-    remove_abandoned(print)
+    remove_abandoned_homes(print)
     assert elsewhere.exists()
 
 
@@ -204,7 +204,7 @@ def test_a_third_signal_gives_up_and_says_what_stays(capfd: pytest.CaptureFixtur
     with pytest.raises(KeyboardInterrupt):
         story.run()
     assert story.seen == ["working", "cleaning"]
-    assert story.interrupts.given_up
+    assert story.interrupts.has_given_up
     assert f"given up: {_HOME} stays" in capfd.readouterr().err
 
 
@@ -220,7 +220,7 @@ def test_a_demo_that_is_interrupted_says_what_became_of_its_home(
         homes.append(settings.home)
         signal.raise_signal(number)
 
-    monkeypatch.setattr(demo_run, "_run", interrupted)
+    monkeypatch.setattr(demo_run, "_run_story", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_demo(Settings(home=temporary / "own"), topics=1, ledgers=2, keep=keep, on_progress=print)
     (home,) = homes
@@ -233,7 +233,7 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
     """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupts() as interrupts, interrupts.heeded():
+        with InterruptHandler() as interrupts, interrupts.interruptible():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

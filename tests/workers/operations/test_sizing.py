@@ -111,7 +111,7 @@ def test_deletion_makes_as_many_requests_as_the_calculator_says(
         chunk = ChunkInput(batch_id=BATCH, chunk=RowRange(first=0, last=10**6, rows=ledgers), catalog_epoch=1)
         assert sum(done(world.deletion.delete_chunk, chunk).outcomes.values()) == ledgers
     assert world.outcomes() == {"DELETED": ledgers}
-    said = sizing.deletion_requests(ledgers, segments=segments)
+    said = sizing.estimate_deletion_requests(ledgers, segments=segments)
     assert (asked["list"], asked["delete"], asked["get"]) == (said.lists, said.deletes, said.gets)
 
 
@@ -121,7 +121,7 @@ def _count_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     lists, deletes, gets = world.objects.list, world.objects.delete, world.objects.get_range
 
     def pages(count: int) -> int:
-        return max(1, -(-count // sizing.PAGE))
+        return max(1, -(-count // sizing.KEYS_PER_PAGE))
 
     def listing(prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         found = list(lists(prefix, start_after=start_after, first_page=first_page))
@@ -147,26 +147,26 @@ def test_histories_have_as_many_events_as_the_calculator_says(name: str) -> None
     """Of the two jobs that do most of the work, at runs of forty activities and more."""
     events = json.loads((_HISTORIES / f"{name}.json").read_text(encoding="utf-8"))["events"]
     activities = sum("activityTaskScheduledEventAttributes" in one for one in events)
-    assert len(events) == pytest.approx(sizing.EVENTS * activities, rel=_NEAR)
+    assert len(events) == pytest.approx(sizing.EVENTS_PER_ACTIVITY * activities, rel=_NEAR)
 
 
 def test_guide_shows_what_the_calculator_says() -> None:
     """Its table is that of the calculator for the same stores."""
     whole = sizing.StorePlan(topics=10_000_000, ledgers=1_000_000_000)
     sizes = {
-        "10,000 topics, 1 million ledgers": sizing.size_of(sizing.StorePlan(topics=10_000, ledgers=1_000_000)),
-        "10 million topics, 1 billion ledgers": sizing.size_of(whole),
-        "one of 16 clusters of these": sizing.size_of(whole.of(16)),
+        "10,000 topics, 1 million ledgers": sizing.estimate_size(sizing.StorePlan(topics=10_000, ledgers=1_000_000)),
+        "10 million topics, 1 billion ledgers": sizing.estimate_size(whole),
+        "one of 16 clusters of these": sizing.estimate_size(whole.per_cluster(16)),
     }
-    assert sizing.table(sizes) in (ROOT / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
+    assert sizing.format_table(sizes) in (ROOT / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
 
 
 def test_clusters_share_a_store_evenly() -> None:
     """Together they hold no less than the whole."""
     whole = sizing.StorePlan(topics=1_001, ledgers=100_001)
-    part = whole.of(4)
+    part = whole.per_cluster(4)
     assert (part.topics, part.ledgers) == (251, 25_001)
-    assert 4 * sizing.size_of(part).catalog_bytes >= sizing.size_of(whole).catalog_bytes
+    assert 4 * sizing.estimate_size(part).catalog_bytes >= sizing.estimate_size(whole).catalog_bytes
 
 
 @pytest.mark.parametrize("wrong", [{"topics": 0}, {"segments": -1}, {"life_days": 0.5}, {"database": "mysql"}])

@@ -32,10 +32,10 @@ from logstore.deletion.intents import Refusal
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
-from workers.operations import records_row as records_row_module
+from workers.operations import record_log_status
 from workers.operations.builds import Deployment
-from workers.operations.records_row import records_row, why_flushes_fail
-from workers.operations.status import _ownership, checked, doctor, status
+from workers.operations.record_log_status import find_flush_failure, record_log_row
+from workers.operations.status import _check_ownership, doctor, run_check, status
 from workers.settings import Settings
 
 
@@ -120,13 +120,13 @@ def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
     async def read(_: object, name: str) -> Deployment:
         return Deployment(name=name, current="b2", **ramp)
 
-    async def ask(_: object, name: str, build_id: str, *, dead: set[str]) -> list[str]:
-        assert (name, dead) == ("store", {"killed"})
+    async def ask(_: object, name: str, build_id: str, *, dead_identities: set[str]) -> list[str]:
+        assert (name, dead_identities) == ("store", {"killed"})
         return unserved[build_id]
 
     monkeypatch.setattr("workers.client.connections.connect_client", connect)
     monkeypatch.setattr("workers.operations.status.read_deployment", read)
-    monkeypatch.setattr("workers.operations.status.unserved_queues", ask)
+    monkeypatch.setattr("workers.operations.status.find_unserved_queues", ask)
     with record_worker(StackHome.at(tmp_path), "here"):
         _record_killed(StackHome.at(tmp_path), "killed")
         assert _named(settings, "deployment") == {
@@ -191,17 +191,17 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(owner_nodes=lambda: nodes, live_workers=lambda: live, live_sessions=lambda: {7})
     monkeypatch.setattr("workers.operations.status.open_directory", lambda *_: nullcontext(found))
-    assert checked("ownership", _ownership, settings) == {
+    assert run_check("ownership", _check_ownership, settings) == {
         "name": "ownership",
         "ok": True,
         "detail": "4 bundles, 3 without an owner; workers: w",
     }
     live.clear()
-    row = checked("ownership", _ownership, settings)
+    row = run_check("ownership", _check_ownership, settings)
     assert row["ok"] is False
     assert "no worker has a session; start one" in str(row["detail"])
     alone = settings.model_copy(update={"ownership": "single"})
-    assert _ownership(alone) == "4 bundles, 3 without an owner; ownership=single"
+    assert _check_ownership(alone) == "4 bundles, 3 without an owner; ownership=single"
 
 
 def test_status_says_of_a_stack_that_is_down_in_one_short_sentence_whose_it_cannot_tell(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ _SLOW = Failure(message="503 SlowDown")
 def test_record_log_tells_why_flushes_fail(handle: _Described, told: str | None) -> None:
     """From what Temporal knows of the one workflow: nothing else is kept of a failure."""
     client = SimpleNamespace(get_workflow_handle=lambda *_, **__: handle)
-    assert asyncio.run(why_flushes_fail(cast("Client", client))) == told
+    assert asyncio.run(find_flush_failure(cast("Client", client))) == told
 
 
 def test_record_log_tells_what_waits_and_what_no_block_can_hold(
@@ -327,17 +327,17 @@ def test_record_log_tells_what_waits_and_what_no_block_can_hold(
     """A new change is well; one that is old, or that cannot be flushed, is not."""
     world = RecordsWorld(tmp_path)
     try:
-        monkeypatch.setattr(records_row_module, "_failing", lambda _: None)
+        monkeypatch.setattr(record_log_status, "_ask_flush_failure", lambda _: None)
         settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'catalog.db'}")
         ledger_id = world.create()
-        assert records_row(settings)["ok"]
+        assert record_log_row(settings)["ok"]
         world.sql("UPDATE segment SET size_bytes = 1e19")
-        row = records_row(settings)
+        row = record_log_row(settings)
         assert (row["ok"], f"segment {ledger_id} 0: size_bytes" in str(row["detail"])) == (False, True)
         world.sql("UPDATE segment SET size_bytes = 1")
         world.sql("UPDATE record_outbox SET at_us = 1")
-        assert "0 deletions wait" in str(records_row(settings)["detail"])
+        assert "0 deletions wait" in str(record_log_row(settings)["detail"])
         world.sql("DELETE FROM record_outbox")
-        assert records_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
+        assert record_log_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
     finally:
         world.database.close()

@@ -1,0 +1,110 @@
+"""Row `record log` of `status`: whether changes of the catalog reach its record log, and what waits if they do not."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from infra.catalog import SqlCatalog, open_catalog
+from logstore.errors import CatalogOutdated, SextonError
+from logstore.ports.catalog import Records
+from workers.client.connections import run_with_client
+from workers.client.waiting import innermost_failure_text
+from workers.identity import compare_with_newest_manifest
+from workers.settings import Settings
+from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
+
+RECORD_LOG: Final = "record log"
+MAX_CHANGE_AGE_S: Final = 300.0
+"""Age from which a change that is in no block is a problem."""
+
+_ADVICE: Final = "`sexton records status`; runbook `flush-records`"
+
+
+def record_log_row(settings: Settings) -> Mapping[str, object]:
+    """Return the age of the oldest unflushed change, why flushes fail, and how many deletions wait.
+
+    A database that is older than its record log is always a problem.
+    """
+    try:
+        with open_catalog(settings.database_url) as catalog:
+            problems, detail = _check_outbox(catalog.records)
+            if settings.store_is_known:
+                detail += _compare_with_manifest(settings, catalog)
+    except CatalogOutdated as error:
+        return {"name": RECORD_LOG, "ok": False, "detail": str(error)}
+    except (SextonError, OSError) as error:
+        return {"name": RECORD_LOG, "ok": False, "detail": f"cannot be told: {error}"}
+    if flush_failure := _ask_flush_failure(settings):
+        problems = [flush_failure, *problems]
+    text = "; ".join([*problems, detail])
+    return {"name": RECORD_LOG, "ok": not problems, "detail": f"{text}; {_ADVICE}" if problems else text}
+
+
+def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
+    """Compare the database with the newest manifest. Return a note for the row if the store does not answer.
+
+    Raises:
+        CatalogOutdated: The database is older than its record log.
+    """
+    try:
+        compare_with_newest_manifest(settings, catalog)
+    except CatalogOutdated:
+        raise
+    except SextonError:
+        return "; not compared with the newest manifest"  # the row of the object store has the reason
+    return ""
+
+
+def _check_outbox(records: Records) -> tuple[list[str], str]:
+    """Return the problems of the outbox, and how much of it is in no block."""
+    from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
+
+    state = records.state()
+    if not state.outbox and not state.staged:
+        return [], f"manifest {state.manifest} has all changes"
+    refused_records = refused(records)
+    problems = [f"no block can hold {len(refused_records)} records: {refused_records[0]}"] if refused_records else []
+    age_s = 0.0 if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
+    if age_s > MAX_CHANGE_AGE_S:
+        waiting = records.waiting_deletions()
+        problems.append(f"changes of the last {age_s:.0f} s would be lost with the database, {waiting} deletions wait")
+    return problems, f"manifest {state.manifest}, {state.outbox} changes since, the oldest {age_s:.0f} s ago"
+
+
+def _ask_flush_failure(settings: Settings) -> str | None:
+    """Return how `flush-records` fails, or `None` if Temporal cannot be asked. Its own row has the reason."""
+    try:
+        return run_with_client(settings, find_flush_failure)
+    except (RPCError, SextonError):
+        return None
+
+
+async def find_flush_failure(client: Client) -> str | None:
+    """Return the last failure of `flush-records` as a sentence, or `None` if it runs well or has never run."""
+    handle = client.get_workflow_handle(FLUSH_RECORDS.id(), result_type=FlushRecordsResult)
+    try:
+        description = await handle.describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    if description.status is WorkflowExecutionStatus.COMPLETED:  # it ends only if a guard refuses
+        refusal = (await handle.result()).refused
+        return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
+    for activity in description.raw_description.pending_activities:
+        if activity.HasField("last_failure"):
+            failure = innermost_failure_text(activity.last_failure)
+            attempts = f"{activity.attempt - 1} attempts so far{_describe_last_attempt(activity)}"
+            return f"flushes fail, {attempts}: {failure}"
+    return None
+
+
+def _describe_last_attempt(activity: PendingActivityInfo) -> str:
+    """Return when the last attempt started or ended, or "" if the server leaves both times unset."""
+    for name in ("last_started_time", "last_attempt_complete_time"):
+        if activity.HasField(name):
+            return f", the last one at {getattr(activity, name).ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    return ""
