@@ -259,13 +259,9 @@ def test_processes_killed_at_a_sample_of_effects_lose_nothing(
     dice = random.Random(SEED)
     deadly = [case for case in every_case if case[1].action == "kill"]
     of = {who: [case for case in deadly if case[0] is who] for who, _ in deadly}
-    sample = [
+    sample = [  # one case of each kind of process and store; the fault matrix has the other points in one process
         *dice.sample(of[_writer_dies], 1),
-        *dice.sample([case for case in of[_worker_dies_in_a_trim] if "finish" in case[1].point], 1),
         *dice.sample([case for case in of[_worker_dies_with_one_ledger] if case[1].point.startswith("storage.")], 1),
-        *dice.sample(of[_worker_dies_behind_a_shared_listing], 1),
-        *dice.sample(of[_worker_dies_as_it_marks], 1),
-        *dice.sample(of[_worker_dies_in_a_delete], 1),
         *dice.sample(of[worker_dies_in_a_merge], 1),
         *dice.sample([case for case in of[_worker_dies_in_an_offload] if case[1].point.startswith("offload.")], 1),
     ]
