@@ -10,7 +10,7 @@ from activities.deletion.claims import filing
 from activities.dispatch import check_topic_name, is_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import SextonError, UnknownObject
-from logstore.offload.services.writing import Evidence, Uploaded
+from logstore.offload.services.writing import Evidence, UploadedCopy
 from logstore.offload.tiered import CopyLengths
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, Published, Topics
 from logstore.positions import LedgerId, TopicId
@@ -22,7 +22,7 @@ _SAMPLE = 20  # doubts that are told by name
 class Uploader(Protocol):
     """Writes and proves tiered copies; see `logstore.offload.services.writing.Offloader`."""
 
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> Uploaded:
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadedCopy:
         """Upload one ledger under a new uuid."""
 
     def prove(self, copy: Published) -> Evidence:
@@ -162,7 +162,7 @@ class LedgerOffload:
         """
         ledger_id = LedgerId(request.ledger_id)
         known = request.size_bytes > 0 and request.index_bytes > 0
-        lengths = CopyLengths(data=request.size_bytes, index=request.index_bytes) if known else None
+        lengths = CopyLengths(data_bytes=request.size_bytes, index_bytes=request.index_bytes) if known else None
         if self._offloads.publish(ledger_id, request.uuid, lengths=lengths):
             return OffloadAnswer.ALREADY
         return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN

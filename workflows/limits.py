@@ -14,7 +14,7 @@ from typing import Any, Final
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
-from logstore.ownership import checked_worker_id
+from logstore.ownership import check_worker_id
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master import FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
@@ -169,7 +169,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "actor": _or_empty(_as(partial(check_name, "actor"))),
     "reason": _as(check_reason),
     "batch_id": _BATCH_ID,
-    "owner": _or_empty(_as(checked_worker_id)),
+    "owner": _or_empty(_as(check_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
     "max_buckets": _within(1, _MOST_INT, optional=True),

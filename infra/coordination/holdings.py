@@ -37,8 +37,8 @@ from logstore.ownership import (
     ReownAttempts,
     ReownDecision,
     WorkerLoad,
-    decide,
-    to_shed,
+    bundles_to_shed,
+    decide_reown,
 )
 from logstore.ports.catalog import Fences
 
@@ -224,7 +224,7 @@ class Holdings:
         live = nodes.live_workers()
         self._is_registered = self._worker_id in live and live[self._worker_id].session == self._attempts.session
         workers = {worker_id: worker.load for worker_id, worker in live.items()}
-        return OwnershipView(bundles=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
+        return OwnershipView(bundle_count=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
         """Return bundles with a node of this worker and no lease, after a lost answer to a create or a delete."""
@@ -239,8 +239,10 @@ class Holdings:
         session = self._attempts.session
         decision_by_bundle = {}
         for bundle, acquired in self._unsettled.items():
-            decision = decide(node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired)
-            decision_by_bundle[bundle] = self._attempts.bounded(bundle, decision)
+            decision = decide_reown(
+                node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired
+            )
+            decision_by_bundle[bundle] = self._attempts.spend_attempt(bundle, decision)
         foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
         self._notify_unloaded([bundle for bundle in foreign if self._unsettled.pop(bundle)], UnloadReason.FOREIGN)
         own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
@@ -291,7 +293,9 @@ class Holdings:
         """Release bundles that an underloaded worker should have: first the lease, then the node."""
         max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
-        shed = [bundle for bundle in to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable]
+        shed = [
+            bundle for bundle in bundles_to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable
+        ]
         self._unload(shed, UnloadReason.SHED)
         self._takeover.leave_briefly(shed, now)
         if shed:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from logstore.errors import RetryableError
-from logstore.ownership import BundleId, Lease, OwnershipView, ranking, to_take
+from logstore.ownership import BundleId, Lease, OwnershipView, bundles_to_take, rank_workers
 from logstore.ports.catalog import Fences
 
 _log = logging.getLogger(__name__)
@@ -48,10 +48,12 @@ class Takeover:
 
     def due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
         """Return the free bundles that this worker may take now."""
-        self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free}
+        self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free_bundles}
         self._left_until = {bundle: until for bundle, until in self._left_until.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
-        due = to_take(view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._times.takeover_grace_s)
+        due = bundles_to_take(
+            view, self._worker_id, free_for_s=free_for_s, takeover_grace_s=self._times.takeover_grace_s
+        )
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
@@ -62,8 +64,8 @@ class Takeover:
         Source: apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
-        takers = {worker_id: view.workers[worker_id] for worker_id in view.takers}
-        taken_over = [bundle for bundle in bundles if ranking(bundle, takers)[:1] != [self._worker_id]]
+        takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
+        taken_over = [bundle for bundle in bundles if rank_workers(bundle, takers)[:1] != [self._worker_id]]
         self._reserved_until |= dict.fromkeys(taken_over, now + self._times.rest_s)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
-from logstore.offload.tiered import CopyLocation, location_problem
+from logstore.offload.tiered import CopyLocation, find_location_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER: Final = 5
@@ -223,7 +223,7 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     missing = missing_property(intent)
     if missing:
         return Outcome.INVALID, f"missing {missing}"
-    odd = location_problem(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
+    odd = find_location_problem(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
     if odd:
         return Outcome.INVALID, f"offload context: {odd}"
     return None

@@ -1,1 +1,1 @@
-"""Tiered copies: their format, and where each of them stands."""
+"""Tiered copies of ledgers: their format and their locations."""

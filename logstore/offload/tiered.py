@@ -1,11 +1,11 @@
-"""The tiered copy of a ledger: where it is stored, one Parquet file of its entries, and an index that vouches for it.
+"""Tiered copy of a ledger: its location, one Parquet file with all entries, and an index that proves the file.
 
-Its offload context states where it is stored, and readers and deletions ask there: a deletion that asks where the
-settings of the day point finds nothing, and says gone (apache/pulsar#16687).
+The offload context states the location. Readers and deletions look there, and not where the current settings point: a
+deletion at a wrong location finds nothing and takes the copy for deleted (apache/pulsar#16687).
 
-Both objects are named after the attempt that wrote them: an attempt that died can never be taken for the one that was
-published, and never stands in its way. The data is written first and the index last, and deleted in the same order,
-so that an index vouches for data that is there.
+Both objects are named after the attempt that wrote them. So an attempt that died is never taken for the published one,
+and never conflicts with it. The data is written first and the index last, and they are deleted in the same order. So an
+index always proves data that exists, unless a deletion is under way.
 
 Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DRIVER: Final = "aws-s3"
 
-_UUID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
-_FIELDS: Final = {
+_UUID_FORM: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_FORM_BY_FIELD: Final = {
     "bucket": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"), "the name of a bucket"),
     "endpoint": (re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+(?:/[A-Za-z0-9._~/-]*)?"), "a URL of http or https"),
     "region": (re.compile(r"[A-Za-z0-9-]{1,64}"), "the name of a region"),
@@ -37,39 +37,39 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class CopyLocation:
-    """The bucket in which a tiered copy is stored, and the store that has it."""
+    """Bucket of a tiered copy, and the store that has the bucket."""
 
     bucket: str
-    endpoint: str = ""  # URL; empty: the store of the settings
-    region: str = ""  # empty: that of the settings
+    endpoint: str = ""  # URL; empty for the store of the settings
+    region: str = ""  # empty for the region of the settings
 
 
-def location_of(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
-    """The uuid of the attempt that wrote a tiered copy, and the location of the copy.
+def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
+    """Return the uuid of the attempt that wrote a tiered copy, and the copy's location, from its offload context.
 
     Raises:
-        CorruptData: The context does not say where to look, or states what cannot be a bucket, an endpoint or a region.
+        CorruptData: The context has no uuid or no bucket, or a field has an impossible value.
     """
     uuid, bucket = context.get("uuid"), context.get("bucket")
     if not uuid or not bucket:
         raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
-    problem = location_problem(context)
+    problem = find_location_problem(context)
     if problem:
         raise CorruptData(f"ledger {ledger_id}: offload context: {problem}")
     return uuid, CopyLocation(bucket, str(context.get("endpoint") or "").rstrip("/"), str(context.get("region") or ""))
 
 
-def location_problem(context: Mapping[str, str]) -> str | None:
-    """What is wrong with the first bad field of an offload context, or None; absent fields are not judged."""
+def find_location_problem(context: Mapping[str, str]) -> str | None:
+    """Return what is wrong with the first bad field of an offload context, or `None`. Absent fields are accepted."""
     driver = context.get("driver")
     if driver and driver != DRIVER:
         return f"driver: expected {DRIVER}, found {driver!r}"
-    if context.get("uuid") and not _UUID.fullmatch(str(context["uuid"])):
+    if context.get("uuid") and not _UUID_FORM.fullmatch(str(context["uuid"])):
         return f"uuid: expected letters, digits, '.', '_' and '-', found {context['uuid']!r}"
     return next(
         (
             f"{name}: expected {rule}, found {context[name]!r}"
-            for name, (form, rule) in _FIELDS.items()
+            for name, (form, rule) in _FORM_BY_FIELD.items()
             if context.get(name) and not form.fullmatch(str(context[name]))
         ),
         None,
@@ -77,122 +77,122 @@ def location_problem(context: Mapping[str, str]) -> str | None:
 
 
 UPLOAD_GRACE_S = 120
-"""After the time by which an upload has sent its last request: until then that request may still land.
+"""Time after the end of an upload within which its last request may still arrive.
 
-One request may take 5 s to connect, 60 s to be answered, and what it takes to send one part in between.
+One request may take 5 s to connect and 60 s to be answered, and in between the time to send one part.
 """
 
-_UNTIL = "until_us"
-_TIME = re.compile("[0-9]{1,18}")
-_DATA_BYTES, _INDEX_BYTES = "data_bytes", "index_bytes"
-_BYTES: Final = re.compile("[0-9]{1,18}", re.ASCII)
+_UPLOAD_END_FIELD = "until_us"
+_DATA_BYTES_FIELD, _INDEX_BYTES_FIELD = "data_bytes", "index_bytes"
+_NUMBER_FORM: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def data_key(uuid: str, ledger_id: LedgerId) -> str:
-    """Key of the one object with all entries."""
+    """Return the key of the object with all entries."""
     return f"{uuid}-ledger-{ledger_id}"
 
 
 def index_key(uuid: str, ledger_id: LedgerId) -> str:
-    """Key of the index: written last, deleted last."""
+    """Return the key of the index."""
     return f"{data_key(uuid, ledger_id)}-index"
 
 
-class Begin(StrEnum):
-    """What an attempt to offload a ledger finds of its tiered copy."""
+class UploadStart(StrEnum):
+    """State of a ledger's tiered copy when an attempt to offload it begins."""
 
-    ALREADY = "ALREADY"  # one is LIVE
-    AGAIN = "AGAIN"  # its own, from an earlier call of the same attempt
-    ANEW = "ANEW"  # none, or that of another attempt, which it takes the place of
+    ALREADY = "ALREADY"  # the copy is LIVE
+    AGAIN = "AGAIN"  # the copy belongs to an earlier call of this attempt
+    ANEW = "ANEW"  # there is no copy, or this attempt replaces the copy of another one
 
 
-def begin(
+def decide_upload_start(
     ledger_id: int,
     uuid: str,
     *,
     tiered: tuple[str, Mapping[str, str]] | None,
     state: str,
     primary: Callable[[], str | None],
-) -> Begin:
-    """Decide what an attempt does that begins now.
+) -> UploadStart:
+    """Decide how an attempt to offload a ledger begins.
 
     Args:
-        ledger_id: What it offloads.
-        uuid: Its own.
-        tiered: State and context of the tiered copy that there is.
-        state: The ledger's.
-        primary: Reads the state of the primary copy, None: there is none; asked only by an attempt that begins anew.
+        ledger_id: Ledger to offload.
+        uuid: Uuid of the attempt.
+        tiered: State and context of the tiered copy, if there is one.
+        state: State of the ledger.
+        primary: Reads the state of the primary copy, `None` if there is none. It is called only for `ANEW`.
 
     Raises:
-        PreconditionFailed: It begins anew, and the ledger is not CLOSED, or has no LIVE primary copy.
+        PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.
     """
     if tiered and tiered[0] == CopyState.LIVE:
-        return Begin.ALREADY
+        return UploadStart.ALREADY
     if tiered and tiered[1].get("uuid") == uuid:
-        return Begin.AGAIN
+        return UploadStart.AGAIN
     if state != LedgerState.CLOSED:
         raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
-    found = primary()
-    if found != CopyState.LIVE:
-        raise PreconditionFailed(f"ledger {ledger_id}: expected a LIVE primary copy, found {found or 'none'}")
-    return Begin.ANEW
+    primary_state = primary()
+    if primary_state != CopyState.LIVE:
+        raise PreconditionFailed(f"ledger {ledger_id}: expected a LIVE primary copy, found {primary_state or 'none'}")
+    return UploadStart.ANEW
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:
-    """From when on nothing more of the upload can land, by the catalog's clock; None: it is over.
+    """Return the time after which no request of the upload can arrive, by the catalog's clock. `None` if it has ended.
 
     Raises:
-        CorruptData: The context says something else than a time.
+        CorruptData: The field of the context is no time.
     """
-    until = context.get(_UNTIL)
-    if until is None:
+    end_us = context.get(_UPLOAD_END_FIELD)
+    if end_us is None:
         return None
-    if not _TIME.fullmatch(str(until)):
-        raise CorruptData(f"offload context: expected microseconds in {_UNTIL}, found {until!r}")
-    return int(until) + UPLOAD_GRACE_S * 1_000_000
+    if not _NUMBER_FORM.fullmatch(str(end_us)):
+        raise CorruptData(f"offload context: expected microseconds in {_UPLOAD_END_FIELD}, found {end_us!r}")
+    return int(end_us) + UPLOAD_GRACE_S * 1_000_000
 
 
 def was_published(context: Mapping[str, str]) -> bool:
-    """Whether the copy was LIVE once; of one that was not, it is not known whether anything of it was stored."""
-    return _UNTIL not in context
+    """Return whether the copy was ever LIVE. Storage may have nothing of a copy that was not."""
+    return _UPLOAD_END_FIELD not in context
 
 
-def upload_ended(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    """The context once the upload sends nothing more; it never ends later than was said before, if that can be read.
+def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
+    """Return the context after the upload has sent its last request. An end that was stored before is never delayed.
 
     Args:
-        context: Of the attempt.
-        until_us: When its last request was sent; None: all of them were answered.
+        context: Context of the attempt.
+        until_us: Time of the last request. `None` if all requests were answered.
     """
-    rest = {name: value for name, value in context.items() if name != _UNTIL}
+    other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:
-        return rest
-    said = context.get(_UNTIL)
-    ends_us = min(until_us, int(said)) if said is not None and _TIME.fullmatch(str(said)) else until_us
-    return rest | {_UNTIL: str(ends_us)}
+        return other_fields
+    stored_end = context.get(_UPLOAD_END_FIELD)
+    is_time = stored_end is not None and _NUMBER_FORM.fullmatch(str(stored_end))
+    end_us = min(until_us, int(str(stored_end))) if is_time else until_us
+    return other_fields | {_UPLOAD_END_FIELD: str(end_us)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLengths:
-    """Lengths in bytes of the two objects of a tiered copy, as its offload context states them.
+    """Lengths of the two objects of a tiered copy, as its offload context states them.
 
-    A listing shows a length without a read: a plan finds by it an object that was cut.
+    A listing shows lengths without a read, so that a plan finds truncated objects.
     """
 
-    data: int
-    index: int
+    data_bytes: int
+    index_bytes: int
 
     def to_context(self) -> dict[str, str]:
         """Return the fields of the offload context."""
-        return {_DATA_BYTES: str(self.data), _INDEX_BYTES: str(self.index)}
+        return {_DATA_BYTES_FIELD: str(self.data_bytes), _INDEX_BYTES_FIELD: str(self.index_bytes)}
 
 
-def lengths_in(context: Mapping[str, str]) -> CopyLengths | None:
-    """Return the lengths that a context states. `None`: it was published without them, or states no numbers."""
-    data, index = (str(context.get(name, "")) for name in (_DATA_BYTES, _INDEX_BYTES))
-    if not (_BYTES.fullmatch(data) and _BYTES.fullmatch(index)):
+def parse_lengths(context: Mapping[str, str]) -> CopyLengths | None:
+    """Return the lengths of a context, or `None` if it has no valid ones. Copies of earlier builds have none."""
+    data, index = (str(context.get(name, "")) for name in (_DATA_BYTES_FIELD, _INDEX_BYTES_FIELD))
+    if not (_NUMBER_FORM.fullmatch(data) and _NUMBER_FORM.fullmatch(index)):
         return None
-    return CopyLengths(data=int(data), index=int(index))
+    return CopyLengths(data_bytes=int(data), index_bytes=int(index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,29 +205,29 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredIndex:
-    """What vouches for the data: whose it is, how long, its checksum, and where each segment went."""
+    """Index of a tiered copy: owner, length and checksum of the data, and the row group of each segment."""
 
     statement: LedgerStatement
     uuid: str
     entries: int
     size_bytes: int  # of the data object
     sha256: str  # of the data object, hexadecimal
-    row_groups: tuple[RowGroup, ...]  # in the order of the file, which is that of the entries
-    etag: str = ""  # of the data, as the store told it when all of it had been read back; empty: not kept then
-    footer: str = ""  # mark of the data's footer; empty: written before footers were compared
-    chunks: tuple[str, ...] = ()  # digests of column chunks by row group; empty: written before chunks had digests
+    row_groups: tuple[RowGroup, ...]  # in the order of the entries
+    etag: str = ""  # of the data when it was read back; empty in copies of earlier builds
+    footer: str = ""  # digest of the data's footer; empty in copies of earlier builds
+    chunks: tuple[str, ...] = ()  # digests of column chunks by row group; empty in copies of earlier builds
 
     def to_json(self) -> bytes:
-        """One JSON object; the same for the same copy."""
+        """Return the canonical JSON document."""
         facts = {name: value for name, value in asdict(self).items() if name != "statement"}
         return json.dumps({**facts, "statement": self.statement.to_metadata()}, sort_keys=True).encode()
 
     @staticmethod
     def from_json(body: bytes, *, name: str) -> "TieredIndex":
-        """Read back `to_json`; `name` is what to call the object in an error.
+        """Parse the JSON document of the object `name`.
 
         Raises:
-            CorruptData: It is no index.
+            CorruptData: The object is no index.
         """
         try:
             facts = json.loads(body)
@@ -247,20 +247,20 @@ class TieredIndex:
 
 
 def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
-    """Write segments as one file, one row group each, and say what stands where; one segment is in memory at a time.
+    """Write segments as one file with one row group each, and return the row groups. Memory holds one segment.
 
     Args:
-        sink: Written from its present offset on.
-        segments: All of `COLUMNS`, in entry order, the first with entry 0.
+        sink: File to write, from its present offset on.
+        segments: Tables with all of `COLUMNS`, in entry order, from entry 0 on.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
-    whole = schema()
+    entry_schema = schema()
     groups: list[RowGroup] = []
-    reached = 0
-    with pq.ParquetWriter(sink, whole, **FORMAT) as writer:
+    next_entry = 0
+    with pq.ParquetWriter(sink, entry_schema, **FORMAT) as writer:
         for table in segments:
-            writer.write_table(table.select(whole.names).cast(whole), row_group_size=table.num_rows)
-            groups.append(RowGroup(first_entry=reached, entries=table.num_rows))
-            reached += table.num_rows
+            writer.write_table(table.select(entry_schema.names).cast(entry_schema), row_group_size=table.num_rows)
+            groups.append(RowGroup(first_entry=next_entry, entries=table.num_rows))
+            next_entry += table.num_rows
     return tuple(groups)

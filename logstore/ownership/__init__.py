@@ -1,4 +1,4 @@
-"""Ownership of bundles of topics: what a bundle is, which worker takes it or lets it go, the lease of its owner."""
+"""Ownership of bundles of topics: hash ranges, assignment to workers, and leases."""
 
 from logstore.ownership.assignment import (
     Acquisition,
@@ -7,10 +7,10 @@ from logstore.ownership.assignment import (
     ReownAttempts,
     ReownDecision,
     WorkerLoad,
-    decide,
-    ranking,
-    to_shed,
-    to_take,
+    bundles_to_shed,
+    bundles_to_take,
+    decide_reown,
+    rank_workers,
 )
 from logstore.ownership.bundles import (
     MAX_BUNDLES,
@@ -18,8 +18,8 @@ from logstore.ownership.bundles import (
     Lease,
     bundle_name,
     bundle_of,
-    check_bundles,
-    checked_worker_id,
+    check_bundle_count,
+    check_worker_id,
     parse_bundle,
 )
 
@@ -35,11 +35,11 @@ __all__ = [
     "WorkerLoad",
     "bundle_name",
     "bundle_of",
-    "check_bundles",
-    "checked_worker_id",
-    "decide",
+    "bundles_to_shed",
+    "bundles_to_take",
+    "check_bundle_count",
+    "check_worker_id",
+    "decide_reown",
     "parse_bundle",
-    "ranking",
-    "to_shed",
-    "to_take",
+    "rank_workers",
 ]

@@ -1,11 +1,11 @@
-"""Which worker takes which bundle, without a leader, and what it does with each once it is connected again.
+"""Assignment of bundles to workers without a leader, and the decision about a bundle after a reconnect.
 
-Each worker computes it, and workers that see the same agree. After every reconnect each bundle that a worker remembers
-is asked about: whether one is still its own is never inferred from how the connection behaved, but told from what it
-then finds in ZooKeeper.
+Each worker computes the assignment, and workers with the same view agree. After a reconnect a worker reads the owner
+node of each bundle that it remembers. It never infers its ownership from the behaviour of the connection.
 
-Nothing here is safety. ZooKeeper lets one worker create a node, and the fence lets one write; a stale view makes two
-workers try the same bundle, or none of them does for a while, and a stale load makes a poorer choice.
+Safety does not depend on this module. ZooKeeper lets only one worker create a node, and the fence lets only one write.
+With a stale view two workers try to take the same bundle, or none does for a while. With a stale load a worker chooses
+less evenly.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
 Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
@@ -25,11 +25,11 @@ from logstore.ownership.bundles import BundleId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What a live worker said of itself, perhaps a while ago."""
+    """Report of a live worker about itself. It may be old."""
 
-    load: float = 0.0  # work in hand, 0 or more: at 1 it draws half of what an idle worker draws
-    bundles: int = 0  # it owned then; for people to read, since the rules count owner nodes
-    room: bool = True  # False while it can take none: no share of the bundles is its, and nothing waits for it
+    load: float = 0.0  # present work, 0 or more; a worker with load 1 gets half the share of an idle worker
+    bundles: int = 0  # number of bundles that it owned; shown to people only, because the rules count owner nodes
+    room: bool = True  # False while it can take no bundle: it has no share, and no bundle waits for it
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.load) and self.load >= 0):
@@ -38,84 +38,85 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipView:
-    """What one worker sees of all."""
+    """View that one worker has of all workers and owners."""
 
-    bundles: int  # in all, as the catalog says
-    workers: Mapping[str, WorkerLoad]  # those alive
-    owners: Mapping[BundleId, str]  # the worker that each owner node names; one that is not alive goes with its node
+    bundle_count: int  # of the catalog
+    workers: Mapping[str, WorkerLoad]  # live workers
+    owners: Mapping[BundleId, str]  # by owner node; the node of a dead worker vanishes soon
 
     @property
-    def takers(self) -> list[str]:
-        """The live workers that can take bundles."""
+    def available_workers(self) -> list[str]:
+        """Live workers that can take bundles."""
         return [worker_id for worker_id, load in self.workers.items() if load.room]
 
     @property
-    def low(self) -> int:
-        """An even share but for a tenth of it: a worker with fewer is underloaded."""
-        even = self.bundles // max(1, len(self.takers))
-        return even - even // 10
+    def underload_limit(self) -> int:
+        """Nine tenths of an even share. A worker with fewer bundles is underloaded."""
+        even_share = self.bundle_count // max(1, len(self.available_workers))
+        return even_share - even_share // 10
 
     @property
-    def cap(self) -> int:
-        """An even share and a quarter of it, rounded up: a worker with as many is full."""
-        return -(-5 * self.bundles // (4 * max(1, len(self.takers))))
+    def max_bundles_per_worker(self) -> int:
+        """Five quarters of an even share, rounded up. A worker with as many bundles is full."""
+        return math.ceil(5 * self.bundle_count / (4 * max(1, len(self.available_workers))))
 
     @property
-    def free(self) -> list[BundleId]:
+    def free_bundles(self) -> list[BundleId]:
         """Bundles without an owner node, ascending."""
-        return [bundle for bundle in map(BundleId, range(self.bundles)) if bundle not in self.owners]
+        return [bundle for bundle in map(BundleId, range(self.bundle_count)) if bundle not in self.owners]
 
-    def counts(self) -> Counter[str]:
-        """How many bundles each live worker owns, by the nodes."""
-        named = Counter(self.owners.values())
-        return Counter({worker_id: named[worker_id] for worker_id in self.workers})
+    def count_bundles(self) -> Counter[str]:
+        """Return the number of owner nodes of each live worker."""
+        node_count_by_worker = Counter(self.owners.values())
+        return Counter({worker_id: node_count_by_worker[worker_id] for worker_id in self.workers})
 
 
-def ranking(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
-    """The workers in the order in which they should take the bundle.
+def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
+    """Return the workers in the order in which they should take a bundle.
 
-    A worker is first for a share of all bundles in proportion to 1 / (1 + load). When one joins or leaves, the others
-    keep their order.
+    The share of bundles for which a worker is first is proportional to 1 / (1 + load). If a worker joins or leaves, the
+    others keep their order.
 
     Args:
-        bundle: Which.
-        workers: Those alive.
-        full: Of these, workers that have enough: they come last, in their order.
+        bundle: Bundle to take.
+        workers: Live workers.
+        full: Workers that can take no more bundles. They come last, in the same order.
     """
 
-    def key(worker_id: str) -> tuple[bool, float, str]:
+    def sort_key(worker_id: str) -> tuple[bool, float, str]:
         weight = 1 / (1 + workers[worker_id].load)
-        return worker_id in full, weight / math.log(_draw(bundle, worker_id)), worker_id
+        return worker_id in full, weight / math.log(_hash_to_unit_interval(bundle, worker_id)), worker_id
 
-    return sorted(workers, key=key)
+    return sorted(workers, key=sort_key)
 
 
-def _draw(bundle: BundleId, worker_id: str) -> float:
-    """A number in (0, 1), both exclusive, the same in every process; 52 bits, so that half a step above is exact."""
+def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
+    """Return a number between 0 and 1, both exclusive, equal in every process. 52 bits make the half step exact."""
     digest = hashlib.blake2b(f"{bundle}/{worker_id}".encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52
 
 
-def to_take(
+def bundles_to_take(
     view: OwnershipView, worker_id: str, *, free_for_s: Mapping[BundleId, float], takeover_grace_s: float
 ) -> list[BundleId]:
-    """The free bundles whose turn has come for this worker: its own first, then those that others left.
+    """Return the free bundles that this worker should take now: first those it ranks first for, then others.
 
-    The first of a bundle's ranking takes it at once, the next ones each a grace later. Ranks are told as if every first
-    had taken its own, so all together stay within the cap; only a worker that takes over what others left may pass it.
+    The first worker in a bundle's ranking takes it at once. Each next worker takes it one grace later. Ranks assume
+    that each first worker has taken its bundles. So all workers together stay within the maximum. Only a worker that
+    takes over bundles that others did not take may exceed it.
 
     Args:
-        view: What this worker sees.
-        worker_id: This worker; it takes nothing before it sees itself alive.
-        free_for_s: For how long it has seen each bundle without an owner; what is absent has just become free.
-        takeover_grace_s: Time that each rank has before the next one's turn; longer than a view is stale.
+        view: View of this worker.
+        worker_id: This worker. It takes nothing before it sees itself alive.
+        free_for_s: Time for which it has seen each bundle without an owner. Absent bundles have just become free.
+        takeover_grace_s: Time of each rank before the next one. It must be longer than a view may be stale.
     """
     if worker_id not in view.workers:
         return []
-    counts = view.counts()
+    counts = view.count_bundles()
     due = []
-    for bundle in view.free:
-        order = ranking(bundle, view.workers, full=_full(view, counts))
+    for bundle in view.free_bundles:
+        order = rank_workers(bundle, view.workers, full=_full_workers(view, counts))
         counts[order[0]] += 1
         rank = order.index(worker_id)
         if free_for_s.get(bundle, 0.0) >= rank * takeover_grace_s:
@@ -123,85 +124,96 @@ def to_take(
     return [bundle for _, bundle in sorted(due)]
 
 
-def to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
-    """The bundles that this worker should let go now, so that another takes them at once; mostly none.
+def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
+    """Return the bundles that this worker should release now, so that another takes them at once. Mostly there are none.
 
-    While a worker has fewer than `OwnershipView.low`, one with more lets go of what ranks first for that one.
-    Who is over the cap lets go of other bundles too. Each move takes from above a limit and gives below it, so this
-    ends, and no worker takes back what it released.
+    1. While a worker has fewer bundles than `OwnershipView.underload_limit`, workers with more release bundles for
+       which that worker ranks first.
+    2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles too.
+
+    Each move takes a bundle from above a limit and gives it below that limit. So moves end, and no worker takes back
+    what it released.
 
     Args:
-        view: What this worker sees.
+        view: View of this worker.
         worker_id: This worker.
-        at_most: How many bundles may be without an owner at a time for this, over all workers.
+        at_most: Most bundles of all workers that may be without an owner at a time.
     """
-    return [bundle for bundle in _moves(view, at_most) if view.owners[bundle] == worker_id]
+    return [bundle for bundle in _plan_moves(view, at_most) if view.owners[bundle] == worker_id]
 
 
-def _moves(view: OwnershipView, at_most: int) -> list[BundleId]:
-    """The bundles that all workers together let go. Workers that see the same compute the same, so not too many go."""
-    counts, room = view.counts(), at_most - len(view.free)
-    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # the worker with most, first
+def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
+    """Return the bundles that all workers release. Workers with the same view compute the same, within `at_most`."""
+    counts, max_moves = view.count_bundles(), at_most - len(view.free_bundles)
+    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
     moves: list[BundleId] = []
-    for limit in (view.low, view.cap):
+    for limit in (view.underload_limit, view.max_bundles_per_worker):
         for bundle, owner in owned:
-            if len(moves) >= room or min(counts.values(), default=limit) >= limit:
+            if len(moves) >= max_moves or min(counts.values(), default=limit) >= limit:
                 break
             if counts[owner] <= limit or bundle in moves:
                 continue
-            # At the first limit no count is too many: its worker may let go too, and then take this before others.
-            full = _full(view, counts if limit == view.cap else {})
-            taker = ranking(bundle, view.workers, full=full)[0]
+            # At the first limit no worker counts as full: it may release bundles too, and then take this one first.
+            full = _full_workers(view, counts if limit == view.max_bundles_per_worker else {})
+            taker = rank_workers(bundle, view.workers, full=full)[0]
             if counts[taker] < limit and view.workers[taker].room:
                 moves.append(bundle)
                 counts.update({owner: -1, taker: 1})
     return moves
 
 
-def _full(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
-    """Workers that have enough, or can take none whatever they have."""
-    cap = view.cap  # once, because it counts the workers
-    return {one for one, load in view.workers.items() if not load.room or counts.get(one, 0) >= cap}
+def _full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
+    """Return the workers that have the most bundles allowed, or report no room."""
+    max_bundles = view.max_bundles_per_worker  # read once, because it counts the workers
+    return {
+        worker_id
+        for worker_id, load in view.workers.items()
+        if not load.room or counts.get(worker_id, 0) >= max_bundles
+    }
 
 
 class ReownDecision(StrEnum):
-    """What to do with one bundle."""
+    """Decision about one bundle after a reconnect."""
 
-    KEEP = "KEEP"  # node and acquisition are of this session: the lease stands
-    WAIT = "WAIT"  # our node of another session is about to vanish: no work under it, look again
-    UNLOAD = "UNLOAD"  # not ours: stop its work, forget the acquisition, delete no node
-    CREATE = "CREATE"  # acquire it: create the node, raise the fence, read the node again
+    KEEP = "KEEP"  # node and acquisition belong to this session: the lease is valid
+    WAIT = "WAIT"  # this worker's node of an old session is about to vanish: do no work under it, and look again
+    UNLOAD = "UNLOAD"  # another worker's bundle: stop its work, forget the acquisition, and delete no node
+    CREATE = "CREATE"  # acquire the bundle: create the node, raise the fence, and read the node again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerNode:
-    """What ZooKeeper holds for a bundle that has an owner."""
+    """Node of a bundle's owner in ZooKeeper."""
 
-    worker_id: str  # what the node says
-    session: int  # its ephemeral owner, which ZooKeeper vouches for; 0 where the node is not ephemeral
+    worker_id: str  # content of the node
+    session: int  # session of the ephemeral node; 0 if the node is not ephemeral
     version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquisition:
-    """What a worker remembers of a bundle that it acquired."""
+    """A worker's memory of a bundle that it acquired."""
 
-    session: int  # in which its node was verified after the fence was raised
+    session: int  # session in which the node was verified after the fence was raised
 
 
-def decide(node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None) -> ReownDecision:
-    """Tell what to do with a bundle that this worker held, or whose turn it is to take.
+def decide_reown(
+    node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None
+) -> ReownDecision:
+    """Decide about a bundle that this worker held or should take.
 
-    The session decides, not the worker's name: a node of ours by an old session goes when that session does, and
-    whatever was done under it ends there. A node of this session that this worker did not acquire in it (a create whose
-    answer was lost) is acquired anew, since others may have raised the fence in between: creating it then meets
-    `NodeExists` by this very session, which is success.
+    The session decides, not the worker's name. A node of this worker by an old session vanishes with that session, and
+    all work under it ends.
+
+    The answer of a create may be lost. Then this session has a node that this worker has not acquired. It is acquired
+    again, because others may have raised the fence in between. The create then fails with `NodeExists` for a node of
+    this session, which counts as success.
 
     Args:
-        node: What ZooKeeper answered; None only where it answered that there is none, never where it did not answer.
-        session: The present session of this worker.
+        node: Answer of ZooKeeper. `None` means that there is no node, never that ZooKeeper did not answer.
+        session: Present session of this worker.
         worker_id: This worker.
-        acquired: What this worker remembers of the bundle, if it held it.
+        acquired: This worker's acquisition of the bundle, if it had one.
     """
     if node is None:
         return ReownDecision.CREATE
@@ -212,26 +224,29 @@ def decide(node: OwnerNode | None, *, session: int, worker_id: str, acquired: Ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReownAttempts:
-    """How often one session may still try each bundle; a new session begins with a new object.
+    """Budget of attempts that one session has for each bundle. A new session gets a new object.
 
-    Success gives nothing back, because "acquired, lost, acquired, lost" is the loop to be ended. It holds two numbers a
-    bundle at most. Not thread-safe: it belongs to the loop that asks.
+    Success restores no attempts, so that a loop of "acquired, lost, acquired, lost" ends. It stores at most two numbers
+    per bundle. It is not thread-safe.
     """
 
     session: int
-    creates: int  # for each bundle, 0 or more
-    waits: int  # looks at a node about to vanish; with the pause between two, more than the session timeout
+    creates: int  # attempts for each bundle, 0 or more
+    waits: (
+        int  # looks at a node that is about to vanish; with the pauses they must last longer than the session timeout
+    )
     _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
 
-    def bounded(self, bundle: BundleId, verdict: ReownDecision) -> ReownDecision:
-        """Spend one attempt where the verdict costs one; UNLOAD where there is none left.
+    def spend_attempt(self, bundle: BundleId, decision: ReownDecision) -> ReownDecision:
+        """Spend one attempt if the decision costs one, and return it. Without attempts return UNLOAD.
 
-        KEEP and UNLOAD cost nothing. A bundle that is unloaded in this way has no owner, and goes to whose turn it is.
+        KEEP and UNLOAD cost nothing. A bundle that is unloaded for lack of attempts goes to the next worker in its
+        ranking.
         """
         limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
-        if verdict not in limits:
-            return verdict
-        if self._spent[bundle, verdict] >= limits[verdict]:
+        if decision not in limits:
+            return decision
+        if self._spent[bundle, decision] >= limits[decision]:
             return ReownDecision.UNLOAD
-        self._spent[bundle, verdict] += 1
-        return verdict
+        self._spent[bundle, decision] += 1
+        return decision

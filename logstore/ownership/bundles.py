@@ -1,14 +1,13 @@
-"""Bundles: the hash range of topics cut into N parts, and the lease of the one owner of each.
+"""Bundles: equal parts of the hash range of topic names, and the lease of a bundle's owner.
 
-Their number is fixed when a catalog is created, so a topic never changes its bundle.
+The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
 
-Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle`
-(the form of a range, the last of which includes its upper end).
+Each bundle has a fence, a counter that an owner raises after its node exists in ZooKeeper. Each write under a lease
+compares the lease's fence with the counter for equality. So a later owner fences all earlier ones.
 
-A counter per bundle is raised once the owner's node stands, and every write under the lease compares it for equality:
-a later raise has fenced every earlier owner.
-
-Source: fencing tokens (M. Kleppmann, "How to do distributed locking"); PIP-57 has none.
+Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
+of a range, of which the last one includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed
+locking". PIP-57 has none.
 """
 
 import re
@@ -23,17 +22,17 @@ BundleId = NewType("BundleId", int)
 """0 to N - 1, ascending by hash range."""
 
 MAX_BUNDLES: Final = 16_384
-"""Most bundles of a catalog: the names of all of them fit one answer of ZooKeeper, 1 MiB by default."""
+"""Most bundles of a catalog. Their names fit into one answer of ZooKeeper, which is 1 MiB by default."""
 
-_BITS = 32
-_LAST = 2**_BITS - 1
+_HASH_BITS = 32
+_MAX_HASH = 2**_HASH_BITS - 1
 
 
-def check_bundles(count: int) -> int:
+def check_bundle_count(count: int) -> int:
     """Validate a number of bundles and return it.
 
     Raises:
-        InvalidInput: Not 1 to `MAX_BUNDLES`.
+        InvalidInput: The number is not in 1 to `MAX_BUNDLES`.
     """
     if not 1 <= count <= MAX_BUNDLES:
         raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
@@ -41,36 +40,38 @@ def check_bundles(count: int) -> int:
 
 
 def bundle_of(topic: TopicName, *, bundles: int) -> BundleId:
-    """The bundle that the topic is in, where there are `bundles` of them.
+    """Return the bundle of a topic in a catalog with `bundles` bundles.
 
     Raises:
-        InvalidInput: No valid number of bundles.
+        InvalidInput: The number of bundles is not valid.
     """
     hashed = zlib.crc32(topic.encoded.encode("ascii"))
-    return BundleId(hashed * check_bundles(bundles) >> _BITS)
+    return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
 
 
 def bundle_name(bundle: BundleId, *, bundles: int) -> str:
-    """Its hash range, as `0x00000000_0x04000000`: lower inclusive, upper exclusive but for the last bundle's.
+    """Return the hash range of a bundle, as `0x00000000_0x04000000`.
+
+    The lower end is inclusive. The upper end is exclusive, except in the last bundle.
 
     Raises:
         InvalidInput: The number of bundles is not valid, or there is no such bundle.
     """
-    if not 0 <= bundle < check_bundles(bundles):
+    if not 0 <= bundle < check_bundle_count(bundles):
         raise InvalidInput("bundle", expected=f"0 to {bundles - 1}", found=bundle)
-    upper = min(_begin(bundle + 1, bundles), _LAST)
-    return f"0x{_begin(bundle, bundles):08x}_0x{upper:08x}"
+    upper = min(_lowest_hash(bundle + 1, bundles), _MAX_HASH)
+    return f"0x{_lowest_hash(bundle, bundles):08x}_0x{upper:08x}"
 
 
 def parse_bundle(name: str, *, bundles: int) -> BundleId:
-    """Take back what `bundle_name` wrote for the same number of bundles.
+    """Return the bundle with a hash range, as `bundle_name` wrote it for the same number of bundles.
 
     Raises:
-        InvalidInput: No valid number of bundles, or the range of none of them: a name that was written for another
-            number of bundles is refused, never rounded.
+        InvalidInput: The number of bundles is not valid, or no bundle has this range. A range from another number of
+            bundles is refused, never rounded.
     """
     try:
-        bundle = BundleId(int(name[:10], 16) * check_bundles(bundles) >> _BITS)
+        bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)
     except ValueError:
         bundle = BundleId(0)
     if not 0 <= bundle < bundles or bundle_name(bundle, bundles=bundles) != name:
@@ -78,21 +79,21 @@ def parse_bundle(name: str, *, bundles: int) -> BundleId:
     return bundle
 
 
-def _begin(bundle: int, bundles: int) -> int:
-    """The lowest hash of a bundle, or 2**32 of the one after the last: the inverse of `bundle_of`, rounded up."""
-    return -(-(bundle << _BITS) // bundles)
+def _lowest_hash(bundle: int, bundles: int) -> int:
+    """Return the lowest hash of a bundle, rounded up: the inverse of `bundle_of`. After the last bundle it is 2**32."""
+    return -((-bundle << _HASH_BITS) // bundles)
 
 
-_WORKER_ID = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
+_WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
 
 
-def checked_worker_id(worker_id: str) -> str:
-    """The worker id, if it can name a queue of Temporal and a node of ZooKeeper.
+def check_worker_id(worker_id: str) -> str:
+    """Validate a worker id and return it. It must be able to name a Temporal task queue and a ZooKeeper node.
 
     Raises:
-        InvalidInput: It cannot.
+        InvalidInput: The id has another form.
     """
-    if not _WORKER_ID.fullmatch(worker_id):
+    if not _WORKER_ID_FORM.fullmatch(worker_id):
         raise InvalidInput(
             "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
         )
@@ -101,10 +102,10 @@ def checked_worker_id(worker_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write for a bundle, for as long as no worker raises its fence again."""
+    """Right to write for a bundle. It is valid until a worker raises the bundle's fence again."""
 
     bundle: BundleId
-    fence: int  # the bundle's counter as this owner raised it, 1 or more
+    fence: int  # the counter after this owner has raised it, 1 or more
     worker_id: str
 
     def __str__(self) -> str:

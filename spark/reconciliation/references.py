@@ -17,7 +17,7 @@ from infra.catalog.engine.dialects import context_in
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import Component, LedgerOwner
-from logstore.offload.tiered import lengths_in
+from logstore.offload.tiered import parse_lengths
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary, ReadReferences
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, GroupFiles, put, read
@@ -231,6 +231,6 @@ def _with_location(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
 def _located(row: dict[str, Any]) -> dict[str, Any]:
     context = context_in(row["context"])
     location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
-    lengths = lengths_in(context)
-    sizes = {"data_bytes": lengths and lengths.data, "index_bytes": lengths and lengths.index}
+    lengths = parse_lengths(context)
+    sizes = {"data_bytes": lengths and lengths.data_bytes, "index_bytes": lengths and lengths.index_bytes}
     return {**row, **location, **sizes, "stalled": bool(row.get("stalled"))}

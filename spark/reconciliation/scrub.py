@@ -20,7 +20,7 @@ from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, segment_key
-from logstore.offload.tiered import data_key, location_of
+from logstore.offload.tiered import data_key, parse_copy_location
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
@@ -183,7 +183,7 @@ class _Reader:
     def target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Where a tiered copy stands: the store, the bucket and the uuid; None where tasks do not read."""
         try:
-            uuid, location = location_of(row["ledger_id"], context_in(row["context"]))
+            uuid, location = parse_copy_location(row["ledger_id"], context_in(row["context"]))
         except CorruptData:  # of the catalog: a plan reports it
             return None
         known = (one for one in self._addresses.tiered if one.bucket == location.bucket)

@@ -46,10 +46,10 @@ def known_names(param: typer.CallbackParam, names: list[str] | None) -> list[str
 
 def known_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
     """A worker's id, if it can be one."""
-    from logstore.ownership import checked_worker_id  # noqa: PLC0415 - start-up time
+    from logstore.ownership import check_worker_id  # noqa: PLC0415 - start-up time
 
     try:
-        return None if worker_id is None else checked_worker_id(worker_id)
+        return None if worker_id is None else check_worker_id(worker_id)
     except InvalidInput as error:
         raise InvalidInput(field_of(param), expected=error.expected, found=worker_id) from None
 

@@ -26,7 +26,7 @@ from infra.telemetry.logs import start_logs
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
-from logstore.ownership import checked_worker_id
+from logstore.ownership import check_worker_id
 from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
@@ -77,7 +77,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
-    name = checked_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
+    name = check_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     NamedFunctions(settings.functions).load()

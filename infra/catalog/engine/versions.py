@@ -11,7 +11,7 @@ from sqlalchemy import Connection, inspect, text
 from infra.catalog.engine.connections import shown_url
 from infra.catalog.engine.database import Database
 from logstore.errors import CatalogVersionMismatch, ServiceFailed
-from logstore.ownership import check_bundles
+from logstore.ownership import check_bundle_count
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -36,7 +36,7 @@ def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
         ServiceFailed: What stands there is no catalog; nothing was changed.
         StoreUnavailable: No database answers.
     """
-    check_bundles(bundles)
+    check_bundle_count(bundles)
     if database.is_sqlite and not database.is_absent:
         version(database)  # to open a file for writing changes it: first see that it is ours
     database.make_folder()

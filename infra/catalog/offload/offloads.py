@@ -18,7 +18,7 @@ from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import Begin, CopyLengths, begin, upload_ended
+from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 
@@ -66,16 +66,16 @@ class SqlOffloads(OnDatabase):
         statement, now = statement_of(topic, row), self._db.now_us(connection)
         copy = tiered_copy(connection, row.ledger_id)
         tiered = (copy.state, context_in(copy.context)) if copy else None
-        how = begin(
+        how = decide_upload_start(
             row.ledger_id, attempt.uuid, tiered=tiered, state=row.state, primary=lambda: _primary_of(connection, row)
         )
         context = tiered[1] if tiered else {}
-        if how is Begin.ANEW:
+        if how is UploadStart.ANEW:
             context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
             this = t.ledger.c.ledger_id == row.ledger_id
             file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
             begin_copy(connection, list_id, row.ledger_id, TIERED, context)
-        answer = OffloadAnswer.ALREADY if how is Begin.ALREADY else OffloadAnswer.BEGUN
+        answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
         return Offload(answer=answer, statement=statement, entries=row.entries, context=context)
 
     @writes("catalog.publish_offload")
@@ -89,7 +89,7 @@ class SqlOffloads(OnDatabase):
         if copy is not None and mine and copy.state == _LIVE:
             return True
         if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
-            context = upload_ended(context_in(copy.context), None) | (lengths.to_context() if lengths else {})
+            context = context_after_upload(context_in(copy.context), None) | (lengths.to_context() if lengths else {})
             publish_copy(connection, list_id, ledger_id, TIERED, context)
             return True
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))

@@ -11,7 +11,7 @@ from infra.catalog.engine.dialects import Readable, as_text, context_in
 from infra.catalog.log.ledger_rows import tell_copy
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.offload.tiered import UPLOAD_GRACE_S, upload_ended, upload_ends_us
+from logstore.offload.tiered import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 
@@ -68,7 +68,7 @@ def end_upload(
     if copy is None or context_in(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        tell_copy(connection, ledger_id, TIERED, upload_ended(context_in(copy.context), until_us))
+        tell_copy(connection, ledger_id, TIERED, context_after_upload(context_in(copy.context), until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
 
@@ -87,7 +87,7 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
     ends_us = upload_ends_us(said)
     if ends_us is None:
         return
-    last, context = ours[-1], upload_ended(said, until_us)
+    last, context = ours[-1], context_after_upload(said, until_us)
     if last.state == DeletionState.PENDING.value and ends_us > now_us:
         tell_intent(connection, last.row_id, context)
     else:

@@ -12,7 +12,7 @@ from logstore.deletion.services.shared_requests import delete, removal, unconfir
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import stated
-from logstore.offload.tiered import CopyLocation, data_key, index_key, location_of, upload_ends_us
+from logstore.offload.tiered import CopyLocation, data_key, index_key, parse_copy_location, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, Removal
 from logstore.units import between_units
 
@@ -46,7 +46,7 @@ class TieredCopies:
             StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
         self._check_upload(intent)
-        uuid, location = location_of(intent.ledger_id, intent.context)
+        uuid, location = parse_copy_location(intent.ledger_id, intent.context)
         objects, keys = self._buckets(location), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
         listed = {found.key for found in objects.list(keys[0])}
         unknown = sorted(listed.difference(keys))
@@ -63,7 +63,7 @@ class TieredCopies:
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """See `CopyStorage`; each bucket is asked once."""
         doubted: dict[int, SextonError] = {}
-        locations = {one.row_id: location_of(one.ledger_id, one.context)[1] for one in absent}
+        locations = {one.row_id: parse_copy_location(one.ledger_id, one.context)[1] for one in absent}
         for location in sorted(set(locations.values())):
             here = [one for one in absent if locations[one.row_id] == location]
             doubted |= unconfirmed(self._buckets(location), here)
@@ -75,7 +75,7 @@ class TieredCopies:
         Raises:
             StoreUnavailable: Storage did not answer.
         """
-        uuid, location = location_of(intent.ledger_id, intent.context)
+        uuid, location = parse_copy_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:

@@ -18,7 +18,7 @@ from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.read_back import read_twice
 from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, group_range, read_columns
-from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, location_of
+from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, parse_copy_location
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
@@ -88,7 +88,7 @@ class TieredScan:
         return read_twice(lambda: self._read_columns(segment, context, columns))
 
     def _read_columns(self, segment: Segment, context: Mapping[str, str], columns: Sequence[str]) -> "pa.Table":
-        copy = self._open(segment, *location_of(segment.ledger_id, context))
+        copy = self._open(segment, *parse_copy_location(segment.ledger_id, context))
         number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"

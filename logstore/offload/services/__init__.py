@@ -1,1 +1,1 @@
-"""Writing a tiered copy, and asking storage whether it still stands."""
+"""Services that write tiered copies, and prove that storage has them."""

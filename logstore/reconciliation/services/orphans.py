@@ -21,7 +21,7 @@ from logstore.log.ledgers import (
     segment_key,
     segment_number,
 )
-from logstore.offload.tiered import data_key, index_key, location_of
+from logstore.offload.tiered import data_key, index_key, parse_copy_location
 from logstore.ports.catalog import OrphanCopy
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
@@ -294,7 +294,7 @@ class StoredOrphans:
         return finding.bucket != self._driver_metadata.get("bucket")
 
     def _tiered(self) -> OwnedStore:
-        _, location = location_of(0, {**self._driver_metadata, "uuid": "any"})
+        _, location = parse_copy_location(0, {**self._driver_metadata, "uuid": "any"})
         return self._buckets(location)
 
     def _judged(self, store: ObjectStore, finding: Finding, before_us: int) -> tuple[LedgerStatement | Doubt, Seen]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from logstore.errors import CorruptData
 from logstore.log.ledgers import segment_key
 from logstore.log.services.segment_file import SegmentGone, check_whole
-from logstore.offload.services.writing import stored_digest
+from logstore.offload.services.writing import compute_stored_digest
 from logstore.offload.tiered import TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore
@@ -87,6 +87,6 @@ def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spen
         raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {found}")
     if data[0].size_bytes != index.size_bytes:
         raise CorruptData(f"{key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
-    digest = stored_digest(objects, key, index.size_bytes, on_part=spend)
+    digest = compute_stored_digest(objects, key, index.size_bytes, on_part=spend)
     if digest != index.sha256:
         raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest}")

@@ -28,7 +28,7 @@ from logstore.log.ledgers import (
     segment_number,
     shard_prefix,
 )
-from logstore.offload.tiered import index_key, location_of
+from logstore.offload.tiered import index_key, parse_copy_location
 from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,
@@ -312,7 +312,7 @@ class Adopter:
         """Whether its tiered copy stands: the index, which is written last, vouches for it."""
         if known.tiered is None:
             return False
-        uuid, location = location_of(known.ledger_id, known.tiered)
+        uuid, location = parse_copy_location(known.ledger_id, known.tiered)
         objects = self._buckets(location)
         if objects.head(index_key(uuid, known.ledger_id)) is not None:
             return True

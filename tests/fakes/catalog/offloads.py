@@ -8,7 +8,7 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
-from logstore.offload.tiered import Begin, CopyLengths, begin, upload_ended, upload_ends_us
+from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start, upload_ends_us
 from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
@@ -47,10 +47,12 @@ class FakeOffloads(Absent):
             tiered, primary = (self._catalog.copies[ledger_id].get(kind) for kind in (_TIERED, CopyKind.LEDGER))
             found_tiered = (tiered.state.value, tiered.context) if tiered else None
             found_primary = primary.state.value if primary else None
-            how = begin(ledger_id, uuid, tiered=found_tiered, state=row.state, primary=lambda: found_primary)
-            if how is Begin.ANEW or not tiered:
+            how = decide_upload_start(
+                ledger_id, uuid, tiered=found_tiered, state=row.state, primary=lambda: found_primary
+            )
+            if how is UploadStart.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
-            answer = OffloadAnswer.ALREADY if how is Begin.ALREADY else OffloadAnswer.BEGUN
+            answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
             return Offload(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
 
     def _write(self, ledger_id: LedgerId, driver_metadata: dict[str, str], timeout_s: float) -> "Copy":
@@ -75,7 +77,7 @@ class FakeOffloads(Absent):
             if copy is None or row is None or self._catalog.topic(row.topic_id).state is not TopicState.ACTIVE:
                 self._end(ledger_id, uuid, None)
                 return False
-            context = upload_ended(copy.context, None) | (lengths.to_context() if lengths else {})
+            context = context_after_upload(copy.context, None) | (lengths.to_context() if lengths else {})
             live = replace(copy, state=CopyState.LIVE, context=context)
             self._catalog.copies[ledger_id][_TIERED] = live
             self._catalog.versions[row.topic_id] += 1
@@ -193,7 +195,9 @@ class FakeOffloads(Absent):
         if copy is None:
             self._end_intents(ledger_id, uuid, until_us)
         elif copy.state is CopyState.WRITING:
-            self._catalog.copies[ledger_id][_TIERED] = replace(copy, context=upload_ended(copy.context, until_us))
+            self._catalog.copies[ledger_id][_TIERED] = replace(
+                copy, context=context_after_upload(copy.context, until_us)
+            )
             self._catalog.file_copy_intent(ledger_id, _TIERED, "")
             self._catalog.versions[self._catalog.ledger_rows[ledger_id].topic_id] += 1
 
@@ -203,7 +207,7 @@ class FakeOffloads(Absent):
         ends_us = upload_ends_us(ours[-1].context) if ours else None
         if ends_us is None:
             return
-        last, context = ours[-1], upload_ended(ours[-1].context, until_us)
+        last, context = ours[-1], context_after_upload(ours[-1].context, until_us)
         if last.state is DeletionState.PENDING and ends_us > self._catalog.now_us:
             rows[last.row_id] = replace(last, context=context)
         else:

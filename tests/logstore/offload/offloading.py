@@ -9,7 +9,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.services.writing import Evidence, Offloader, Uploaded
+from logstore.offload.services.writing import Evidence, Offloader, UploadedCopy
 from logstore.offload.tiered import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore
@@ -57,7 +57,7 @@ class Offloading:
             monotonic_s=monotonic_s or (lambda: self.now_s),
         )
 
-    def upload(self, ledger_id: LedgerId, uuid: str = UUID, *, timeout_s: float = 60) -> Uploaded:
+    def upload(self, ledger_id: LedgerId, uuid: str = UUID, *, timeout_s: float = 60) -> UploadedCopy:
         """One attempt."""
         return self.offloader().upload(ledger_id, uuid, timeout_s=timeout_s)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from logstore.ownership import BundleId, OwnershipView, WorkerLoad, to_shed, to_take
+from logstore.ownership import BundleId, OwnershipView, WorkerLoad, bundles_to_shed, bundles_to_take
 
 Owners = dict[BundleId, str]
 
@@ -29,7 +29,7 @@ def settle(
     shed = 0
     for rounds in range(bundles + 2):
         now |= taken(bundles, workers, now)
-        gone = let_go(OwnershipView(bundles=bundles, workers=workers, owners=now), at_most=at_most)
+        gone = let_go(OwnershipView(bundle_count=bundles, workers=workers, owners=now), at_most=at_most)
         if not gone and len(now) == bundles:
             return Settled(owners=now, shed=shed, rounds=rounds)
         shed += len(gone)
@@ -39,8 +39,10 @@ def settle(
 
 def taken(bundles: int, workers: Mapping[str, WorkerLoad], owners: Mapping[BundleId, str]) -> Owners:
     """What all take at once; nobody takes what another takes."""
-    view = OwnershipView(bundles=bundles, workers=workers, owners=owners)
-    mine = [(bundle, one) for one in workers for bundle in to_take(view, one, free_for_s={}, takeover_grace_s=1)]
+    view = OwnershipView(bundle_count=bundles, workers=workers, owners=owners)
+    mine = [
+        (bundle, one) for one in workers for bundle in bundles_to_take(view, one, free_for_s={}, takeover_grace_s=1)
+    ]
     assert len(dict(mine)) == len(mine)
     return dict(mine)
 
@@ -49,7 +51,7 @@ def let_go(view: OwnershipView, *, at_most: int) -> set[BundleId]:
     """What all let go at once; each of its own, and no bundle twice."""
     gone: set[BundleId] = set()
     for worker_id in view.workers:
-        mine = to_shed(view, worker_id, at_most=at_most)
+        mine = bundles_to_shed(view, worker_id, at_most=at_most)
         assert all(view.owners[bundle] == worker_id for bundle in mine)
         assert len(set(mine)) == len(mine)
         gone.update(mine)

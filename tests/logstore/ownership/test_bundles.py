@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
 from logstore.names import TopicName
-from logstore.ownership import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundles, parse_bundle
+from logstore.ownership import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundle_count, parse_bundle
 
 _COUNTS = st.integers(1, 300) | st.integers(1, MAX_BUNDLES)
 _TOPICS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8).map(
@@ -104,7 +104,7 @@ def test_bundles_outside_their_bounds_are_refused(count: int) -> None:
     """By every function that is told a number of them."""
     topic = TopicName.parse("persistent://a/b/c")
     with pytest.raises(InvalidInput, match=r"^bundles: expected 1 to 16384"):
-        check_bundles(count)
+        check_bundle_count(count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
         bundle_of(topic, bundles=count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
@@ -115,7 +115,7 @@ def test_bundles_outside_their_bounds_are_refused(count: int) -> None:
 
 def test_bundles_at_their_bounds_are_taken() -> None:
     """Both inclusive."""
-    assert [check_bundles(count) for count in (1, MAX_BUNDLES)] == [1, MAX_BUNDLES]
+    assert [check_bundle_count(count) for count in (1, MAX_BUNDLES)] == [1, MAX_BUNDLES]
 
 
 def test_bundle_names_of_the_most_bundles_fit_one_answer_of_zookeeper() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import Acquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide
+from logstore.ownership import Acquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide_reown
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
 _ACQUIRED = [None, Acquisition(session=_OLD), Acquisition(session=_NOW)]
@@ -29,7 +29,7 @@ def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
     node: OwnerNode | None, verdict: ReownDecision, acquired: Acquisition | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
-    assert decide(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
+    assert decide_reown(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
     acquired: Acquisition | None, verdict: ReownDecision
 ) -> None:
     """The third case (apache/pulsar#10351); where only the create is known to have landed, the fence is raised too."""
-    assert decide(_node("us", _NOW), session=_NOW, worker_id="us", acquired=acquired) is verdict
+    assert decide_reown(_node("us", _NOW), session=_NOW, worker_id="us", acquired=acquired) is verdict
 
 
 _SESSIONS = st.sampled_from([0, _OLD, _NOW, _FOREIGN])
@@ -53,8 +53,8 @@ def test_reown_no_bundle_is_kept_by_two(
     node: OwnerNode | None, ours: Acquisition | None, theirs: Acquisition | None
 ) -> None:
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
-    us = decide(node, session=_NOW, worker_id="us", acquired=ours)
-    them = decide(node, session=_FOREIGN, worker_id="them", acquired=theirs)
+    us = decide_reown(node, session=_NOW, worker_id="us", acquired=ours)
+    them = decide_reown(node, session=_FOREIGN, worker_id="them", acquired=theirs)
     assert [us, them].count(ReownDecision.KEEP) <= 1
     if them is ReownDecision.KEEP:
         assert us in (ReownDecision.UNLOAD, ReownDecision.WAIT)
@@ -66,8 +66,8 @@ def test_reown_ends_whatever_zookeeper_shows(seen: list[OwnerNode | None], creat
     attempts = ReownAttempts(session=_NOW, creates=creates, waits=waits)
     spent = []
     for node in seen:
-        verdict = decide(node, session=_NOW, worker_id="us", acquired=None)
-        spent.append(attempts.bounded(BundleId(0), verdict))
+        verdict = decide_reown(node, session=_NOW, worker_id="us", acquired=None)
+        spent.append(attempts.spend_attempt(BundleId(0), verdict))
         assert spent[-1] in (verdict, ReownDecision.UNLOAD)
     assert spent.count(ReownDecision.CREATE) <= creates
     assert spent.count(ReownDecision.WAIT) <= waits
@@ -80,21 +80,21 @@ def test_reown_attempts_are_each_bundles_own_and_all_of_them_can_be_spent() -> N
     asked = [ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE]
     told = [ReownDecision.CREATE, ReownDecision.WAIT, ReownDecision.CREATE, ReownDecision.UNLOAD, ReownDecision.UNLOAD]
     for bundle in (BundleId(0), BundleId(1)):
-        assert [attempts.bounded(bundle, verdict) for verdict in asked] == told
+        assert [attempts.spend_attempt(bundle, verdict) for verdict in asked] == told
 
 
 def test_reown_keeping_and_unloading_cost_nothing() -> None:
     """A connection that flaps within its session never wears a acquired out."""
     attempts = ReownAttempts(session=_NOW, creates=1, waits=1)
     for verdict in [ReownDecision.KEEP, ReownDecision.UNLOAD] * 100:
-        assert attempts.bounded(BundleId(0), verdict) is verdict
-    assert attempts.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
+        assert attempts.spend_attempt(BundleId(0), verdict) is verdict
+    assert attempts.spend_attempt(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
 
 
 def test_reown_new_session_begins_with_new_attempts() -> None:
     """The bound is of a session: objects share nothing."""
     spent = ReownAttempts(session=_OLD, creates=1, waits=1)
-    assert spent.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
-    assert spent.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.UNLOAD
+    assert spent.spend_attempt(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
+    assert spent.spend_attempt(BundleId(0), ReownDecision.CREATE) is ReownDecision.UNLOAD
     anew = ReownAttempts(session=_NOW, creates=1, waits=1)
-    assert anew.bounded(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE
+    assert anew.spend_attempt(BundleId(0), ReownDecision.CREATE) is ReownDecision.CREATE

@@ -175,7 +175,7 @@ class Damaged:
         """A tiered copy, published."""
         done = self.log.offloader.upload(ledger_id, uuid, timeout_s=600)
         assert done.evidence
-        lengths = CopyLengths(data=done.evidence.size_bytes, index=done.evidence.index_bytes)
+        lengths = CopyLengths(data_bytes=done.evidence.size_bytes, index_bytes=done.evidence.index_bytes)
         self.log.catalog.offloads.publish(ledger_id, uuid, lengths=lengths)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack.stack import StackAddresses
-from logstore.ownership import checked_worker_id
+from logstore.ownership import check_worker_id
 from workers.operations.stack import _make_worker_id, with_stack_addresses
 from workers.settings import Settings
 
@@ -14,7 +14,7 @@ from workers.settings import Settings
 def test_worker_of_a_home_has_an_id_that_can_name_a_queue(tmp_path: Path, name: str) -> None:
     """Whatever the home is called: a blank, an umlaut, a quote, 250 characters."""
     given = _make_worker_id("worker", tmp_path / name)
-    assert checked_worker_id(given) == given
+    assert check_worker_id(given) == given
     assert _make_worker_id("worker", tmp_path / name) != given, "each start has its own"
 
 

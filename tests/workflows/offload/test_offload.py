@@ -13,7 +13,7 @@ from temporalio.exceptions import ChildWorkflowError
 from activities.offload import PublishInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLengths, data_key, index_key, lengths_in
+from logstore.offload.tiered import CopyLengths, data_key, index_key, parse_lengths
 from logstore.ports.catalog import Copies, OffloadAnswer
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -93,7 +93,7 @@ async def test_offload_ledger_states_the_lengths_of_what_it_stored(house: House)
     assert found.tiered
     assert data
     assert index
-    assert lengths_in(found.tiered) == CopyLengths(data=len(data.body), index=len(index.body))
+    assert parse_lengths(found.tiered) == CopyLengths(data_bytes=len(data.body), index_bytes=len(index.body))
 
 
 async def test_offload_ledger_whose_store_fails_at_first_takes_a_new_uuid(house: House) -> None:

@@ -8,7 +8,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLengths, lengths_in
+from logstore.offload.tiered import CopyLengths, parse_lengths
 from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Published, Topic, TopicState
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
@@ -160,20 +160,20 @@ def test_publish_states_the_lengths_of_the_objects(world: World) -> None:
     """Plans compare them with a listing; a copy of an earlier build has none."""
     ledger = filled(world, new_topic(world).topic_id, 2)[0]
     begin(world, ledger)
-    lengths = CopyLengths(data=70, index=9)
+    lengths = CopyLengths(data_bytes=70, index_bytes=9)
     assert [world.catalog.offloads.publish(ledger, "u-1", lengths=lengths) for _ in range(2)] == [True, True]
     assert world.catalog.offloads.publish(ledger, "u-1"), "a later call without them takes none away"
     copies = world.catalog.offloads.copies(ledger)
     assert copies is not None
     assert copies.tiered is not None
-    assert lengths_in(copies.tiered) == lengths
+    assert parse_lengths(copies.tiered) == lengths
     assert copies.tiered == {**METADATA, "uuid": "u-1", "data_bytes": "70", "index_bytes": "9"}
 
 
 @pytest.mark.parametrize("bad", [{}, {"index_bytes": "x"}, {"index_bytes": "-1"}, {"index_bytes": "9" * 19}])
 def test_lengths_that_are_no_numbers_are_not_known(bad: dict[str, str]) -> None:
     """A context is read as it is found."""
-    assert lengths_in({"data_bytes": "70", **bad}) is None
+    assert parse_lengths({"data_bytes": "70", **bad}) is None
 
 
 @pytest.mark.postgres
