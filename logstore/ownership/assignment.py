@@ -125,7 +125,7 @@ def bundles_to_take(
 
 
 def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
-    """Return the bundles that this worker should release now, so that another takes them at once. Mostly there are none.
+    """Return the bundles that this worker should release now. Other workers take them at once. Mostly there are none.
 
     1. While a worker has fewer bundles than `OwnershipView.underload_limit`, workers with more release bundles for
        which that worker ranks first.
