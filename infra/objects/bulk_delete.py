@@ -1,4 +1,4 @@
-"""Deletes confirmed per key: in bulk where the store can, one by one where it cannot."""
+"""Deletes that are confirmed per key: bulk requests, or single ones if the store does not support those."""
 
 import logging
 import math
@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.answers import ABSENT, SLOW_DOWN, TEMPORARY, code_of, is_throttle, status_of, translated
-from infra.objects.keys import not_in_xml, refusals
+from infra.objects.keys import find_key_problems, find_keys_outside_xml
+from infra.objects.responses import (
+    ABSENT_CODES,
+    TEMPORARY_CODES,
+    THROTTLE_CODES,
+    error_code,
+    error_status,
+    is_throttle,
+    translate_s3_errors,
+)
 from infra.objects.retries import DeleteRate, Retries
-from infra.objects.single_delete import DeleteCounts, SingleDelete
+from infra.objects.single_delete import DeleteOutcomes, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
 from logstore.units import between_units
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _log = logging.getLogger(__name__)
-_NO_BULK = frozenset({
+_NO_BULK_CODES = frozenset({
     "MethodNotAllowed",
     "MissingContentMD5",
     "MissingRequiredHeader",
@@ -27,171 +35,197 @@ _NO_BULK = frozenset({
     "NotSupported",
     "UnsupportedOperation",
 })  # fmt: skip
-_PERHAPS_NO_BULK = frozenset({"InvalidArgument", "InvalidDigest", "InvalidRequest", "MalformedXML"})
-_SINGLY_FIRST_S, _SINGLY_MOST_S = 10.0, 600.0
-"""Seconds of single deletes after a refusal of bulk ones; doubled by each that follows, until bulk works again."""
-_UNCONFIRMED = "NotConfirmed: the answer names the key under neither Deleted nor Errors"
+_PERHAPS_NO_BULK_CODES = frozenset({"InvalidArgument", "InvalidDigest", "InvalidRequest", "MalformedXML"})
+_MIN_SINGLE_PERIOD_S, _MAX_SINGLE_PERIOD_S = 10.0, 600.0
+"""Seconds of single deletes after a refusal of bulk ones. Each further refusal doubles them, until bulk works again."""
+_UNCONFIRMED_TEXT = "NotConfirmed: the answer names the key under neither Deleted nor Errors"
 
-_Errors = Mapping[str, tuple[str, str]]
+_ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """The store does not take this bulk request; single deletes may work."""
+    """Refused bulk request. Single deletes may work.
 
-    def __init__(self, said: str, *, of_the_store: bool) -> None:
-        super().__init__(said)
-        self.of_the_store = of_the_store  # and not of this one page
+    `is_general` means that the store refuses all bulk requests, and not only this page.
+    """
+
+    def __init__(self, problem: str, *, is_general: bool) -> None:
+        super().__init__(problem)
+        self.is_general = is_general
 
 
-class _Ability:
-    """Whether the store takes bulk deletes, as far as its answers have told."""
+class _BulkSupport:
+    """Knowledge whether the store supports bulk deletes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._singly_s = 0.0
-        self._again_at = -math.inf
-        self.shown = False  # it took one
+        self._single_period_s = 0.0
+        self._retry_at_s = -math.inf
+        self.is_proven = False  # a bulk delete has succeeded
 
     @property
-    def worth_asking(self) -> bool:
-        """Whether bulk deletes are not known to be refused, or were last refused some time ago."""
-        return self._clock() >= self._again_at
+    def should_try(self) -> bool:
+        """Whether no refusal is known, or the last one is old enough."""
+        return self._clock() >= self._retry_at_s
 
-    def took(self) -> None:
-        """A bulk delete was answered."""
-        self.shown, self._singly_s = True, 0.0
+    def record_success(self) -> None:
+        """Note a bulk delete that was answered."""
+        self.is_proven, self._single_period_s = True, 0.0
 
-    def refused(self) -> float:
-        """A bulk delete was refused where single ones work: for how many seconds those are to be sent."""
-        self._singly_s = min(_SINGLY_MOST_S, self._singly_s * 2 or _SINGLY_FIRST_S)
-        self._again_at = self._clock() + self._singly_s
-        return self._singly_s
+    def record_refusal(self) -> float:
+        """Note a refused bulk delete whose keys could be deleted singly. Return the seconds of single deletes."""
+        self._single_period_s = min(_MAX_SINGLE_PERIOD_S, self._single_period_s * 2 or _MIN_SINGLE_PERIOD_S)
+        self._retry_at_s = self._clock() + self._single_period_s
+        return self._single_period_s
 
 
 class BulkDelete:
-    """Deletes in one bucket; shared by threads, and so is what it learns of the store's speed and abilities.
+    """Deletes in one bucket. Thread-safe: threads share the adapted rate and the knowledge of bulk support.
 
-    Source: aws-sdk-java-v2 #5805 and barman #1146: stores that want Content-MD5 refuse the bulk deletes of
-    new SDKs. Such a store is met with single deletes, and asked again for bulk ones after a while: a gateway that was
-    being exchanged may have refused, and single deletes are several times slower.
+    Stores that require Content-MD5 refuse the bulk deletes of new SDKs. Keys are then deleted singly. After a while a
+    bulk request is tried again, because a gateway may have refused during an upgrade, and single deletes are several
+    times slower.
+
+    Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
         self._retries, self._rate = retries, rate
-        self._singly = SingleDelete(client, bucket, retries=retries, rate=rate)
-        self._ability = _Ability(retries.clock.monotonic_s)
+        self._single_delete = SingleDelete(client, bucket, retries=retries, rate=rate)
+        self._bulk_support = _BulkSupport(retries.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        """Delete `keys`; what each met is in the report.
+        """Delete the keys, and report the outcome of each.
 
         Raises:
             StoreUnavailable: The store answered for no key at all.
-            ServiceRefused: The store refuses every delete here, e.g. for lack of permission.
+            ServiceRefused: The store refuses all deletes in this bucket, for example without permission.
         """
-        asked = list(dict.fromkeys(keys))
-        counts = DeleteCounts(failed={key: f"InvalidKey: expected {why}" for key, why in refusals(asked).items()})
-        todo = [key for key in asked if key not in counts.failed] if counts.failed else asked
-        alone = dict.fromkeys(not_in_xml(todo))  # one key that XML cannot spell spoils the request of a whole page
+        distinct_keys = list(dict.fromkeys(keys))
+        problem_by_key = find_key_problems(distinct_keys)
+        outcomes = DeleteOutcomes(
+            failed={key: f"InvalidKey: expected {problem}" for key, problem in problem_by_key.items()}
+        )
+        valid_keys = [key for key in distinct_keys if key not in problem_by_key] if problem_by_key else distinct_keys
+        # One key that XML cannot represent would make the request of its whole page invalid.
+        single_keys = dict.fromkeys(find_keys_outside_xml(valid_keys))
         try:
-            self._in_rounds([key for key in todo if key not in alone] if alone else todo, counts)
-            if alone:
-                self._singly.delete(list(alone), counts)
+            bulk_keys = [key for key in valid_keys if key not in single_keys] if single_keys else valid_keys
+            self._delete_in_rounds(bulk_keys, outcomes)
+            if single_keys:
+                self._single_delete.delete(list(single_keys), outcomes)
         except SextonError as error:
-            if not counts.deleted and not counts.failed:
+            if not outcomes.deleted and not outcomes.failed:
                 raise
-            rest = [key for key in todo if key not in counts.deleted and key not in counts.failed]
-            counts.failed.update(dict.fromkeys(rest, f"{type(error).__name__}: {error}"))
-            counts.unanswered.update(rest)
-        return counts.report()
+            remaining = [key for key in valid_keys if key not in outcomes.deleted and key not in outcomes.failed]
+            outcomes.failed.update(dict.fromkeys(remaining, f"{type(error).__name__}: {error}"))
+            outcomes.unanswered.update(remaining)
+        return outcomes.to_report()
 
-    def _in_rounds(self, todo: list[str], counts: DeleteCounts) -> None:
-        """Ask for all keys page by page, then again for those with a temporary error, while attempts are left."""
-        failures = 0
-        while todo:
-            again: dict[str, str] = {}
-            at = 0
-            while at < len(todo):
-                at += self._page(todo, at, counts, again)
-            failures += 1
-            if again and failures == self._retries.backoff.attempts:
-                counts.failed.update(again)
+    def _delete_in_rounds(self, keys: list[str], outcomes: DeleteOutcomes) -> None:
+        """Delete the keys page by page. Repeat keys with a temporary error while attempts remain."""
+        rounds = 0
+        while keys:
+            error_by_retry_key: dict[str, str] = {}
+            offset = 0
+            while offset < len(keys):
+                offset += self._delete_page(keys, offset, outcomes, error_by_retry_key)
+            rounds += 1
+            if error_by_retry_key and rounds == self._retries.backoff.attempts:
+                outcomes.failed.update(error_by_retry_key)
                 return
-            if again:
-                self._retries.wait(failures)
-            todo = list(again)
+            if error_by_retry_key:
+                self._retries.pause(rounds)
+            keys = list(error_by_retry_key)
 
-    def _page(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
-        """Delete the page that begins at `at`, in whichever way the store takes; returns its length."""
+    def _delete_page(
+        self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
+    ) -> int:
+        """Delete one page from `offset` on, in bulk or singly. Return the number of its keys."""
         between_units()
-        refused: _BulkRefused | None = None
-        if self._ability.worth_asking:
+        refusal: _BulkRefused | None = None
+        if self._bulk_support.should_try:
             try:
-                return self._retries.ask(lambda: self._bulk(todo, at, counts, again))
+                return self._retries.call(lambda: self._delete_in_bulk(keys, offset, outcomes, error_by_retry_key))
             except _BulkRefused as error:
-                refused = error
-        page, before = todo[at : at + self._rate.page], len(counts.deleted)
-        self._singly.delete(page, counts)
-        if refused and refused.of_the_store and len(counts.deleted) > before:
-            pause_s = self._ability.refused()
+                refusal = error
+        page, deleted_before = keys[offset : offset + self._rate.keys_per_request], len(outcomes.deleted)
+        self._single_delete.delete(page, outcomes)
+        if refusal and refusal.is_general and len(outcomes.deleted) > deleted_before:
+            period_s = self._bulk_support.record_refusal()
             _log.warning(
-                "bucket %s refuses bulk deletes (%s): deleting one by one for %.0f s", self._bucket, refused, pause_s
+                "bucket %s refuses bulk deletes (%s): deleting one by one for %.0f s", self._bucket, refusal, period_s
             )
         return len(page)
 
-    def _bulk(self, todo: list[str], at: int, counts: DeleteCounts, again: dict[str, str]) -> int:
-        page = todo[at : at + self._rate.page]  # cut anew at each attempt: a throttle has made it shorter
-        start = self._rate.wait_for_turn(len(page))
+    def _delete_in_bulk(
+        self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
+    ) -> int:
+        # The page is cut at each attempt, because a throttle may have shortened it.
+        page = keys[offset : offset + self._rate.keys_per_request]
+        start_s = self._rate.wait_for_turn(len(page))
         try:
-            with translated(f"delete {len(page)} keys of {self._bucket}"):
-                deleted, errors = self._request(page)
+            with translate_s3_errors(f"delete {len(page)} keys of {self._bucket}"):
+                deleted, errors = self._send(page)
         except StoreUnavailable as error:
             if is_throttle(error):
-                self._rate.throttled(start)
+                self._rate.record_throttle(start_s)
             raise
-        self._ability.took()
-        if any(code in SLOW_DOWN for code, _ in errors.values()):
-            self._rate.throttled(start)
+        self._bulk_support.record_success()
+        if any(code in THROTTLE_CODES for code, _ in errors.values()):
+            self._rate.record_throttle(start_s)
         else:
-            self._rate.accepted(len(page))
+            self._rate.record_success(len(page))
         if not errors and len(deleted) == len(page) and deleted.issuperset(page):
-            counts.deleted |= deleted
+            outcomes.deleted |= deleted
         else:
-            again.update(_sort_out(page, deleted, errors, counts))
+            error_by_retry_key.update(_record_results(page, deleted, errors, outcomes))
         return len(page)
 
-    def _request(self, page: list[str]) -> tuple[set[str], _Errors]:
-        """One DeleteObjects: the keys confirmed, and the errors as code and message by key."""
+    def _send(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
+        """Send one DeleteObjects. Return the confirmed keys, and the errors as code and message by key."""
         try:
-            answer = self._client.delete_objects(
+            response = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}
             )
         except ClientError as error:
-            refusal = self._refusal(error)
+            refusal = self._parse_refusal(error)
             if refusal is None:
                 raise
             raise refusal from error
-        errors = {e.get("Key", ""): (e.get("Code", ""), e.get("Message", "")) for e in answer.get("Errors", ())}
-        return {each.get("Key", "") for each in answer.get("Deleted", ())}, errors
+        errors = {
+            failure.get("Key", ""): (failure.get("Code", ""), failure.get("Message", ""))
+            for failure in response.get("Errors", ())
+        }
+        return {success.get("Key", "") for success in response.get("Deleted", ())}, errors
 
-    def _refusal(self, error: ClientError) -> _BulkRefused | None:
-        """Whether single deletes should do instead; an odd page says nothing of a store that has taken others."""
-        code, status = code_of(error), status_of(error)
-        surely = code in _NO_BULK or status in {405, 501}
-        if not surely and code not in _PERHAPS_NO_BULK:
+    def _parse_refusal(self, error: ClientError) -> _BulkRefused | None:
+        """Return the refusal if single deletes may work instead.
+
+        An ambiguous code is a general refusal only if no bulk delete has ever succeeded.
+        """
+        code, status = error_code(error), error_status(error)
+        is_certain = code in _NO_BULK_CODES or status in {405, 501}
+        if not is_certain and code not in _PERHAPS_NO_BULK_CODES:
             return None
-        return _BulkRefused(f"{status} {code}", of_the_store=surely or not self._ability.shown)
+        return _BulkRefused(f"{status} {code}", is_general=is_certain or not self._bulk_support.is_proven)
 
 
-def _sort_out(page: Iterable[str], deleted: set[str], errors: _Errors, counts: DeleteCounts) -> dict[str, str]:
-    """Enter each key as deleted or failed, or return it to be asked for again; one left out has failed."""
-    again = {}
+def _record_results(
+    page: Iterable[str], deleted: set[str], errors: _ErrorByKey, outcomes: DeleteOutcomes
+) -> dict[str, str]:
+    """Record each key as deleted or failed. Return the keys with a temporary error.
+
+    A key that the response does not name has failed.
+    """
+    error_by_retry_key = {}
     for key in page:
         code, message = errors.get(key, ("", ""))
-        if code in ABSENT or (key in deleted and key not in errors):
-            counts.deleted.add(key)
-        elif code in TEMPORARY:
-            again[key] = f"{code}: {message}"
+        if code in ABSENT_CODES or (key in deleted and key not in errors):
+            outcomes.deleted.add(key)
+        elif code in TEMPORARY_CODES:
+            error_by_retry_key[key] = f"{code}: {message}"
         else:
-            counts.failed[key] = f"{code}: {message}" if key in errors else _UNCONFIRMED
-    return again
+            outcomes.failed[key] = f"{code}: {message}" if key in errors else _UNCONFIRMED_TEXT
+    return error_by_retry_key

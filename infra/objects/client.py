@@ -1,4 +1,4 @@
-"""How to reach a store: the client with its limits, and buckets by the location that an offload context states."""
+"""Clients of S3 stores, and buckets by the location that an offload context states."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import botocore.session
 from botocore.config import Config
 
-from infra.objects.answers import require_own_answers, translated
-from infra.objects.pages import read_pages_fast
+from infra.objects.pages import use_fast_page_parser
+from infra.objects.responses import reject_foreign_responses, translate_s3_errors
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
@@ -34,31 +34,31 @@ def make_client(
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 60.0,
 ) -> "S3Client":
-    """A client without retries of its own, for any number of buckets and threads.
+    """Build a client without retries. It is thread-safe and serves any number of buckets.
 
     Args:
-        endpoint: The URL of a compatible store, or None for AWS.
-        region: The region that signatures name.
-        access_key: With `secret_key` the credentials; None leaves them to the environment or the host's role.
-        secret_key: See `access_key`.
-        ca_file: PEM: the authorities that may sign the store's certificate; empty leaves them to the environment, in
-            AWS_CA_BUNDLE, or to those that botocore brings.
-        pool_size: Connections kept; give as many as threads will use the client.
-        connect_timeout_s: For one attempt.
-        read_timeout_s: Between two reads of one attempt.
+        endpoint: URL of a compatible store. `None` means AWS.
+        region: Region for signatures.
+        access_key: Access key. `None` means the credentials of the environment or of the host's role.
+        secret_key: Secret key of `access_key`.
+        ca_file: PEM file of the authorities that may sign the store's certificate. Empty means `AWS_CA_BUNDLE`, or
+            botocore's own authorities.
+        pool_size: Connections to keep: the number of threads that use the client.
+        connect_timeout_s: Timeout for one attempt to connect.
+        read_timeout_s: Timeout between two reads of one attempt.
     """
     core = botocore.session.Session()
     config = Config(
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
         max_pool_connections=pool_size,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # ours are in Retries
+        retries={"total_max_attempts": 1, "mode": "standard"},  # `Retries` repeats requests instead
         s3={"addressing_style": "path" if endpoint else "auto"},
-        request_checksum_calculation="when_required",  # newer ones are unknown to many compatible stores
+        request_checksum_calculation="when_required",  # many compatible stores do not know the newer checksums
         tcp_keepalive=True,
-        user_agent=core.user_agent(),  # botocore builds its longer one anew for each request: a sixth of its CPU
+        user_agent=core.user_agent(),  # botocore builds its longer default for each request: a sixth of its CPU time
     )
-    client: S3Client = core.create_client(  # type: ignore[assignment]  # its class is made from a description
+    client: S3Client = core.create_client(  # type: ignore[assignment]  # botocore builds the class at run time
         "s3",
         endpoint_url=endpoint,
         region_name=region,
@@ -68,88 +68,87 @@ def make_client(
         config=config,
     )
     observe_client(client)
-    require_own_answers(client)
-    read_pages_fast(client)
-    _end_redirects(client, everywhere=endpoint is not None)
+    reject_foreign_responses(client)
+    use_fast_page_parser(client)
+    _disable_redirects(client, everywhere=endpoint is not None)
     return client
 
 
-def _end_redirects(client: "S3Client", *, everywhere: bool) -> None:
-    """Have botocore follow no redirect where it would never end.
+def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
+    """Disable redirects of HeadBucket, or of all operations.
 
-    On each redirect it asks HEAD of the bucket for the region; where that is redirected too, it asks again, until
-    Python's stack is used up. Only AWS knows regions, so elsewhere no redirect is followed at all.
+    After each redirect botocore sends HeadBucket to learn the region. If the store redirects that, too, botocore
+    recurses until Python's stack overflows. Only AWS has regions, so other stores need no redirect.
     """
 
-    def stay(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
+    def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
         if everywhere or model.name == "HeadBucket":
             context.setdefault("s3_redirect", {})["redirected"] = True
 
-    client.meta.events.register_last("before-parameter-build.s3", stay)
+    client.meta.events.register_last("before-parameter-build.s3", mark_as_redirected)
 
 
-def clock_s(store: S3ObjectStore) -> float:
-    """The store's clock in seconds since 1970, as its answer to a signed listing bears it.
+def read_store_clock_s(store: S3ObjectStore) -> float:
+    """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing.
 
     Raises:
-        StoreUnavailable: No answer, or one that bears no date.
-        ServiceRefused: The store refuses us.
+        StoreUnavailable: No response, or a response without a date.
+        ServiceRefused: The store refuses the request.
     """
-    what = f"ask bucket {store.bucket} for the time"
-    with translated(what):
-        answer = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
-    told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+    operation = f"ask bucket {store.bucket} for the time"
+    with translate_s3_errors(operation):
+        response = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
+    date = response["ResponseMetadata"]["HTTPHeaders"].get("date", "")
     try:
-        return parsedate_to_datetime(told).timestamp()
+        return parsedate_to_datetime(date).timestamp()
     except ValueError:
-        raise StoreUnavailable(f"{what}: expected a date in the answer, found {told!r}") from None
+        raise StoreUnavailable(f"{operation}: expected a date in the answer, found {date!r}") from None
 
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_KNOCK_S = 1.0
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_CONNECT_TIMEOUT_S = 1.0
 
 
 class S3Buckets:
-    """`Buckets`; clients are made once for each endpoint and region."""
+    """`Buckets` of S3 stores, with one client per endpoint and region.
+
+    Args:
+        home: Any bucket of the configured store.
+        connect: Returns any bucket of the store at an endpoint and region, with the configured credentials.
+        own_stack: Whether the configured store is this home's embedded server, whose port may change.
+    """
 
     def __init__(
         self, home: S3ObjectStore, connect: Callable[[str, str], S3ObjectStore], *, own_stack: bool = False
     ) -> None:
-        """Resolve locations.
-
-        Args:
-            home: A bucket of the configured store.
-            connect: Makes a store, whatever its bucket, of endpoint and region with the configured credentials.
-            own_stack: Whether the configured store is one that this home starts itself, on ports that may change.
-        """
         self._home = home
         self._own_stack = own_stack
-        connected = cache(connect)
-        self._at_home = cache(home.for_bucket)
-        self._elsewhere = cache(lambda bucket, endpoint, region: connected(endpoint, region).for_bucket(bucket))
-        self._stand_in = cache(lambda location: _StandIn(home, location))
+        connect_once = cache(connect)
+        self._home_bucket = cache(home.for_bucket)
+        self._other_bucket = cache(lambda bucket, endpoint, region: connect_once(endpoint, region).for_bucket(bucket))
+        self._moved_stack_store = cache(lambda location: _MovedStackStore(home, location))
 
     def __call__(self, location: CopyLocation) -> S3ObjectStore:
-        """The bucket, the same one for each way to write its location; a store that is not there says so when asked."""
-        if self._moved(location.endpoint):
-            return self._stand_in(location)
+        """Return the bucket without a request. Different spellings of a location give the same object."""
+        if self._has_moved(location.endpoint):
+            return self._moved_stack_store(location)
         endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
-        if (_address(endpoint), region) == (_address(self._home.endpoint), self._home.region):
-            return self._at_home(location.bucket)
-        return self._elsewhere(location.bucket, endpoint.rstrip("/"), region)
+        if (_parse_endpoint(endpoint), region) == (_parse_endpoint(self._home.endpoint), self._home.region):
+            return self._home_bucket(location.bucket)
+        return self._other_bucket(location.bucket, endpoint.rstrip("/"), region)
 
-    def _moved(self, endpoint: str) -> bool:
-        """Whether no server listens any more where an embedded stack had its own, and this home has another one."""
-        if not self._own_stack or not endpoint or _address(endpoint) == _address(self._home.endpoint):
+    def _has_moved(self, endpoint: str) -> bool:
+        """Whether the endpoint is a former port of this home's embedded server, at which no server listens now."""
+        if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
             return False
-        host, port = _address(endpoint)[1:3]
-        return host in _LOOPBACK and not _listens(host, port)
+        host, port = _parse_endpoint(endpoint)[1:3]
+        return host in _LOOPBACK_HOSTS and not _may_listen(host, port)
 
 
-class _StandIn(S3ObjectStore):
-    """The home's own stack, for a context of an earlier build that names the port of an earlier start.
+class _MovedStackStore(S3ObjectStore):
+    """Embedded store of this home, for a context of an earlier build that names the port of an earlier start.
 
-    What it shows is the copy, because keys are unique; what it does not show may stand where the context says.
+    An object found here is the copy, because keys are unique. A missing object may exist at the store of the context.
     """
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
@@ -157,30 +156,30 @@ class _StandIn(S3ObjectStore):
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """As of any store, except that nothing found is no answer.
+        """Yield the objects with the prefix.
 
         Raises:
-            StoreUnavailable: Nothing found.
+            StoreUnavailable: There is none, which does not prove that the copy is absent.
         """
-        found = False
+        is_empty = True
         for item in super().list(prefix, start_after=start_after, first_page=first_page):
-            found = True
+            is_empty = False
             yield item
-        if not found:
-            where = f"{self._location.endpoint}, where nobody listens"
-            raise StoreUnavailable(f"{prefix}: its context names {where}, and {self.endpoint} does not show it")
+        if is_empty:
+            endpoint = f"{self._location.endpoint}, where nobody listens"
+            raise StoreUnavailable(f"{prefix}: its context names {endpoint}, and {self.endpoint} does not show it")
 
 
-def _address(endpoint: str) -> tuple[str, str, int, str]:
+def _parse_endpoint(endpoint: str) -> tuple[str, str, int, str]:
     parts = urlsplit(endpoint.rstrip("/"))
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path
 
 
-def _listens(host: str, port: int) -> bool:
+def _may_listen(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=_KNOCK_S).close()
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return False
     except OSError:
-        return True  # perhaps: it is asked, and says so itself
+        return True  # a request will find out
     return True

@@ -1,8 +1,9 @@
-"""Pages of a thousand keys, whose repeated elements the C parser of XML reads, in half of the time of botocore.
+"""Fast parser for pages of listings and of bulk deletes, which takes half of botocore's time.
 
-A listing of ten million objects is ten thousand such pages. botocore walks the description of the answer for each
-element; here the elements that repeat are taken out of the answer first, and added to what botocore makes of the rest.
-An answer that is not as S3 describes it is left to botocore, which says what is wrong with it.
+A listing of ten million objects has ten thousand pages of a thousand keys. For each element botocore walks the
+description of the response. Here the repeated elements are extracted from the response first, with the XML parser in C.
+Botocore parses the rest, and the extracted elements are added to its result. A response that does not match S3's
+description is left to botocore, which reports the error.
 
 Source: Amazon S3 API Reference, ListObjectsV2 and DeleteObjects, response elements.
 """
@@ -17,71 +18,69 @@ from botocore.utils import parse_timestamp
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_Read = Callable[[ET.Element, str], dict[str, Any]]
+_ReadElement = Callable[[ET.Element, str], dict[str, Any]]
 
 
-def read_pages_fast(client: "S3Client") -> None:
-    """Have `client` read `Contents` and `Deleted` here.
+def use_fast_page_parser(client: "S3Client") -> None:
+    """Let `client` parse `Contents` and `Deleted` here.
 
-    Of an object that is its key, its size in bytes and its time, of a deleted one its key; no more of it is ever read.
+    Objects have only key, size in bytes and time of change. Deleted objects have only their key.
     """
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _taking("Contents", _stored))
-    client.meta.events.register("before-parse.s3.DeleteObjects", _taking("Deleted", _deleted))
+    client.meta.events.register("before-parse.s3.ListObjectsV2", _build_extractor("Contents", _read_object))
+    client.meta.events.register("before-parse.s3.DeleteObjects", _build_extractor("Deleted", _read_deleted))
 
 
-def _stored(element: ET.Element, space: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"Key": _text(element, space + "Key"), "Size": int(_text(element, space + "Size"))}
-    modified = element.findtext(space + "LastModified")
+def _read_object(element: ET.Element, namespace: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "Key": _required_text(element, namespace + "Key"),
+        "Size": int(_required_text(element, namespace + "Size")),
+    }
+    modified = element.findtext(namespace + "LastModified")
     if modified:
-        found["LastModified"] = _timestamp(modified)
-    return found
+        fields["LastModified"] = _parse_timestamp(modified)
+    return fields
 
 
-def _deleted(element: ET.Element, space: str) -> dict[str, Any]:
-    return {"Key": _text(element, space + "Key")}
+def _read_deleted(element: ET.Element, namespace: str) -> dict[str, Any]:
+    return {"Key": _required_text(element, namespace + "Key")}
 
 
-def _taking(name: str, read: _Read) -> Callable[..., None]:
-    """A handler that takes each element of this name out of an answer, and adds what was read of them all."""
+def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
+    """Return a handler that moves all elements of this name from the response's XML to botocore's result."""
 
-    def take(
+    def extract(
         response_dict: MutableMapping[str, Any], customized_response_dict: MutableMapping[str, Any], **_: object
     ) -> None:
         if response_dict["status_code"] != 200:
             return
         try:
             root = ET.fromstring(response_dict["body"])  # noqa: S314 - the parser that botocore uses for all answers
-            space = root.tag[: root.tag.find("}") + 1]
-            found = [read(each, space) for each in root.iterfind(space + name)]
+            namespace = root.tag[: root.tag.find("}") + 1]
+            extracted = [read(element, namespace) for element in root.iterfind(namespace + name)]
         except (ET.ParseError, ValueError):
             return
-        if found:
-            rest = [each for each in root if each.tag != space + name]
-            if any(each.tag.rpartition("}")[2] == name for each in rest):
-                return  # of two namespaces, which only botocore reads together
-            root[:] = rest
-            response_dict["body"] = ET.tostring(root).replace(b"\r", b"&#13;")  # a bare one would be read as a new line
-            customized_response_dict[name] = found
+        if extracted:
+            other_elements = [element for element in root if element.tag != namespace + name]
+            if any(element.tag.rpartition("}")[2] == name for element in other_elements):
+                return  # elements of two namespaces: only botocore combines them
+            root[:] = other_elements
+            response_dict["body"] = ET.tostring(root).replace(b"\r", b"&#13;")  # a bare \r would become a line feed
+            customized_response_dict[name] = extracted
 
-    return take
+    return extract
 
 
-def _text(element: ET.Element, tag: str) -> str:
-    """The text of an element that must be there.
-
-    Raises:
-        ValueError: It is not there.
-    """
+def _required_text(element: ET.Element, tag: str) -> str:
+    """Return the text of a required child element. Without it raise `ValueError`, which the handler catches."""
     text = element.findtext(tag)
     if text is None:
         raise ValueError(tag)
     return text
 
 
-def _timestamp(value: str) -> datetime:
-    """A time as S3 writes it, parsed in C, or as other stores may write it."""
+def _parse_timestamp(value: str) -> datetime:
     try:
-        return datetime.fromisoformat(value)
-    except ValueError:  # the date format of HTTP headers
+        return datetime.fromisoformat(value)  # the format of S3, parsed in C
+    except ValueError:  # other stores may use the date format of HTTP headers
         parsed: datetime = parse_timestamp(value)
         return parsed

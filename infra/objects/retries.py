@@ -1,4 +1,4 @@
-"""Retries of requests to the object store, and the rate at which deletes ask it."""
+"""Retries of requests to the object store, and the adaptive rate of deletes."""
 
 import math
 import threading
@@ -7,109 +7,116 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from infra.objects.answers import retry_after_s
+from infra.objects.responses import retry_after_s
 from logstore.clock import Backoff, Clock
 from logstore.errors import ServiceRefused, StoreUnavailable
 
 T = TypeVar("T")
 _UNLIMITED = math.inf
-_PAGE_GROWTH = 25  # keys that an accepted page adds to the next one
-_RATE_GROWTH = 0.05  # of the rate at the last cut, added by each accepted page
-_RATE_CUT = 0.7
-_RATE_FREE = 10.0  # times the rate at the last cut: no need to hold back any more
-_FIRST_WINDOW_S = 0.1  # at the first throttle, one page in this time is the first guess of a bearable rate
+_KEYS_ADDED_PER_SUCCESS = 25  # to the next request, after a successful one
+_RATE_GROWTH_PER_SUCCESS = 0.05  # share of the rate at the last cut that a successful request adds
+_RATE_CUT_FACTOR = 0.7
+_RATE_RELEASE_FACTOR = 10.0  # multiple of the rate at the last cut from which the rate is unlimited again
+_FIRST_CUT_WINDOW_S = 0.1  # the first throttle sets the rate to one request in this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Bounded attempts at one request; see `Backoff` for the pauses between them."""
+    """Bounded attempts at one request."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
-    give_up_after_s: float = 120.0  # no new attempt begins later than this after the first
+    give_up_after_s: float = 120.0  # after the first attempt; no new attempt begins later
     clock: Clock = field(default_factory=Clock)
 
-    def ask(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it answers, and wait longer where the store asks for it.
+    def call(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it succeeds. Wait longer between attempts if the store asks for it.
 
         Raises:
-            StoreUnavailable, ServiceRefused: The last attempt's error. A refusal that cannot pass by itself, and every
-                other error, is raised at once.
+            StoreUnavailable, ServiceRefused: The error of the last attempt. Any other error, and a refusal that cannot
+                pass by itself, is raised at once.
         """
         return self.clock.patiently(
             attempt,
             deadline_s=self.clock.monotonic_s() + self.give_up_after_s,
             backoff=self.backoff,
-            may_pass=_may_pass,
+            may_pass=_should_retry,
             wanted_s=lambda error: min(self.backoff.longest_s, retry_after_s(error)),
         )
 
-    def wait(self, failures: int) -> None:
-        """Sleep after the given number of rounds that failed in part, 1 or more."""
+    def pause(self, failures: int) -> None:
+        """Sleep after the given number of failures, 1 or more."""
         self.clock.sleep(self.backoff.pause_s(failures))
 
 
-def _may_pass(error: Exception) -> bool:
+def _should_retry(error: Exception) -> bool:
     return isinstance(error, StoreUnavailable) or (isinstance(error, ServiceRefused) and error.may_pass)
 
 
 class DeleteRate:
-    """How many keys one request names, and how many keys a second are asked for: both adapt to throttling.
+    """Adaptive limits for deletes: keys per request, and keys per second.
 
-    Additive growth, multiplicative cuts. Several threads may be throttled at the same time: only the first of these
-    answers cuts the rate, because a request that started before the last cut changes nothing.
+    Both grow additively and are cut multiplicatively at a throttle. If several threads are throttled at once, only the
+    first cuts: a request that started before the last cut has no effect. Thread-safe.
 
-    Source: Apache Iceberg #7127, comment by an S3A maintainer: a page of 1,000 keys counts as 1,000 writes, so
-    its retry sends 1,000 more to a store that is overloaded already; S3A uses pages of 200.
+    Source: Apache Iceberg #7127, comment by an S3A maintainer: a request with 1,000 keys counts as 1,000 writes. Its
+    retry adds 1,000 writes to an overloaded store. S3A uses 200 keys.
     """
 
     def __init__(
         self,
         *,
-        ceiling: int = 1000,
-        floor: int = 25,
-        slowest_keys_per_s: float = 25.0,
+        max_keys_per_request: int = 1000,
+        min_keys_per_request: int = 25,
+        min_keys_per_s: float = 25.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._ceiling, self._floor, self._slowest = ceiling, min(floor, ceiling), slowest_keys_per_s
+        self._max_keys, self._min_keys = max_keys_per_request, min(min_keys_per_request, max_keys_per_request)
+        self._min_keys_per_s = min_keys_per_s
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
-        self._page = ceiling
-        self._rate = self._rate_at_cut = _UNLIMITED  # keys a second that requests may name together
-        self._next_start = self._last_cut = -_UNLIMITED
+        self._keys_per_request = max_keys_per_request
+        self._rate = self._rate_at_cut = _UNLIMITED  # keys per second of all requests together
+        self._next_start_s = self._last_cut_s = -_UNLIMITED
 
     @property
-    def page(self) -> int:
-        """Keys per bulk request, at this moment."""
-        return self._page
+    def keys_per_request(self) -> int:
+        """Present limit of keys per bulk request."""
+        return self._keys_per_request
 
     def wait_for_turn(self, keys: int) -> float:
-        """Wait until a request that names `keys` keys may start; returns its start, to be handed to `throttled`."""
+        """Wait until a request with that many keys may start. Return its start, for `record_throttle`."""
         with self._lock:
-            now = self._clock()
-            start = max(now, self._next_start)
-            self._next_start = start + keys / self._rate
-        if start > now:
-            self._sleep(start - now)
-        return start
+            now_s = self._clock()
+            start_s = max(now_s, self._next_start_s)
+            self._next_start_s = start_s + keys / self._rate
+        if start_s > now_s:
+            self._sleep(start_s - now_s)
+        return start_s
 
-    def accepted(self, keys: int) -> None:
-        """A request that named `keys` keys succeeded: the next one may name a few more."""
-        if self._page == self._ceiling and self._rate == _UNLIMITED:
+    def record_success(self, keys: int) -> None:
+        """Note that a request with that many keys succeeded, and raise the limits a little."""
+        if self._keys_per_request == self._max_keys and self._rate == _UNLIMITED:
             return
-        share = keys / self._page  # single deletes recover as slowly as pages do
+        share = keys / self._keys_per_request  # the limits grow by deleted keys, also with single deletes
         with self._lock:
-            self._page = min(self._ceiling, self._page + math.ceil(_PAGE_GROWTH * share))
-            self._rate += self._rate_at_cut * _RATE_GROWTH * share
-            if self._rate > self._rate_at_cut * _RATE_FREE:
+            self._keys_per_request = min(
+                self._max_keys, self._keys_per_request + math.ceil(_KEYS_ADDED_PER_SUCCESS * share)
+            )
+            self._rate += self._rate_at_cut * _RATE_GROWTH_PER_SUCCESS * share
+            if self._rate > self._rate_at_cut * _RATE_RELEASE_FACTOR:
                 self._rate = _UNLIMITED
 
-    def throttled(self, start: float) -> None:
-        """The request that started at `start` was throttled: halve the page, cut the rate."""
+    def record_throttle(self, start_s: float) -> None:
+        """Note that the request with that start was throttled, halve the keys per request, and cut the rate."""
         with self._lock:
-            if start <= self._last_cut:
+            if start_s <= self._last_cut_s:
                 return
-            self._last_cut = self._clock()
-            self._page = max(self._floor, self._page // 2)
-            cut = self._page / _FIRST_WINDOW_S if self._rate == _UNLIMITED else self._rate * _RATE_CUT
-            self._rate = self._rate_at_cut = max(self._slowest, cut)
+            self._last_cut_s = self._clock()
+            self._keys_per_request = max(self._min_keys, self._keys_per_request // 2)
+            cut = (
+                self._keys_per_request / _FIRST_CUT_WINDOW_S
+                if self._rate == _UNLIMITED
+                else self._rate * _RATE_CUT_FACTOR
+            )
+            self._rate = self._rate_at_cut = max(self._min_keys_per_s, cut)

@@ -1,4 +1,4 @@
-"""Deletes one key at a time, for stores and keys that bulk deletes cannot serve."""
+"""Single deletes, for stores and keys that do not support bulk deletes."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.answers import ABSENT, BAD_REQUEST, code_of, is_throttle, translated
+from infra.objects.responses import ABSENT_CODES, BAD_REQUEST_CODES, error_code, is_throttle, translate_s3_errors
 from infra.objects.retries import DeleteRate, Retries
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
@@ -18,24 +18,24 @@ from logstore.units import between_units
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_OF_THIS_KEY = BAD_REQUEST | {"AccessDenied"}  # a policy or a lock may concern this key alone
+_SINGLE_KEY_CODES = BAD_REQUEST_CODES | {"AccessDenied"}  # a policy or a lock may concern this key alone
 
 
 @dataclass(slots=True)
-class DeleteCounts:
-    """What the store has said so far, key by key."""
+class DeleteOutcomes:
+    """Outcomes of keys so far."""
 
     deleted: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
-    unanswered: set[str] = field(default_factory=set)  # of those that failed
+    failed: dict[str, str] = field(default_factory=dict)  # reason by key
+    unanswered: set[str] = field(default_factory=set)  # failed keys for which the store gave no answer
 
-    def report(self) -> DeleteReport:
-        """The counts as the port knows it."""
+    def to_report(self) -> DeleteReport:
+        """Return the outcomes in the port's form."""
         return DeleteReport(deleted=frozenset(self.deleted), failed=self.failed, unanswered=frozenset(self.unanswered))
 
 
 class SingleDelete:
-    """Single deletes in one bucket, a few at a time; safe to share among threads."""
+    """Single deletes in one bucket, a few in parallel. Thread-safe."""
 
     def __init__(
         self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate, parallelism: int = 8
@@ -43,65 +43,65 @@ class SingleDelete:
         self._client, self._bucket = client, bucket
         self._retries, self._rate, self._parallelism = retries, rate, parallelism
 
-    def delete(self, keys: Sequence[str], counts: DeleteCounts) -> None:
-        """Delete each key by a request of its own and enter what the store says of it.
+    def delete(self, keys: Sequence[str], outcomes: DeleteOutcomes) -> None:
+        """Delete each key by a separate request, and record its outcome.
 
-        A store that does not answer is not asked for the rest: those keys stay out of the counts.
+        Once the store stops answering, the remaining keys are not sent and get no outcome.
 
         Raises:
-            StoreUnavailable: The store stopped answering; keys may have been entered before.
-            ServiceRefused: The store refuses such requests altogether, e.g. without the bucket.
+            StoreUnavailable: The store stopped answering. Outcomes of earlier keys are recorded.
+            ServiceRefused: The store refuses such requests altogether, for example without the bucket.
         """
-        hopeless = Event()
+        stopped = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
-            asked = [
-                (key, threads.submit(copy_context().run, self._unless, hopeless, key)) for key in keys
-            ]  # a context each: spans in other threads keep their parent
-        problems = [problem for key, answer in asked if (problem := self._enter(key, answer, counts))]
-        if problems:
-            raise problems[0]
+            futures = [  # each with a copy of the context, so that spans in the threads keep their parent
+                (key, threads.submit(copy_context().run, self._delete_unless_stopped, stopped, key)) for key in keys
+            ]
+        errors = [error for key, future in futures if (error := self._record_result(key, future, outcomes))]
+        if errors:
+            raise errors[0]
 
-    def _unless(self, hopeless: Event, key: str) -> str | None:
-        """Delete one key, unless another met a store that does not work; returns why this key failed."""
-        if hopeless.is_set():
+    def _delete_unless_stopped(self, stopped: Event, key: str) -> str | None:
+        """Delete one key, unless `stopped` is set. Return the reason if the store refuses this key."""
+        if stopped.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         between_units()
         try:
-            return self._retries.ask(lambda: self._one(key))
+            return self._retries.call(lambda: self._delete_key(key))
         except SextonError:
-            hopeless.set()
+            stopped.set()
             raise
 
-    def _one(self, key: str) -> str | None:
-        start = self._rate.wait_for_turn(1)
+    def _delete_key(self, key: str) -> str | None:
+        start_s = self._rate.wait_for_turn(1)
         try:
-            with translated(f"delete {self._bucket}/{key}"):
-                return self._request(key)
+            with translate_s3_errors(f"delete {self._bucket}/{key}"):
+                return self._send(key)
         except StoreUnavailable as error:
             if is_throttle(error):
-                self._rate.throttled(start)
+                self._rate.record_throttle(start_s)
             raise
 
-    def _request(self, key: str) -> str | None:
+    def _send(self, key: str) -> str | None:
         try:
             self._client.delete_object(Bucket=self._bucket, Key=key)
         except ClientError as error:
-            if code_of(error) in ABSENT:
+            if error_code(error) in ABSENT_CODES:
                 return None
-            if code_of(error) in _OF_THIS_KEY:
-                return f"{code_of(error)}: {error.response['Error'].get('Message', '')}"
+            if error_code(error) in _SINGLE_KEY_CODES:
+                return f"{error_code(error)}: {error.response['Error'].get('Message', '')}"
             raise
-        self._rate.accepted(1)
+        self._rate.record_success(1)
         return None
 
     @staticmethod
-    def _enter(key: str, answer: "Future[str | None]", counts: DeleteCounts) -> SextonError | None:
+    def _record_result(key: str, future: "Future[str | None]", outcomes: DeleteOutcomes) -> SextonError | None:
         try:
-            why = answer.result()
+            problem = future.result()
         except SextonError as error:
             return error
-        if why is None:
-            counts.deleted.add(key)
+        if problem is None:
+            outcomes.deleted.add(key)
         else:
-            counts.failed[key] = why
+            outcomes.failed[key] = problem
         return None

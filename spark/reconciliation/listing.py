@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.objects import clock_s
+from infra.objects import read_store_clock_s
 from logstore.errors import InvalidInput
 from logstore.identity.markers import MARKER_KEY
 from logstore.log.ledgers import SHARDS
@@ -101,7 +101,7 @@ def _inventories(addresses: NativeAddresses, job: ListStorage, run: JobRun) -> d
     """Checked inventories by bucket."""
     found: dict[str, Inventory] = {}
     known = {address.bucket for address in addresses.stores}
-    now_us = round(clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0
+    now_us = round(read_store_clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0
     for path in job.inventories:
         inventory = read_manifest(Path(path), now_us=now_us)
         if inventory.bucket not in known:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import BinaryIO, TypeVar
 
-from infra.objects.keys import check_key, check_metadata, check_written_key, refusal
+from infra.objects.keys import check_key, check_metadata, check_written_key, find_key_problem
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 from logstore.units import between_units
@@ -223,7 +223,7 @@ class FakeObjectStore:
         yield from _until(fault, found)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        asked = {key: refusal(key) for key in keys}
+        asked = {key: find_key_problem(key) for key in keys}
         failed = {key: f"InvalidKey: expected {why}" for key, why in asked.items() if why}
         todo = [key for key, why in asked.items() if not why]
         deleted: set[str] = set()

@@ -74,9 +74,9 @@ def store_clock(settings: Settings) -> Callable[[], int]:
     primary = cache(lambda: primary_bucket(settings))
 
     def now_us() -> int:
-        from infra.objects import clock_s  # noqa: PLC0415 - start-up time
+        from infra.objects import read_store_clock_s  # noqa: PLC0415 - start-up time
 
-        return round(clock_s(primary()) * 1_000_000)
+        return round(read_store_clock_s(primary()) * 1_000_000)
 
     return now_us
 

@@ -16,7 +16,7 @@ from infra.catalog import Database, check_version, open_catalog
 from infra.catalog.engine.versions import check_takes_writes, lost_write_ahead
 from infra.coordination.directory import OwnershipDirectory
 from infra.coordination.identity import check_path
-from infra.objects import clock_s
+from infra.objects import read_store_clock_s
 from infra.stack.home import StackHome
 from infra.stack.java import find_java
 from infra.stack.workers import crashed_worker_ids, live_workers
@@ -304,7 +304,7 @@ def _check_ownership(settings: Settings) -> str:
 def _check_clock(settings: Settings) -> str:
     if not settings.store_is_known:
         settings.required("s3_endpoint")
-    difference_s = time.time() - clock_s(primary_bucket(settings, hasty=True))
+    difference_s = time.time() - read_store_clock_s(primary_bucket(settings, hasty=True))
     if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
         problem = f"this machine and the object store differ by {difference_s:.0f} s"
         raise ServiceFailed("clock", problem, advice="set both by one time service")

@@ -3,8 +3,8 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from infra.objects.keys import not_in_xml, refusal, refusals
-from infra.objects.listing import earlier
+from infra.objects.keys import find_key_problem, find_key_problems, find_keys_outside_xml
+from infra.objects.listing import safe_start_after
 
 TRICKY = st.text(alphabet="a0./\\\0\x01 é\ud800-", max_size=6) | st.sampled_from(["x" * 1024, "x" * 1025, "é" * 600])
 
@@ -16,13 +16,13 @@ def by_path(key: str) -> list[str]:
 @given(st.lists(TRICKY, max_size=8))
 def test_refusals_of_a_page_are_those_of_its_keys(keys: list[str]) -> None:
     """The quick look at a whole page never differs from the careful one at each key."""
-    assert refusals(keys) == {key: reason for key in keys if (reason := refusal(key))}
+    assert find_key_problems(keys) == {key: reason for key in keys if (reason := find_key_problem(key))}
 
 
 @given(st.lists(st.text(alphabet="a\t\x01\x1f\ufffe\uffff é😀", max_size=4), max_size=8))
 def test_not_in_xml_names_exactly_the_keys_with_such_characters(keys: list[str]) -> None:
     """Source: XML 1.0, section 2.2: no control characters but tab and line ends, no non-characters."""
-    assert not_in_xml(keys) == [key for key in keys if set(key) & set("\x01\x1f\ufffe\uffff")]
+    assert find_keys_outside_xml(keys) == [key for key in keys if set(key) & set("\x01\x1f\ufffe\uffff")]
 
 
 @example("a", "/", "/x")
@@ -35,7 +35,7 @@ def test_not_in_xml_names_exactly_the_keys_with_such_characters(keys: list[str])
 def test_earlier_hides_no_key_in_the_order_of_bytes_or_of_paths(prefix: str, start: str, other: str) -> None:
     """Whichever order the store keeps, and though SeaweedFS skips a folder named by StartAfter, no key is lost."""
     start_after, key = prefix + start, prefix + other
-    sent = earlier(start_after, prefix)
+    sent = safe_start_after(start_after, prefix)
     assert sent <= start_after
     if sent and key > start_after:
         assert key > sent

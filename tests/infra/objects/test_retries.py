@@ -40,7 +40,7 @@ def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
     clock = Moved()
     retries = Retries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
     for failures in range(1, 7):
-        retries.wait(failures)
+        retries.pause(failures)
     for slept, longest in zip(clock.slept, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8], strict=True):
         assert longest / 2 <= slept <= longest
     assert len(set(clock.slept)) == 6
@@ -51,7 +51,7 @@ def test_ask_gives_up_by_time_as_well_as_by_attempts() -> None:
     clock = Moved()
     retries = Retries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
     with pytest.raises(StoreUnavailable):
-        retries.ask(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
+        retries.call(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
     assert 4.0 <= clock.now - 100.0 < 5.0
 
 
@@ -59,7 +59,7 @@ def test_ask_passes_other_errors_at_once() -> None:
     """What asking again cannot help is not asked again."""
     clock = Moved()
     with pytest.raises(PreconditionFailed):
-        Retries(clock=clock.clock).ask(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
+        Retries(clock=clock.clock).call(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
     assert clock.slept == []
 
 
@@ -80,11 +80,11 @@ def test_pace_of_requests_under_way_at_a_throttle_counts_one_cut() -> None:
     starts = [pace.wait_for_turn(1000) for _ in range(8)]
     clock.now += 0.2
     for start in starts:
-        pace.throttled(start)
-    assert (pace.page, pace._rate) == (500, 5000)
+        pace.record_throttle(start)
+    assert (pace.keys_per_request, pace._rate) == (500, 5000)
     clock.now += 1
-    pace.throttled(pace.wait_for_turn(500))
-    assert (pace.page, pace._rate) == (250, 3500)
+    pace.record_throttle(pace.wait_for_turn(500))
+    assert (pace.keys_per_request, pace._rate) == (250, 3500)
 
 
 def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
@@ -92,17 +92,17 @@ def test_pace_spaces_starts_after_a_throttle_and_recovers() -> None:
     clock = Moved()
     pace = DeleteRate(clock=clock, sleep=clock.sleep)
     for _ in range(20):
-        pace.throttled(pace.wait_for_turn(pace.page))
+        pace.record_throttle(pace.wait_for_turn(pace.keys_per_request))
         clock.now += 10
-    assert (pace.page, pace._rate) == (25, 25)
+    assert (pace.keys_per_request, pace._rate) == (25, 25)
     starts = [pace.wait_for_turn(25) for _ in range(3)]
     assert [two - one for one, two in pairwise(starts)] == [1.0, 1.0]
     pages = []
     for _ in range(200):
-        pages.append(pace.page)
-        pace.accepted(pace.page)
+        pages.append(pace.keys_per_request)
+        pace.record_success(pace.keys_per_request)
     assert all(0 <= two - one <= 25 for one, two in pairwise(pages))
-    assert (pace.page, pace._rate) == (1000, math.inf)
+    assert (pace.keys_per_request, pace._rate) == (1000, math.inf)
 
 
 def test_retries_ask_no_second_time_for_what_was_ended() -> None:
@@ -117,5 +117,5 @@ def test_retries_ask_no_second_time_for_what_was_ended() -> None:
         raise InterruptedError
 
     with ended_by(end), pytest.raises(InterruptedError):
-        Retries(clock=clock.clock).ask(attempt)
+        Retries(clock=clock.clock).call(attempt)
     assert len(asked) == 1

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from infra.objects.client import clock_s
+from infra.objects.client import read_store_clock_s
 from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.jobs import (
@@ -74,7 +74,7 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
     ) -> list[Finding]:
         target, run_id = store or mine, f"run-{next(runs)}"
         jobs = SparkJobs(session, publication, lambda: native_mains(addresses or native_addresses(target.settings)))
-        before_us = int((clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
+        before_us = int((read_store_clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us
         ((next_id,),) = target.sql("SELECT next_ledger_id FROM catalog")
         steps: list[BulkJob] = [

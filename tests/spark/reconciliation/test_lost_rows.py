@@ -11,7 +11,7 @@ from sqlalchemy.exc import NoResultFound
 
 from activities.reconciliation.values import BeginApplyInput, BeginPlanInput, BulkInput, PageInput, PlanInput
 from infra.catalog import tables as t
-from infra.objects.client import clock_s
+from infra.objects.client import read_store_clock_s
 from infra.stack.stack import StackAddresses
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import segment_key
@@ -135,7 +135,7 @@ def _fill(store: Damaged, name: str) -> _Topic:
 def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[PlanResult, ApplyCounts]:
     """Do the steps of both workflows, seconds later by the store's clock."""
     jobs = SparkJobs(session, Publication(home / "bulk"), lambda: native_mains(native_addresses(store.settings)))
-    later = replace(store.log, bulk=jobs, store_now_us=lambda: int((clock_s(store.bucket) + 5) * 1e6))
+    later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
     activities = activities_over(later, NobodyOwns())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)

@@ -49,7 +49,7 @@ def test_every_damage_is_found_and_nothing_else(
     store: Damaged, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By listing, and by inventories in its place, which are made after all of it."""
-    monkeypatch.setattr(listing, "clock_s", lambda _: 1_900_000_000.0)
+    monkeypatch.setattr(listing, "read_store_clock_s", lambda _: 1_900_000_000.0)
     damage.healthy(store)
     for one in damage.EVERY:
         one(store)

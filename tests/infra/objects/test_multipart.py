@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.objects.client import make_client
-from infra.objects.parts import PART_BYTES
+from infra.objects.multipart import PART_BYTES
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
 from logstore.offload.tiered import UPLOAD_GRACE_S

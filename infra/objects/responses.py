@@ -1,0 +1,276 @@
+"""Meaning of S3's responses: which of them come from the store, and which error of Sexton each failure is.
+
+A gateway in front of the store may answer 200 without asking the store. Such a foreign response proves nothing and
+counts as no response, so that the request is sent again. A success counts only with the marks that S3 gives to the
+operation's responses.
+
+Source: Amazon S3 API Reference, response elements of each operation.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ParamValidationError,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.parsers import ResponseParserError
+
+from logstore.errors import InvalidInput, ServiceRefused, SextonError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from botocore.model import OperationModel
+    from mypy_boto3_s3 import S3Client
+
+
+class ForeignResponse(BotoCoreError):
+    """Successful response that does not come from the store."""
+
+    fmt = "{status} without the marks of the store's own answer: {problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SuccessMarks:
+    """Marks of an operation's success that comes from the store."""
+
+    statuses: tuple[int, ...] = (200,)
+    has_etag: bool = False
+    has_empty_body: bool = False
+    body_element: bytes = b""  # name of an XML element in the body
+
+
+_ETAG_ONLY = _SuccessMarks(has_etag=True, has_empty_body=True)
+_EMPTY = _SuccessMarks(statuses=(204,), has_empty_body=True)
+_MARKS_BY_OPERATION: Final[Mapping[str, _SuccessMarks]] = {
+    "PutObject": _ETAG_ONLY,
+    "GetObject": _SuccessMarks(statuses=(200, 206), has_etag=True),
+    "HeadObject": _SuccessMarks(has_etag=True),
+    "DeleteObject": _EMPTY,
+    "DeleteObjects": _SuccessMarks(body_element=b"DeleteResult"),
+    "ListObjectsV2": _SuccessMarks(body_element=b"ListBucketResult"),
+    "CreateMultipartUpload": _SuccessMarks(body_element=b"UploadId"),
+    "UploadPart": _ETAG_ONLY,
+    "CompleteMultipartUpload": _SuccessMarks(body_element=b"ETag"),
+    "AbortMultipartUpload": _EMPTY,
+    "ListMultipartUploads": _SuccessMarks(body_element=b"ListMultipartUploadsResult"),
+}
+
+
+def reject_foreign_responses(client: "S3Client") -> None:
+    """Raise `ForeignResponse` for each success of `client` that lacks the store's marks."""
+    client.meta.events.register("before-parse.s3", _check_response)
+
+
+def _check_response(operation_model: "OperationModel", response_dict: Mapping[str, Any], **_: object) -> None:
+    status, marks = response_dict["status_code"], _MARKS_BY_OPERATION.get(operation_model.name)
+    if marks is None or status >= 300:
+        return
+    problem = _find_missing_mark(marks, status, response_dict["headers"], response_dict["body"])
+    if problem:
+        if not isinstance(response_dict["body"], bytes):  # a stream of GetObject
+            response_dict["body"].close()
+        raise ForeignResponse(status=status, problem=problem)
+
+
+def _find_missing_mark(marks: _SuccessMarks, status: int, headers: Mapping[str, str], body: Any) -> str | None:  # noqa: ANN401 - bytes, or a stream
+    if status not in marks.statuses:
+        return f"expected status {marks.statuses[0]}"
+    if marks.has_etag and not headers.get("ETag"):
+        return "expected an ETag, found none"
+    if marks.has_empty_body and body:
+        return f"expected no body, found {body[:60]!r}"
+    if marks.body_element and not re.search(rb"<(?:\w+:)?" + marks.body_element + rb"[\s/>]", body):
+        return f"expected {marks.body_element.decode()}, found {body[:60]!r}"
+    if status == 206 and not headers.get("Content-Range"):
+        return "expected a Content-Range, found none"
+    return None
+
+
+THROTTLE_CODES = frozenset({
+    "Busy",
+    "BandwidthLimitExceeded",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "ServerBusy",
+    "ServiceUnavailable",
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+})  # fmt: skip
+TEMPORARY_CODES = THROTTLE_CODES | {
+    "BadDigest",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "XAmzContentSHA256Mismatch",
+}  # damage in transit, or a conflict that passes: a retry may succeed
+ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
+BAD_KEY_CODES = frozenset({"InvalidObjectName", "KeyTooLongError"})  # the store refuses the key, whoever sends it
+BAD_REQUEST_CODES = BAD_KEY_CODES | {
+    "EntityTooLarge",
+    "InvalidArgument",
+    "InvalidRequest",
+    "InvalidURI",
+    "MetadataTooLarge",
+}  # the store refuses this request; other requests may succeed
+_EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_MOVED_CODES = frozenset({
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "MovedPermanently",
+    "PermanentRedirect",
+    "Redirect",
+    "TemporaryRedirect",
+})  # fmt: skip
+_ADVICE_BY_CODES = (
+    (frozenset({"NoSuchBucket", "InvalidBucketName"}), "create the bucket, or correct its name"),
+    (frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"}), "check what the credentials may do there"),
+    (
+        frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidSecurity"}),
+        "check s3_access_key and s3_secret_key",
+    ),
+    (_EXPIRED_CODES, "renew the credentials"),
+    (frozenset({"RequestTimeTooSkewed"}), "set this machine's clock, and look at the store's"),
+    (_MOVED_CODES, "set s3_region and s3_endpoint to where the bucket is"),
+)
+_PASSING_REFUSAL_CODES = _EXPIRED_CODES | {"RequestTimeTooSkewed", "TemporaryRedirect", "Redirect"}
+"""Refusals that may pass when the request is signed again: a renewed token, or a process that was paused."""
+_PASSING_REFUSAL_STATUSES = frozenset({302, 307, 405, 501})
+_NO_VALID_RESPONSE = (
+    BotoConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    FlexibleChecksumError,
+    ForeignResponse,
+    ResponseParserError,
+)
+
+_REASON_BY_ERROR = (
+    (ConnectTimeoutError, "no answer in time"),
+    (ReadTimeoutError, "no answer in time"),
+    (SSLError, "no trusted connection"),
+    (EndpointConnectionError, "nobody answers"),
+    (ResponseParserError, "the answer is not the store's own"),
+    (IncompleteReadError, "the answer ended early"),
+    (FlexibleChecksumError, "the answer was damaged on its way"),
+    (BotoConnectionError, "the connection broke"),
+)
+_ENDPOINT_ADVICE = "run `sexton up`, or correct SEXTON_S3_ENDPOINT"
+_TRUST_ADVICE = "check s3_ca_file, or correct SEXTON_S3_ENDPOINT"
+_CERTIFICATE_PROBLEM = re.compile(r"certificate verify failed: (.+?) \(_ssl|(hostname .*?doesn't match [^)\"]*)")
+
+
+def error_code(error: ClientError) -> str:
+    """Return the store's error code. For a response to HEAD, which has no body, it is the HTTP status as text."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def error_status(error: ClientError) -> int:
+    """Return the HTTP status, or 0 without a response."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_throttle(error: BaseException | None) -> bool:
+    """Whether the store asks to slow down. A `SextonError` is judged by its cause."""
+    if isinstance(error, SextonError):
+        error = error.__cause__
+    return isinstance(error, ClientError) and (error_code(error) in THROTTLE_CODES or error_status(error) in {429, 503})
+
+
+def retry_after_s(error: BaseException | None) -> float:
+    """Return the seconds that the store asks to wait, or 0. A `SextonError` is judged by its cause."""
+    if isinstance(error, SextonError):
+        error = error.__cause__
+    if not isinstance(error, ClientError):
+        return 0.0
+    retry_after = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
+    return float(retry_after) if retry_after.isdecimal() else 0.0
+
+
+@contextmanager
+def translate_s3_errors(operation: str) -> Iterator[None]:
+    """Raise botocore's errors of the block as errors of Sexton.
+
+    Args:
+        operation: Phrase for messages: operation, bucket and key.
+
+    Raises:
+        StoreUnavailable: No response, a damaged or foreign one, a fault of the store, or its request to slow down.
+        InvalidInput: The store does not support the key.
+        ServiceRefused: The store refuses the request: no such bucket, no permission, bad credentials, or an unknown
+            error.
+    """
+    try:
+        yield
+    except ClientError as exc:
+        raise _error_from_response(operation, exc) from exc
+    except ParamValidationError as exc:
+        problem = f"{operation}: the name of the bucket cannot be one"
+        raise _refused_error(problem, "InvalidParameter", advice="correct the bucket's name") from exc
+    except _NO_VALID_RESPONSE as exc:
+        advice = _TRUST_ADVICE if isinstance(exc, SSLError) else _ENDPOINT_ADVICE
+        raise StoreUnavailable(f"S3: {operation}: {_describe_missing_response(exc)}; {advice}") from exc
+    except CredentialRetrievalError as exc:
+        problem, advice = f"{operation}: no credentials were got", "look at what gives this machine its credentials"
+        raise _refused_error(problem, "CredentialRetrievalError", advice=advice, may_pass=True) from exc
+    except NoCredentialsError as exc:
+        advice = "set s3_access_key and s3_secret_key, or give this machine a role"
+        raise _refused_error(f"{operation}: no credentials are known", "NoCredentialsError", advice=advice) from exc
+    except BotoCoreError as exc:
+        kind = type(exc).__name__
+        raise _refused_error(
+            f"{operation}: {kind}: {exc}", kind, advice="check the settings that begin with s3_"
+        ) from exc
+
+
+def _describe_missing_response(error: Exception) -> str:
+    """Describe for people why no valid response came."""
+    endpoint = getattr(error, "kwargs", {}).get("endpoint_url")
+    suffix = f" at {'/'.join(str(endpoint).split('/')[:3])}" if endpoint else ""
+    if isinstance(error, ForeignResponse):
+        return f"the answer is not the store's own: {error}"
+    certificate_problem = _CERTIFICATE_PROBLEM.search(str(error))
+    suffix += f" ({certificate_problem[1] or certificate_problem[2]})" if certificate_problem else ""
+    reason = next((reason for kind, reason in _REASON_BY_ERROR if isinstance(error, kind)), "no answer")
+    return f"{reason}{suffix}"
+
+
+def _error_from_response(operation: str, error: ClientError) -> SextonError:
+    code, status = error_code(error), error_status(error)
+    problem = f"{operation}: {status} {code}: {error.response.get('Error', {}).get('Message', '')}"
+    if is_throttle(error) or code in TEMPORARY_CODES or (status >= 500 and status != 501):
+        return StoreUnavailable(problem)
+    if code in {"", str(status)}:  # no error document: a gateway refused the request and did not ask the store
+        return StoreUnavailable(f"{problem} (not the store's own answer)")
+    if code in BAD_KEY_CODES:
+        return InvalidInput(operation, expected="a key that the store takes", found=problem)
+    advice = next((advice for codes, advice in _ADVICE_BY_CODES if code in codes), "ask the store's operator")
+    return _refused_error(
+        problem, code, advice=advice, may_pass=code in _PASSING_REFUSAL_CODES or status in _PASSING_REFUSAL_STATUSES
+    )
+
+
+def _refused_error(problem: str, code: str, *, advice: str, may_pass: bool = False) -> ServiceRefused:
+    return ServiceRefused("S3", problem, advice=advice, code=code, may_pass=may_pass)
