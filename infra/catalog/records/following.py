@@ -23,7 +23,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records import replica_rows as on
 from infra.catalog.records.loading import own_rows, rows_in
-from infra.catalog.records.log_rows import REPLICA
+from infra.catalog.records.log_rows import REPLICA, read_log_row
 from infra.catalog.records.version_rows import (
     UNIQUE,
     among,
@@ -89,7 +89,7 @@ class SqlReplica:
             return self._db.write(work)
 
     def _applied(self, connection: Connection) -> Applied | None:
-        row = connection.execute(select(t.record_log)).one()
+        row = read_log_row(connection)
         if row.state == REPLICA:
             catalog = connection.execute(select(t.catalog)).one()
             told = {"epoch": catalog.epoch, "manifest": row.manifest, "stamp": row.stamp, "replica": row.rebuild or ""}

@@ -21,7 +21,7 @@ from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
 from infra.catalog.engine.connections import parsed_url, shown_url
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
-from infra.catalog.records.log_rows import ADOPTING, REPLICA, end_rebuild
+from infra.catalog.records.log_rows import ADOPTING, REPLICA, end_rebuild, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import Load, Target
@@ -60,7 +60,7 @@ class SqlRebuild:
                 return looking.read(self._seen)
 
     def _seen(self, connection: Connection) -> Target:
-        row = connection.execute(select(t.record_log)).one()
+        row = read_log_row(connection)
         if row.rebuild and row.state != REPLICA:
             return Target(rebuild=row.rebuild, state=row.state)
         if found := rows_in(connection):
@@ -133,7 +133,7 @@ class SqlRebuild:
 
 def rows_in(connection: Connection) -> str:
     """Rows in a database that would have to be empty, as a phrase; empty where there are none."""
-    row = connection.execute(select(t.record_log)).one()
+    row = read_log_row(connection)
     if row.rebuild:
         return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"
     if row.manifest:

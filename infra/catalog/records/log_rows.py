@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sqlalchemy import Connection, case, delete, func, insert, literal, or_, select, text, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from logstore.errors import CatalogAdopting
+from logstore.errors import CatalogAdopting, CorruptData
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
@@ -37,13 +37,33 @@ _KNOWN: Final = select(_L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.
 )
 
 
+def read_log_row(connection: Connection) -> Row[Any]:
+    """Return the only row of `record_log`, which the first migration of that table inserts.
+
+    Raises:
+        CorruptData: The row is lost.
+    """
+    row = connection.execute(select(t.record_log)).one_or_none()
+    if row is None:
+        raise _lost_row(t.record_log.name)
+    return row
+
+
+def _lost_row(table: str) -> CorruptData:
+    return CorruptData(
+        f"table {table}: expected 1 row, found none: the database is damaged. Stop the workers and run"
+        " `sexton records rebuild --into DATABASE_URL` with an empty database"
+    )
+
+
 def require_ready(connection: Connection) -> None:
     """Refuse a write to a catalog that is not complete, or that is a replica.
 
     Raises:
         CatalogAdopting: It was rebuilt, and adoption has not ended; or it is a replica.
+        CorruptData: The row of `record_log` is lost.
     """
-    state = connection.execute(select(t.record_log.c.state)).scalar()
+    state = _read_state(connection)
     if state == REPLICA:
         raise CatalogAdopting(_REPLICA)
     if state != READY:
@@ -58,14 +78,25 @@ def require_no_replica(connection: Connection) -> None:
 
     Raises:
         CatalogAdopting: The database is a replica's.
+        CorruptData: The row of `record_log` is lost.
     """
-    if connection.execute(select(t.record_log.c.state)).scalar() == REPLICA:
+    if _read_state(connection) == REPLICA:
         raise CatalogAdopting(_REPLICA)
+
+
+def _read_state(connection: Connection) -> str:
+    state = connection.execute(select(_L.state)).scalar()
+    if state is None:
+        raise _lost_row(t.record_log.name)
+    return str(state)
 
 
 def known_of(connection: Connection) -> KnownManifest:
     """The newest manifest as the catalog knows it, by one statement."""
-    row = connection.execute(_KNOWN).one()
+    row = connection.execute(_KNOWN).one_or_none()
+    if row is None:
+        read_log_row(connection)
+        raise _lost_row(t.catalog.name)
     return KnownManifest(
         catalog_id=row.catalog_id,
         epoch=row.epoch,
@@ -78,8 +109,10 @@ def known_of(connection: Connection) -> KnownManifest:
 
 def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
     """How the catalog stands to its record log."""
-    row = connection.execute(select(t.record_log)).one()
-    catalog = connection.execute(select(t.catalog)).one()
+    row = read_log_row(connection)
+    catalog = connection.execute(select(t.catalog)).one_or_none()
+    if catalog is None:
+        raise _lost_row(t.catalog.name)
     next_ids = Ceilings(
         ledger=catalog.next_ledger_id,
         topic=_next_topic(connection),
@@ -119,6 +152,7 @@ def _next_topic(connection: Connection) -> int:
 
 def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
     """Take or renew the claim, unless another workflow's is alive; whether it is this one's."""
+    read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(connection.execute(update(t.record_log).where(free).values(**claimed_by(claim, now_us))).rowcount)
 
@@ -145,7 +179,10 @@ def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
 
 def knows(connection: Connection, number: int) -> bool:
     """Whether a manifest of that number, or a newer one, was settled; none can be for as long as the transaction."""
-    return bool(number <= connection.execute(select(_L.manifest).with_for_update()).scalar_one())
+    manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
+    if manifest is None:
+        raise _lost_row(t.record_log.name)
+    return bool(number <= manifest)
 
 
 def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
