@@ -3,7 +3,7 @@
 The catalog is a real one on SQLite; buckets are in memory. A cold start is what `winners` finds in the newest manifest,
 and then what adoption would take in: ledgers with objects in storage of which the record log says nothing. A replica
 has a real database on SQLite, too. It follows the record log or a bucket that is shipped to, now and then; refused, it
-is seeded again.
+is seeded again, as it is once it was forgotten. A rebuild holds the newest manifest, and is abandoned.
 
 Promise 5; part G of the field cases: tombstones that were purged before a replica had seen them (scylladb#3560, #8970),
 restores that outlive tombstones (scylla-manager#4258), clocks that differ by 300 s (Jepsen, Aerospike 3.99.0.3).
@@ -11,7 +11,7 @@ restores that outlive tombstones (scylla-manager#4258), clocks that differ by 30
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +23,9 @@ from logstore.errors import PreconditionFailed, RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
 from logstore.records import defragmentation
+from logstore.records.manifest import Manifest
 from logstore.records.services.flushing import PAGE
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import PINS, RecordLog
 from logstore.units import ended_by
 from tests.contracts.catalog.world import CAUSE, claim
 from tests.logstore.records.mirror import FAR, Mirror
@@ -44,6 +45,9 @@ EFFECTS: Final = (
     "records.sweep_blocks",
     "records.acknowledge",
     "records.register",
+    "records.forget",
+    "records.enter",
+    "records.end_entry",
     "records.revoke",
     "records.ship_block",
     "records.apply",
@@ -54,7 +58,9 @@ _DEATHS: Final = tuple(
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
 _SMALL_BYTES: Final = defragmentation.SMALL_BYTES
-_JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply")
+_JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply", "hold", "abandon", "forget")
+_REBUILD: Final = "rebuild"
+_HELD_US: Final = 365 * 86_400 * 1_000_000  # longer than any program lasts
 
 
 class Durability(RuleBasedStateMachine):
@@ -77,6 +83,8 @@ class Durability(RuleBasedStateMachine):
         self.plain: set[LedgerId] = set()
         self.batches = 0
         self.buried: dict[int, int] = {}  # of `dead`, the newest manifest when its tombstone was first in a block
+        self.held: Manifest | None = None  # by a rebuild, for certain
+        self.abandoned_holds = 0
         self.best: dict[int, int] = {}  # the highest version of each ledger that was ever the one that counts
         self.mirror = Mirror(self.world, Path(self._folder.name), copied=replicated == FAR) if replicated else None
 
@@ -175,6 +183,19 @@ class Durability(RuleBasedStateMachine):
         self.no_ledger_goes_back_to_an_older_version()  # as it is before: the newest version is seen
         self.do("defragment")
 
+    @rule(
+        meanwhile=st.lists(st.sampled_from(["flush", "defragment", "sweep", "raid", "hold"]), max_size=3),
+        has_ended=st.booleans(),
+    )
+    def rebuild(self, meanwhile: list[str], has_ended: bool) -> None:
+        """Hold the newest manifest, while other jobs go on, and abandon it or not."""
+        self.world.create()
+        for job in ("flush", "hold", *meanwhile):
+            self.do(job)
+        self.a_rebuild_can_read_what_it_holds()
+        if has_ended:
+            self.do("abandon")
+
     @precondition(lambda self: self.mirror)
     @rule(seconds=st.sampled_from([AGE_S / 2, AGE_S + 60]))
     def stay_away(self, seconds: float) -> None:
@@ -254,8 +275,35 @@ class Durability(RuleBasedStateMachine):
                 self.durable.add(standing[0])
             case "update" if standing:
                 world.touch(standing[-1])
-            case "flush" | "defragment" | "sweep" | "raid":
+            case "hold" | "abandon" | "raid":
+                getattr(self, f"_{job}")()
+            case "forget" if self.mirror and self.mirror.database.applied():
+                RecordLog(world.objects).forget_replica(self.mirror.name)
+            case "flush" | "defragment" | "sweep":
                 getattr(world, job)()
+
+    def _hold(self) -> None:
+        """Hold the newest manifest for a rebuild, instead of an older one."""
+        self.held, before = None, self.abandoned_holds
+        manifest = RecordLog(self.world.objects).pin_newest(_REBUILD, self.world.objects.now_us + _HELD_US, _REBUILD)
+        self.held = manifest if self.abandoned_holds == before else None
+
+    def _abandon(self) -> None:
+        self.held, self.abandoned_holds = None, self.abandoned_holds + 1
+        RecordLog(self.world.objects).unpin(_REBUILD)
+        self.held = None  # a hold that began meanwhile may have put the very pin that was removed
+
+    def _raid(self) -> None:
+        """Raid. A raid that a rebuild refuses abandons that rebuild, as its message says, and is repeated."""
+        held, before = self.held, self.abandoned_holds
+        try:
+            self.world.raid()
+        except PreconditionFailed:
+            self._abandon()
+            with suppress(PreconditionFailed):  # of a rebuild that began meanwhile
+                self.world.raid()
+        else:
+            assert held is None or self.abandoned_holds != before, "a raid ran beside a rebuild"
 
     def _apply(self, mirror: Mirror) -> None:
         """A step of the replica; one that is refused is seeded, from a bucket that was shipped to if need be."""
@@ -305,6 +353,19 @@ class Durability(RuleBasedStateMachine):
         applied = self.mirror.database.applied()
         ended = {one for one, number in self.buried.items() if applied and number <= applied.manifest}
         assert not ended & self.mirror.ledgers, "the replica keeps it"
+
+    @invariant()
+    def a_rebuild_can_read_what_it_holds(self) -> None:
+        """Its pin stands although no listing shows any, and no sweep has removed a block of its manifest."""
+        if not hasattr(self, "world") or self.held is None:
+            return
+        log, objects = RecordLog(self.world.objects), self.world.objects
+        objects.unlisted = {PINS: 1}
+        pins = log.pins()
+        objects.unlisted = {}
+        assert [pin.manifest for pin in pins if pin.what == _REBUILD] == [self.held.number]
+        assert log.manifest(self.held.number) == self.held
+        assert not [block.key for block in self.held.blocks if block.key not in objects.keys]
 
     @invariant()
     def no_ledger_goes_back_to_an_older_version(self) -> None:

@@ -50,6 +50,8 @@ _RUNNING: Final = WorkflowExecutionStatus.RUNNING
 _SOME: Final = ("adoption.settle.after",)  # its manifest is published, and must not be again
 _ALL: Final = (
     "records.pin.after",
+    "records.enter.before",
+    "records.enter.after",
     "bulk.publish.before",
     "bulk.publish.after",
     "records.load_rows.before",
@@ -71,6 +73,8 @@ _ALL: Final = (
     "records.put_manifest.before",
     "adoption.finish.before",
     "adoption.finish.after",
+    "records.end_entry.before",
+    "records.end_entry.after",
     "records.unpin.before",
     "records.unpin.after",
 )
