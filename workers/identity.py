@@ -180,7 +180,7 @@ def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
     Raises:
         CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.
     """
-    if not settings.store_is_known:
+    if not settings.has_object_store:
         return
     store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
     if why := _unanswered(store.look):

@@ -11,7 +11,7 @@ from temporalio.workflow import _Definition
 
 from tests.architecture.source import FOLDERS, ROOT
 from workers.hosting.worker_sets import WORKFLOWS
-from workers.reference.page import page
+from workers.reference.page import render_page
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
 _BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
@@ -46,7 +46,7 @@ def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
 
 def test_page_of_the_reference_is_what_the_code_says() -> None:
     """`make reference` was run after the last edit."""
-    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == page()
+    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == render_page()
 
 
 @pytest.mark.parametrize("piece", _PIECES, ids=range(len(_PIECES)))

@@ -57,7 +57,7 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     """Start a throw-away stack with `workers` worker processes; killed at the end."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each run of a workflow would compile its modules anew
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
-    own = settings.but(home=home, database_url="", bulk_dir="")
+    own = settings.with_changes(home=home, database_url="", bulk_dir="")
     try:
         where = stack.up(stack_options(own, free_ports=True, in_memory=True))
         own = with_stack_addresses(own, where)

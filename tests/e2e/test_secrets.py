@@ -102,7 +102,7 @@ def secured(
     url = make_url(plain_url).set(
         host=host, port=int(port), password=canaries["database"], query={"sslmode": "verify-full", **words}
     )
-    settings = settings_on(servers, tmp_path / "home", database_url=plain_url).but(
+    settings = settings_on(servers, tmp_path / "home", database_url=plain_url).with_changes(
         database_url=url.render_as_string(hide_password=False),
         temporal_address=found["temporal"].address,
         temporal_namespace=f"secured-{secrets.token_hex(4)}",

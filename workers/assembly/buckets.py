@@ -12,7 +12,7 @@ from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore, OwnStores
 from logstore.offload.tiered import CopyLocation
-from workers.settings import Settings, read_recorded
+from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import TlsFiles
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def on_own_stack(settings: Settings) -> bool:
     """Whether the store is the one that this home starts itself: its port may change, so no context names it."""
-    return bool(settings.s3_endpoint) and read_recorded(settings.home).get("s3_endpoint") == settings.s3_endpoint
+    return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
 def own_buckets(

@@ -190,8 +190,8 @@ class CommandContext:
         Raises:
             ServiceFailed: Neither is.
         """
-        if not self.settings.store_is_known:
-            self.settings.required("s3_endpoint")
+        if not self.settings.has_object_store:
+            self.settings.require("s3_endpoint")
 
     def _traced(self) -> "CommandSpan":
         if self._span is None:
@@ -246,7 +246,7 @@ class CommandContext:
         Raises:
             ServiceFailed: No stack is known, or Temporal did not answer.
         """
-        self.settings.required("temporal_address")
+        self.settings.require("temporal_address")
         self._traced()
 
         import asyncio  # noqa: PLC0415 - start-up time

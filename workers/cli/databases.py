@@ -15,7 +15,7 @@ from workers.cli.options import Master, known_share, of_kind
 from workers.cli.output import Answer, note
 from workers.cli.progress import library_output_in, watching
 from workers.cli.records import records
-from workers.pages.texts import fields, shown_us
+from workers.pages.texts import format_time_us, select_fields
 
 if TYPE_CHECKING:
     from workers.settings import Settings
@@ -77,8 +77,8 @@ Abandon = Annotated[
 def _onto(context: CommandContext, database_url: str) -> "Settings":
     """The settings with another database, of a home whose store and Temporal are known."""
     settings = context.settings.model_copy(update={"database_url": database_url})
-    settings.required("s3_endpoint")
-    settings.required("temporal_address")
+    settings.require("s3_endpoint")
+    settings.require("temporal_address")
     return settings
 
 
@@ -136,10 +136,10 @@ def rebuild(
 def _abandoned(context: CommandContext, rebuild: str, into: str | None) -> Answer:
     if into is not None:
         raise InvalidInput("into", expected="nothing beside --abandon", found=shown_database(into))
-    context.settings.required("s3_endpoint")
-    context.settings.required("temporal_address")
+    context.settings.require("s3_endpoint")
+    context.settings.require("temporal_address")
     done = context.services.abandon_rebuild(context.settings, rebuild)
-    return Answer(document=fields(done, "rebuild manifest terminated"))
+    return Answer(document=select_fields(done, "rebuild manifest terminated"))
 
 
 def shown_database(url: str) -> str:
@@ -169,11 +169,11 @@ def _answer(result: "RebuildCatalogResult", into: str) -> Answer:
             f" {topics}: set them again with `sexton topic schema set`, or delete the topics again"
         )
     document: dict[str, object] = {
-        **fields(result, "rebuild manifest records tombstones"),
+        **select_fields(result, "rebuild manifest records tombstones"),
         "database_url": database_url,
-        **fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
-        **fields(adopted, "missing_data missing_ledgers schemas_left_out schemas_left_out_of"),
-        "unflushed_window": [shown_us(result.flushed_us), shown_us(result.begun_us)],
+        **select_fields(adopted, "adopted_ledgers adopted_segments detached revived revived_ledgers"),
+        **select_fields(adopted, "missing_data missing_ledgers schemas_left_out schemas_left_out_of"),
+        "unflushed_window": [format_time_us(result.flushed_us), format_time_us(result.begun_us)],
         "skipped": result.skipped_blocks,
     }
     if result.skipped_blocks:
@@ -189,7 +189,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="BUCKET",
-        callback=of_kind("bucket_name"),
+        callback=of_kind("validate_bucket_name"),
         help="A bucket of replica_buckets; by default the record log's own.",
         show_default=False,
     ),

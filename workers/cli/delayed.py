@@ -10,7 +10,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import Asked, Job, built, in_part, job, one_or_all
 from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
 from workers.cli.output import Answer, note
-from workers.pages.texts import fields, shown_us, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_us, select_fields
 
 if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket
@@ -56,7 +56,7 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
         for one in listed.buckets
     ]
     if damaged:
-        anew = f"sexton delayed build {topic_shown(topic.name)}"
+        anew = f"sexton delayed build {decode_topic_name(topic.name)}"
         note(f"messages of these buckets come from the log, which is slower; write them anew: {anew}")
     if unsealed.entries:
         rows.append(_open_row(context, topic, unsealed.entries))
@@ -70,12 +70,12 @@ def _row(one: "Bucket", state: str) -> dict[str, object]:
         "bucket_id": one.bucket_id,
         "first_ledger": one.first.ledger_id,
         "last_ledger": one.last.ledger_id,
-        **fields(one, "messages segments"),
+        **select_fields(one, "messages segments"),
         "state": state,
         "first": str(one.first),
         "last": str(one.last),
-        "first_due": shown_us(one.first_ms * 1_000),
-        "last_due": shown_us(one.last_ms * 1_000),
+        "first_due": format_time_us(one.first_ms * 1_000),
+        "last_due": format_time_us(one.last_ms * 1_000),
     }
 
 

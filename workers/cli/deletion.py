@@ -14,7 +14,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import Asked, Job, ended, finished, job, started
 from workers.cli.options import DryRun, OfLedger, OfTopic, Reason, Wait, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer, note
-from workers.pages.texts import fields, topic_shown
+from workers.pages.texts import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from workers.client import Sexton
@@ -60,7 +60,7 @@ def _shown(row: Mapping[str, object]) -> dict[str, object]:
 
 def _row(intent: DeletionIntent) -> dict[str, object]:
     told = "ledger_id copy component generation state paused outcome attempts last_error size_bytes batch_id trace_id"
-    return {"id": intent.row_id, "topic": topic_shown(intent.topic), **fields(intent, told)}
+    return {"id": intent.row_id, "topic": decode_topic_name(intent.topic), **select_fields(intent, told)}
 
 
 WorkflowId = Annotated[
@@ -99,7 +99,7 @@ def _asked(
     context: CommandContext, workflow_id: str, ask: "Callable[[DeletionBatches], Awaitable[BatchProgress]]"
 ) -> Answer:
     progress = context.with_client(lambda client: ask(client.batches))
-    told = fields(progress, "paused rate intents done left outcomes objects size_bytes")
+    told = select_fields(progress, "paused rate intents done left outcomes objects size_bytes")
     return Answer(document={"workflow_id": workflow_id, **told})
 
 
@@ -148,7 +148,7 @@ def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = Fal
         return Answer(document={"dry_run": True, **asdict(due)})
 
     def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:
-        done = fields(result, "batches intents newborn uncertified forgotten")
+        done = select_fields(result, "batches intents newborn uncertified forgotten")
         return ended(context, {"workflow_id": workflow_id, **done}, result.outcomes)
 
     return Job(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)

@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from workers.settings import SERVICES, Settings, temporal_api_key
+from workers.settings import SERVICE_SETTINGS, Settings, read_temporal_api_key
 
 _OF_OTHERS: Final = {
     "TEMPORAL_NAMESPACE": "temporal_namespace",
@@ -36,12 +36,16 @@ def exports(settings: Settings) -> Mapping[str, str]:
         InvalidInput: Temporal's API key is given twice, or its file cannot be read.
     """
     known = {name: _text(getattr(settings, said)) for name, said in _OF_OTHERS.items()}
-    known["TEMPORAL_API_KEY"] = temporal_api_key(settings)
-    known["TEMPORAL_TLS"] = "true" if settings.temporal_by_tls else ""
+    known["TEMPORAL_API_KEY"] = read_temporal_api_key(settings)
+    known["TEMPORAL_TLS"] = "true" if settings.temporal_uses_tls else ""
     fields = type(settings).model_fields
-    trust = {name for name in SERVICES if name.endswith(_OF_TRUST) and getattr(settings, name) != fields[name].default}
+    trust = {
+        name
+        for name in SERVICE_SETTINGS
+        if name.endswith(_OF_TRUST) and getattr(settings, name) != fields[name].default
+    }
     ours = {f"SEXTON_{name.upper()}": _text(getattr(settings, name)) for name in (*_OF_OURS, *sorted(trust))}
-    told = {"TEMPORAL_ADDRESS": settings.required("temporal_address")} | known | ours
+    told = {"TEMPORAL_ADDRESS": settings.require("temporal_address")} | known | ours
     return {name: value for name, value in told.items() if value}
 
 

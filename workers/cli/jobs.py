@@ -18,7 +18,7 @@ from workers.cli.errors import ExitCode, code_of_outcomes
 from workers.cli.options import Wait
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.pages.texts import topic_shown
+from workers.pages.texts import decode_topic_name
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
@@ -180,7 +180,7 @@ def left_of(
     except SextonError as fault:  # what the job came to is known, and is the answer
         note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
         return []
-    of_topic = "" if topic is None else f" --topic {topic_shown(topic.name)}"
+    of_topic = "" if topic is None else f" --topic {decode_topic_name(topic.name)}"
     dead = [str(one.row_id) for one in found if one.state is _DEAD]
     if dead:
         ids = " ".join(dead[:_MOST_IDS]) + (" …" if len(dead) > _MOST_IDS else "")

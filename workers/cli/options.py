@@ -109,7 +109,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        callback=of_kind("spark_master"),
+        callback=of_kind("validate_spark_master"),
         help="A Spark cluster; by default that of the workers' settings.",
     ),
 ]

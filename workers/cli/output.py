@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
 from workers.cli.rows import ConvertedRows, SpooledRows
-from workers.pages.texts import harmless
+from workers.pages.texts import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -184,13 +184,13 @@ def note(message: str, *, heading: str = "") -> None:
     """
     with suppress(OSError):  # it is not the answer, and the exit code tells of an error too
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
-            sys.stderr.write(f"{heading}{harmless(message)}\n")
+            sys.stderr.write(f"{heading}{escape_unprintable(message)}\n")
             sys.stderr.flush()
             return
         from rich.text import Text  # noqa: PLC0415 - start-up time
 
         console = _bars[-1] if _bars else _console(sys.stderr)
-        console.print(Text.assemble((heading, "bold red"), harmless(message)), soft_wrap=True)
+        console.print(Text.assemble((heading, "bold red"), escape_unprintable(message)), soft_wrap=True)
 
 
 def trace_line(trace_id: str | None) -> None:

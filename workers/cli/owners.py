@@ -16,7 +16,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.options import DryRun, Reason, known_worker
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.pages.texts import fields
+from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
     from infra.coordination.directory import OwnershipDirectory
@@ -61,7 +61,7 @@ def list_(
     if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
         note(f"no worker {worker}: it has no live session, and owns no bundle")
     live = [row for row in found.workers if worker in {None, row.worker_id}]
-    workers = [fields(row, "worker_id load room bundles") | {"session": hex_of(row.session)} for row in live]
+    workers = [select_fields(row, "worker_id load room bundles") | {"session": hex_of(row.session)} for row in live]
     bundles = [_bundle_row(row) for row in rows]
     single = ""
     if context.settings.ownership == "single":

@@ -10,7 +10,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import Asked, Job, counted, ended, in_part, job, one_or_all
 from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, known_function
 from workers.cli.output import Answer, note
-from workers.pages.texts import fields, shown_us
+from workers.pages.texts import format_time_us, select_fields
 
 if TYPE_CHECKING:
     from logstore.records.services.replicating import Replica
@@ -49,7 +49,7 @@ def status(context: CommandContext) -> Answer:
         "manifest": newest.number if newest else 0,
         "epoch": state.epoch,
         "adopting": state.adopting,
-        "flushed": shown_us(newest.flushed_us) if newest else None,
+        "flushed": format_time_us(newest.flushed_us) if newest else None,
         "changes": state.outbox,
         "staged_blocks": len(state.staged),
         "oldest_change_s": age_s,
@@ -105,7 +105,7 @@ def rewrite(context: CommandContext) -> Answer:
     """
     context.require_store()
     done = context.log.records.flusher.rewrite()
-    return Answer(document=fields(done, "manifest records tombstones blocks bytes left"))
+    return Answer(document=select_fields(done, "manifest records tombstones blocks bytes left"))
 
 
 @job(records, "defragment", "", "--json")
@@ -147,7 +147,7 @@ def end(
 
     def answer(workflow_id: str, result: "EndRecordsResult") -> Answer:
         document: dict[str, object] = {"workflow_id": workflow_id, "function": function, "dry_run": dry_run}
-        document |= fields(result, "records ended kept ledger_ids because")
+        document |= select_fields(result, "records ended kept ledger_ids because")
         if result.stopped:
             failed = {"id": workflow_id, "error": result.stopped.message}
             return in_part({**document, "outcomes": counted(result.outcomes)}, [failed])
@@ -185,7 +185,7 @@ def _replica(one: "Replica") -> dict[str, object]:
         "manifest": one.manifest,
         "newest": one.newest,
         "lag_s": one.lag_s,
-        "acknowledged": None if one.at_us is None else shown_us(one.at_us),
+        "acknowledged": None if one.at_us is None else format_time_us(one.at_us),
     }
 
 

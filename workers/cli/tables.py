@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Span, Text
 
-from workers.pages.texts import harmless, plain
+from workers.pages.texts import escape_unprintable, format_value
 
 _GAP = 2
 _NARROWEST = 8  # a name is not cut further while anything else can be
@@ -93,7 +93,7 @@ class _Column:
 
     def look_at(self, value: object) -> None:
         """Take one more value into account."""
-        self.is_grouped = self.is_grouped or (isinstance(value, int) and "," in plain(value))
+        self.is_grouped = self.is_grouped or (isinstance(value, int) and "," in format_value(value))
         self.is_numeric = self.is_numeric and _is_number(value)
         self.is_temporal = self.is_temporal and _is_time(value)
 
@@ -142,9 +142,9 @@ def _cell(value: object, heading: str, width: int | None, *, grouped: bool = Fal
         return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
     if isinstance(value, int):
         is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
-        text = str(value) if is_id else f"{value:,}" if grouped else plain(value)
+        text = str(value) if is_id else f"{value:,}" if grouped else format_value(value)
     else:
-        text = harmless(plain(value)).replace("\n", " ")
+        text = escape_unprintable(format_value(value)).replace("\n", " ")
     if width is not None and (time := _TIME.fullmatch(text)):
         text = f"{time[1]} {time[2]}"
     return _Cell(text, _COLOURS.get(text, "") if heading in _STATES else "")
@@ -244,7 +244,7 @@ def _wrapped(text: Text, width: int) -> list[Text]:
 
 
 def _beneath(value: object, width: int) -> list[Text]:
-    text = harmless(plain(value))
+    text = escape_unprintable(format_value(value))
     if text == "-":
         return []
     lines = _wrapped(Text(text, "dim"), max(width - _INDENT, _NARROWEST))

@@ -9,7 +9,7 @@ from workers.cli.context import CommandContext
 from workers.cli.jobs import Asked, Job, in_part, job
 from workers.cli.options import Reason, known_number
 from workers.cli.output import Answer
-from workers.pages.texts import fields, shown_us
+from workers.pages.texts import format_time_us, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def stats(context: CommandContext) -> Answer:
         "tombstones": sum(found.by_kind.values()),
         "by_kind": dict(sorted(found.by_kind.items())),
         "cenotaphs": found.candidates,
-        "oldest": None if found.oldest_us is None else shown_us(found.oldest_us),
+        "oldest": None if found.oldest_us is None else format_time_us(found.oldest_us),
     }
     return Answer(document=document)
 
@@ -64,7 +64,7 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
 
 def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
     done = result.done
-    counts = fields(done, "candidates kept removed blocks versions") | {"seconds": round(done.seconds, 3)}
+    counts = select_fields(done, "candidates kept removed blocks versions") | {"seconds": round(done.seconds, 3)}
     document: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
     return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
 

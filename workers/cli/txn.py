@@ -12,7 +12,7 @@ from workers.cli.jobs import Asked, Job, built, job, one_or_all
 from workers.cli.options import AllTopics, Master, OneTopic, Reason, known_transaction
 from workers.cli.output import Answer, note
 from workers.cli.progress import watching
-from workers.pages.texts import fields, plain, shown_us, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ async def say_what_is_owed(
             found = await asyncio.to_thread(transactions.get, transaction)
         except SextonError:  # the command itself meets it, and says so
             continue
-        why = next((f"{topic_shown(one.topic)}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY)
+        why = next(
+            (f"{decode_topic_name(one.topic)}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY
+        )
         told, before = f"{len(found.owed):,} of {len(found.participants):,} participants are not told yet: {why}", told
         if found.owed and found.decided_us is not None and told != before:
             say(f"{transaction} is {found.state.value}, which readers see already; {told}")
@@ -208,11 +210,11 @@ def _document(found: "StoredTransaction") -> dict[str, Any]:
     return {
         "txn": str(found.txn),
         "state": found.state.value,
-        "created": shown_us(found.created_us),
-        "deadline": shown_us(found.deadline_us),
-        "decided": None if found.decided_us is None else shown_us(found.decided_us),
-        "finished": None if found.finished_us is None else shown_us(found.finished_us),
-        **fields(found, "timed_out attempts last_error trace_id"),
+        "created": format_time_us(found.created_us),
+        "deadline": format_time_us(found.deadline_us),
+        "decided": None if found.decided_us is None else format_time_us(found.decided_us),
+        "finished": None if found.finished_us is None else format_time_us(found.finished_us),
+        **select_fields(found, "timed_out attempts last_error trace_id"),
         "owed": 0 if found.decided_us is None else len(found.owed),
         "participants": [_participant(one) for one in found.participants],
     }
@@ -237,21 +239,23 @@ def _shown_whole(found: "StoredTransaction") -> Answer:
 def _participant(one: "StoredParticipant") -> dict[str, Any]:
     return {
         "participant": str(one.participant),
-        "topic": topic_shown(one.topic),
+        "topic": decode_topic_name(one.topic),
         "subscription": one.participant.subscription or None,
         "acknowledged": sum(map(len, one.positions.values())),
-        "settled": None if one.settled_us is None else shown_us(one.settled_us),
+        "settled": None if one.settled_us is None else format_time_us(one.settled_us),
         "how": None if one.how is None else one.how.value,
         "last_error": one.last_error,
     }
 
 
 def _shown(found: "StoredTransaction") -> dict[str, object]:
-    owed = [f"{topic_shown(one.topic)} ({one.participant}): {one.last_error or 'not told yet'}" for one in found.owed]
+    owed = [
+        f"{decode_topic_name(one.topic)} ({one.participant}): {one.last_error or 'not told yet'}" for one in found.owed
+    ]
     return {
         "txn": str(found.txn),
         "state": found.state.value,
-        "deadline": shown_us(found.deadline_us),
-        "participants": plain(len(found.participants)),
+        "deadline": format_time_us(found.deadline_us),
+        "participants": format_value(len(found.participants)),
         "owed": "; ".join(owed) if found.state.value != "OPEN" else "",
     }

@@ -8,13 +8,13 @@ from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import known_worker, of_kind
 from workers.cli.output import Answer
-from workers.pages.texts import fields, shown_us
+from workers.pages.texts import format_time_us, select_fields
 
 worker = group("worker", "Worker processes, and the builds of them.")
 
 Queues = Annotated[
     list[str] | None,
-    typer.Option("--queue", metavar="NAME", callback=of_kind("word"), help="A task queue; may be repeated."),
+    typer.Option("--queue", metavar="NAME", callback=of_kind("validate_word"), help="A task queue; may be repeated."),
 ]
 _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
 WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
@@ -23,7 +23,7 @@ WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callb
 @command(worker, "run", "", "sexton worker run --queue sexton --worker-id w1")
 def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
     """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
-    context.settings.required("temporal_address")
+    context.settings.require("temporal_address")
     queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
     import asyncio  # noqa: PLC0415 - start-up time
 
@@ -65,7 +65,7 @@ def deploy(
         ),
     )
     return Answer(
-        document={"deployment": found.name, **fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
+        document={"deployment": found.name, **select_fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
     )
 
 
@@ -84,11 +84,14 @@ def builds(context: CommandContext) -> Answer:
     name = require_deployment_name(settings)
     own = own_build(settings)
     found = run_with_client(settings, lambda client: read_deployment(client, name))
-    rows = [fields(row, "build_id status ramp_percent") | {"created": shown_us(row.created_us)} for row in found.builds]
+    rows = [
+        select_fields(row, "build_id status ramp_percent") | {"created": format_time_us(row.created_us)}
+        for row in found.builds
+    ]
     document = {
         "deployment": found.name,
         "own": own.build_id if own else None,
-        **fields(found, "current ramping ramp_percent"),
+        **select_fields(found, "current ramping ramp_percent"),
         "builds": rows,
     }
     more = Answer(document={}, text=f"{found}; this installation is {document['own']}\n")

@@ -16,7 +16,7 @@ from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
 from workers.cli.options import OfTopic, encoded_topic
 from workers.cli.output import Answer, note
-from workers.pages.texts import topic_shown
+from workers.pages.texts import decode_topic_name
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
@@ -102,7 +102,7 @@ def list_workflows(
         note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
     if not rows and not finished_recurring and status in {None, Status.COMPLETED}:
         note("completed runs of recurring jobs are left out: --all shows them")
-    shown = [row | {"topic": topic_shown(str(row["topic"]))} if row.get("topic") else row for row in rows]
+    shown = [row | {"topic": decode_topic_name(str(row["topic"]))} if row.get("topic") else row for row in rows]
     columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
     narrow = [{name: row.get(name) for name in columns} for row in shown]
     return Answer(document=shown, shown=narrow, beneath=("topic",), empty="no workflows")

@@ -47,7 +47,7 @@ async def connect_client(
         InvalidInput: A file of payload keys or certificates cannot be used.
         ServiceFailed: No address is set, no Temporal server answers, or client and server do not trust each other.
     """
-    address = settings.required("temporal_address")
+    address = settings.require("temporal_address")
     access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits without end if no peer refuses the connection

@@ -12,7 +12,7 @@ from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
-from workers.settings import Settings, read_secret, temporal_api_key
+from workers.settings import Settings, read_secret, read_temporal_api_key
 from workers.settings.files import read_bytes
 from workers.settings.tls_files import TlsFiles
 
@@ -44,11 +44,11 @@ def temporal_access(settings: Settings) -> TemporalAccess:
     Raises:
         InvalidInput: A file cannot be used, the API key is set twice, or a setting needs TLS while TLS is off.
     """
-    key = temporal_api_key(settings)
+    key = read_temporal_api_key(settings)
     files = TlsFiles.of(settings, "temporal")
-    if settings.temporal_by_tls and settings.temporal_tls == "off":
+    if settings.temporal_uses_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
-    tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_by_tls else None
+    tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_uses_tls else None
     return TemporalAccess(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 

@@ -13,7 +13,7 @@ from logstore.ports.catalog import Deletions, Ended
 from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor, BucketContents
 from workers.demo.scenario import WrittenTopic
-from workers.pages.texts import fields
+from workers.pages.texts import select_fields
 
 FenceByBundle = Mapping[int, tuple[int, str]]
 """Count of acquisitions and last owner of each bundle."""
@@ -75,10 +75,10 @@ class DemoReport:
         return {
             "ok": self.ok,
             **self.counts,
-            "promises": [fields(row, "promise ok seen") for row in self.promises],
-            "orphans": fields(self.orphans, "ok seen"),
-            "flipped_bits": fields(self.damage, "ok seen"),
-            **fields(self, "ui home"),
+            "promises": [select_fields(row, "promise ok seen") for row in self.promises],
+            "orphans": select_fields(self.orphans, "ok seen"),
+            "flipped_bits": select_fields(self.damage, "ok seen"),
+            **select_fields(self, "ui home"),
             "running": self.is_kept,
             "seconds": round(self.seconds, 1),
         }

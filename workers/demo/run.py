@@ -106,7 +106,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
 
 def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
     """Return settings without outside services. Small chunks let a worker die half way with any number of ledgers."""
-    return settings.without_services().but(
+    return settings.without_services().with_changes(
         home=home,
         database_url="",
         bulk_dir="",

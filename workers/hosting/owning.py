@@ -111,7 +111,7 @@ def ensemble_of(settings: Settings) -> Ensemble:
     if files and settings.zookeeper_tls == "off":
         raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
     return Ensemble(
-        hosts=settings.required("zookeeper"),
+        hosts=settings.require("zookeeper"),
         timeout_s=float(settings.session_timeout),
         auth=(scheme, credential) if credential else None,
         protected=settings.zookeeper_acl == "creator",

@@ -16,11 +16,14 @@ from workers.client.visibility import query_workflows
 from workers.hosting.http import Pages
 from workers.hosting.readiness import Readiness
 from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
-from workers.pages.texts import POLICY, rendered, shown_s
+from workers.pages.texts import CONTENT_SECURITY_POLICY, format_time_s, render_template
 
 KEPT_S: Final = 10.0
 _ANSWER_S: Final = 5.0  # of each service: a page that hangs says nothing
-_POLICY: Final = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Referrer-Policy": "no-referrer"}
+_POLICY: Final = {
+    "Content-Security-Policy": f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
 
 Read = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -81,7 +84,7 @@ class StatusDocument:
         late = {"error": f"no answer within {self._answer_s:g} s"}
         catalog, replicas, jobs = await asyncio.gather(self._catalog.get(), self._replicas.get(), self._jobs())
         return {
-            "at": shown_s(time.time_ns() // 1000),
+            "at": format_time_s(time.time_ns() // 1000),
             "worker": self._worker(),
             **(catalog or dict.fromkeys(self._sections, late)),
             "replicas": replicas or late,
@@ -107,7 +110,7 @@ class StatusDocument:
         except (RPCError, TimeoutError) as error:
             return {"error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_s:g} s'}"}
         running = [
-            {"type": one.type, "began": shown_s(int(one.started.timestamp() * 1e6))}
+            {"type": one.type, "began": format_time_s(int(one.started.timestamp() * 1e6))}
             | self._ui.job(one.workflow_id, one.run_id)
             for one in rows
         ]
@@ -122,7 +125,7 @@ def add_status(pages: Pages, document: StatusDocument) -> None:
         return web.json_response(await kept.get())
 
     async def as_page(_: web.Request) -> web.StreamResponse:
-        text = rendered("status.html", status=await kept.get(), most=MOST_ROWS)
+        text = render_template("status.html", status=await kept.get(), most=MOST_ROWS)
         return web.Response(text=text, content_type="text/html", headers=_POLICY)
 
     pages.add("/status", as_page)

@@ -20,7 +20,7 @@ from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flushing import refused
 from logstore.records.services.replicating import Replica
 from logstore.transactions.transactions import TransactionState
-from workers.pages.texts import fields, shown_s, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_s, select_fields
 from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.values import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.reconciliation.values import RECONCILE_ORPHANS
@@ -95,19 +95,22 @@ class StoreStatus:
     def _totals(self) -> Section:
         state = self._catalog.records.state()
         found: Section = {
-            **fields(state, "catalog_id epoch adopting"),
+            **select_fields(state, "catalog_id epoch adopting"),
             "next_topic_id": state.next_ids.topic,  # there were never more; a rebuilt catalog leaves some out
             "next_ledger_id": state.next_ids.ledger,
         }
         finished = next((one for one in self._newest_plans() if one.finished_us is not None), None)
         if finished is not None:
-            found |= {"ledgers_at_plan": plan_result(finished.summary).ledgers, "plan_at": shown_s(finished.created_us)}
+            found |= {
+                "ledgers_at_plan": plan_result(finished.summary).ledgers,
+                "plan_at": format_time_s(finished.created_us),
+            }
         return found
 
     def _deletions(self) -> Section:
         found, rows = self._catalog.deletions.inflight(), self._catalog.deletions.list
         return {
-            **fields(found, "estimated_inflight dead_lettered"),
+            **select_fields(found, "estimated_inflight dead_lettered"),
             "oldest_pending_s": _age_s(found.oldest_us),
             "inflight": [self._intent(one) for one in rows(DeletionState.PENDING, limit=MOST_ROWS)],
             "dead_letters": [self._intent(one) for one in rows(DeletionState.DEAD_LETTERED, limit=MOST_ROWS)],
@@ -118,7 +121,7 @@ class StoreStatus:
             "id": one.row_id,
             "ledger_id": one.ledger_id,
             "copy": one.copy.value,
-            "topic": topic_shown(one.topic),
+            "topic": decode_topic_name(one.topic),
             "outcome": one.outcome.value if one.outcome else None,
             "attempts": one.attempts,
             "last_error": (one.damage or one.last_error or "")[:_MOST_TEXT] or None,
@@ -150,7 +153,7 @@ class StoreStatus:
             "state": one.state.value,
             "decided_s": _age_s(one.decided_us),
             "attempts": one.attempts,
-            "owed": [topic_shown(participant.topic) for participant in one.owed[:MOST_ROWS]],
+            "owed": [decode_topic_name(participant.topic) for participant in one.owed[:MOST_ROWS]],
             "last_error": (one.last_error or "")[:_MOST_TEXT] or None,
             **self._ui.job(workflow),
         }
@@ -158,7 +161,7 @@ class StoreStatus:
     def _delayed(self) -> Section:
         counts = self._catalog.delayed.counts()
         return {
-            **fields(counts, "buckets messages"),
+            **select_fields(counts, "buckets messages"),
             "unsealed_messages": counts.unsealed,
             "jobs": [self._ui.of_type(job.name) for job in (SEAL_BUCKETS, MERGE_BUCKETS)],
         }
@@ -166,7 +169,7 @@ class StoreStatus:
     def _records(self) -> Section:
         state, tombstones = self._catalog.records.state(), self._catalog.tombstones.counts()
         return {
-            **fields(state, "manifest outbox"),
+            **select_fields(state, "manifest outbox"),
             "outbox_oldest_s": _age_s(state.oldest_us),
             "deletions_waiting": self._catalog.records.waiting_deletions(),
             "refused": [str(one) for one in refused(self._catalog.records)][:MOST_ROWS] if state.outbox else [],
@@ -192,8 +195,8 @@ class StoreStatus:
         done = None if one.finished_us is None else plan_result(one.summary)
         return {
             "run_id": one.run_id,
-            "began": shown_s(one.created_us),
-            "finished": None if one.finished_us is None else shown_s(one.finished_us),
+            "began": format_time_s(one.created_us),
+            "finished": None if one.finished_us is None else format_time_s(one.finished_us),
             "ledgers": None if done is None else done.ledgers,
             "findings": {} if done is None else {kind: count for kind, count in done.findings.items() if count},
             **self._ui.job(RECONCILE_ORPHANS.id(one.run_id)),

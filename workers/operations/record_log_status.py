@@ -31,7 +31,7 @@ def record_log_row(settings: Settings) -> Mapping[str, object]:
     try:
         with open_catalog(settings.database_url) as catalog:
             problems, detail = _check_outbox(catalog.records)
-            if settings.store_is_known:
+            if settings.has_object_store:
                 detail += _compare_with_manifest(settings, catalog)
     except CatalogOutdated as error:
         return {"name": RECORD_LOG, "ok": False, "detail": str(error)}

@@ -119,7 +119,7 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
 
 def with_stack_addresses(settings: Settings, where: stack.StackAddresses) -> Settings:
     """Return the settings with the addresses of a running stack."""
-    return settings.but(
+    return settings.with_changes(
         temporal_address=where.temporal,
         ui_address=where.ui,
         s3_endpoint=where.s3,
@@ -145,7 +145,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
             "database": shown_url(settings.database_url),
             "version": version(database),
             "catalog_id": SqlCatalog(database).identities.catalog_id(),
-            "buckets": adopt_buckets(settings, database) if settings.store_is_known else {},
+            "buckets": adopt_buckets(settings, database) if settings.has_object_store else {},
         }
     finally:
         database.close()
@@ -170,7 +170,7 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
 
 def _require_current_database(settings: Settings) -> None:
     """Compare the database with the newest manifest if the store answers. A worker repeats the comparison."""
-    if not settings.store_is_known:
+    if not settings.has_object_store:
         return
     with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
         compare_with_newest_manifest(settings, catalog)

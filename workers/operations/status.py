@@ -60,7 +60,7 @@ def status(settings: Settings) -> list[Row]:
         del checks["zookeeper"]
     address_by_service = {
         "temporal": settings.temporal_address,
-        "object store": settings.s3_endpoint or ("AWS" if settings.store_is_known else ""),
+        "object store": settings.s3_endpoint or ("AWS" if settings.has_object_store else ""),
         "zookeeper": settings.zookeeper,
     }
     # Before anything else opens the database: SQLite would replace a lost write-ahead log by an empty file.
@@ -112,8 +112,8 @@ def _check_temporal(settings: Settings) -> str:
 
 def _check_object_store(settings: Settings) -> str:
     """List each bucket by a signed request. The answer must have the header fields of an object store."""
-    if not settings.store_is_known:
-        settings.required("s3_endpoint")
+    if not settings.has_object_store:
+        settings.require("s3_endpoint")
     names = [bucket for _, bucket in buckets_of(settings)]
     store = primary_bucket(settings, hasty=True)
     for name in names:
@@ -232,7 +232,7 @@ def _check_identity(settings: Settings) -> Row:
 
 def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Iterate over the known services, each with a function that tells whether the service has the catalog's mark."""
-    if settings.store_is_known:
+    if settings.has_object_store:
         own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in buckets_of(settings):
             yield f"{role.value} bucket {bucket}", partial(_has_own_marker, own_bucket(role, bucket))
@@ -302,8 +302,8 @@ def _check_ownership(settings: Settings) -> str:
 
 
 def _check_clock(settings: Settings) -> str:
-    if not settings.store_is_known:
-        settings.required("s3_endpoint")
+    if not settings.has_object_store:
+        settings.require("s3_endpoint")
     difference_s = time.time() - read_store_clock_s(primary_bucket(settings, hasty=True))
     if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
         problem = f"this machine and the object store differ by {difference_s:.0f} s"

@@ -1,1 +1,1 @@
-"""Pages for a browser: templates, and how they are filled."""
+"""Pages for a browser: templates and the functions that fill them."""

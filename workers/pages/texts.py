@@ -1,7 +1,7 @@
-"""How values read for people: in tables, in lines, in sentences, and in pages for a browser.
+"""Formats of values for people, and pages for a browser.
 
-A page is made of a template of this folder: all that is filled in is escaped. It holds its own style, and its browser
-is told to run no script and to load nothing: whatever stands in a topic's name or in an error is text.
+A page comes from a template of this folder, which escapes every value. The page holds its own style, and its
+Content-Security-Policy allows no script and no other resource. So a topic's name or an error is always shown as text.
 
 Source: W3C, "Content Security Policy Level 3"; Jinja, "Autoescaping".
 """
@@ -15,79 +15,81 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 
-def plain(value: object) -> str:
-    """A value in a table: lists and objects on one line, large numbers with commas, nothing as a dash.
+def format_value(value: object) -> str:
+    """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash.
 
-    Objects and lists inside an object are in brackets, so that it is plain where each ends.
+    Lists and objects inside an object are in parentheses, which show where each ends.
     """
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_inside(item)}" for name, item in value.items()) or "-"
+        return ", ".join(f"{name}: {_format_nested(item)}" for name, item in value.items()) or "-"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(plain(item) for item in value) or "-"
+        return ", ".join(format_value(item) for item in value) or "-"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
 
 
-def _inside(value: object) -> str:
-    several = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and len(value) > 0
-    return f"({plain(value)})" if several else plain(value)
+def _format_nested(value: object) -> str:
+    has_items = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and len(value) > 0
+    return f"({format_value(value)})" if has_items else format_value(value)
 
 
-def fields(thing: object, names: str) -> dict[str, object]:
-    """The thing's fields of these names, separated by spaces, in their order; a value of an enumeration as its text."""
-    found = {name: getattr(thing, name) for name in names.split()}
-    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
+def select_fields(source: object, names: str) -> dict[str, object]:
+    """Return the named attributes of an object in order; `names` are separated by spaces. Enum values become text."""
+    value_by_name = {name: getattr(source, name) for name in names.split()}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in value_by_name.items()}
 
 
-def harmless(text: str) -> str:
-    """Escape what would steer a terminal: names and payloads may hold any character."""
-    if text.isprintable():  # as nearly every value of a long table is
+def escape_unprintable(text: str) -> str:
+    """Escape characters that control a terminal, except line breaks. Names and payloads may hold any character."""
+    if text.isprintable():  # the common case, in long tables too
         return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
-def topic_shown(encoded: str) -> str:
-    """A topic's name as a person writes it, and as every command takes it."""
+def decode_topic_name(encoded: str) -> str:
+    """Return a topic's name as a person writes it and as every command takes it."""
     return unquote(encoded)
 
 
-def shown_us(moment_us: int) -> str:
-    """Microseconds since 1970 as RFC 3339, UTC."""
-    seconds, rest = divmod(moment_us, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest).isoformat().replace("+00:00", "Z")
+def format_time_us(moment_us: int) -> str:
+    """Format microseconds since 1970 by RFC 3339, in UTC."""
+    seconds, microseconds = divmod(moment_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds).isoformat().replace("+00:00", "Z")
 
 
-def shown_s(moment_us: int) -> str:
-    """The same to the second, which is what people look for."""
+def format_time_s(moment_us: int) -> str:
+    """Format microseconds since 1970 by RFC 3339, in UTC, without the fraction of a second."""
     return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
 """Content-Security-Policy of every page."""
 
 
-def rendered(template: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
-    """The page of a template of this folder.
+def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - values depend on the template
+    """Return the page of a template in this folder.
 
     Raises:
-        jinja2.UndefinedError: The template shows what it was not given.
+        jinja2.UndefinedError: The template uses a value that is not given.
     """
-    return str(_environment().get_template(template).render(policy=POLICY, **values))
+    return str(_environment().get_template(template).render(policy=CONTENT_SECURITY_POLICY, **values))
 
 
-def streamed(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - whatever a template shows
-    """The same page in parts, so that rows which pass by are not in memory together."""
-    return iter(_environment().get_template(template).generate(policy=POLICY, **values))
+def stream_template(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - values depend on the template
+    """Return the page in parts. Rows from an iterator are never in memory together."""
+    return iter(_environment().get_template(template).generate(policy=CONTENT_SECURITY_POLICY, **values))
 
 
 @cache
-def _environment() -> Any:  # noqa: ANN401 - of a package whose import takes a command 30 ms
+def _environment() -> Any:  # noqa: ANN401 - the type's import takes a command 30 ms
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415
 
     loader = FileSystemLoader(Path(__file__).parent)
-    made = Environment(
+    environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, cache_size=-1
     )
-    made.filters["harmless"] = harmless
-    return made
+    environment.filters["escape_unprintable"] = escape_unprintable
+    return environment

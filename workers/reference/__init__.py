@@ -1,1 +1,1 @@
-"""The contracts of the code, written down for programs that do not import it."""
+"""Reference of the workflows, generated from the code for programs that do not import it."""

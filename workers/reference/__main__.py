@@ -1,7 +1,7 @@
-"""Prints the text of `docs/reference/workflows.md`."""
+"""Print the text of `docs/reference/workflows.md`."""
 
 import sys
 
-from workers.reference.page import page
+from workers.reference.page import render_page
 
-sys.stdout.write(page())
+sys.stdout.write(render_page())

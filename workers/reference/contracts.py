@@ -1,7 +1,7 @@
-"""The contract of each workflow for programs in any language, read from the code that serves it.
+"""Contract of each workflow for programs in any language, read from the code.
 
-Names, types and defaults are those of the values that the workflow takes and returns; bounds are those by which input
-is refused; what a field means is the comment beside it; errors are those that its activities say they raise.
+Names, types and defaults come from the values that the workflow takes and returns. Bounds come from the rules that
+refuse input. The meaning of a field is the comment beside it. Errors are those that its activities document.
 """
 
 import inspect
@@ -30,45 +30,45 @@ from workflows.records import values as records
 from workflows.transactions import values as transactions
 
 QUEUE: Final = "sexton"
-"""The task queue where the setting `task_queue` names no other."""
+"""Default of the setting `task_queue`."""
 
-_BESIDE: Final = re.compile(r"^    (\w+): .*?  # (.+)$")
-_ABOVE: Final = re.compile(r"^    # (.+)$")
+_FIELD_WITH_COMMENT: Final = re.compile(r"^    (\w+): .*?  # (.+)$")
+_COMMENT_LINE: Final = re.compile(r"^    # (.+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldFacts:
-    """One field of a value."""
+    """Field of a value."""
 
     name: str
-    kind: Any  # its type, as annotated
-    default: Any  # `MISSING`: it must be given
-    bounds: tuple[str, ...]  # as a refusal says them
-    about: str  # "" where the name says all
+    kind: Any  # annotated type
+    default: Any  # `MISSING` if the field is required
+    bounds: tuple[str, ...]  # phrases of the rules that refuse values
+    about: str  # "" if the name says all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
-    """A signal, a query or an update."""
+    """Signal, query or update."""
 
     name: str
     takes: tuple[Any, ...]
-    gives: Any  # None: nothing
+    gives: Any  # None: no answer
     about: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """One workflow."""
+    """Contract of one workflow."""
 
     name: str
     ids: tuple[str, ...]
-    about: str  # a paragraph
+    about: str  # one paragraph
     takes: type
     gives: type
-    fails: tuple[str, ...]  # types of errors that no attempt can help
-    retried: tuple[str, ...]  # types of errors after which an activity is tried again
-    refused: tuple[str, ...]  # types that `refused` in the result may have; the workflow completes
+    fails: tuple[str, ...]  # types of errors that end the workflow
+    retried: tuple[str, ...]  # types of errors after which an activity is retried
+    refused: tuple[str, ...]  # types in the result's `refused`; the workflow completes
     signals: tuple[CallFacts, ...]
     queries: tuple[CallFacts, ...]
     updates: tuple[CallFacts, ...]
@@ -76,67 +76,70 @@ class Contract:
 
 @cache
 def contracts() -> tuple[Contract, ...]:
-    """Of every workflow that workers serve, in their order."""
-    return tuple(_contract(one) for one in WORKFLOWS)
+    """Return the contract of every workflow, in the order in which workers list them."""
+    return tuple(_build_contract(workflow) for workflow in WORKFLOWS)
 
 
-def fields_of(kind: type) -> list[FieldFacts]:
-    """The fields of a dataclass, in their order."""
-    hints, told = get_type_hints(kind), _comments(kind)
+def list_fields(kind: type) -> list[FieldFacts]:
+    """Return the fields of a dataclass in order."""
+    hints, comment_by_field = get_type_hints(kind), _read_comments(kind)
     return [
         FieldFacts(
-            name=one.name,
-            kind=hints[one.name],
-            default=one.default if one.default_factory is MISSING else one.default_factory(),
-            bounds=tuple(rule.phrase for rule in limits.rules_of(kind, one.name, queue=QUEUE)),
-            about=told.get(one.name, ""),
+            name=field.name,
+            kind=hints[field.name],
+            default=field.default if field.default_factory is MISSING else field.default_factory(),
+            bounds=tuple(rule.phrase for rule in limits.rules_of(kind, field.name, queue=QUEUE)),
+            about=comment_by_field.get(field.name, ""),
         )
-        for one in fields(kind)
+        for field in fields(kind)
     ]
 
 
 def jobs() -> dict[str, Job[Any, Any]]:
-    """Every job that programs start, by its name."""
-    rooms = (deletion, delayed, offload, reconciliation, records, transactions)
-    return {one.name: one for room in rooms for one in vars(room).values() if isinstance(one, Job)}
+    """Return every job that programs start, by name."""
+    modules = (deletion, delayed, offload, reconciliation, records, transactions)
+    return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, Job)}
 
 
-def _contract(workflow: type) -> Contract:
+def _build_contract(workflow: type) -> Contract:
     definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
-    code = failures.reached(workflow)
-    raised, guards = failures.raised(code), failures.guards(code)
+    code = failures.reachable_code(workflow)
+    raised, guard_refusals = failures.raised_errors(code), failures.guard_refusals(code)
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
-    answers = Refusal in get_args(get_type_hints(gives).get("refused"))
-    refused = (guards & raised or guards) if answers else set()
-    fails = getattr(module, "FAILURES", _fails(workflow, refused))
-    awaited = (_contract(one) for one in getattr(module, "AWAITED", ()))
+    has_refusal = Refusal in get_args(get_type_hints(gives).get("refused"))
+    refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
+    fails = getattr(module, "FAILURES", _list_final_errors(workflow, refused))
+    awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]
     return Contract(
         name=str(definition.name),
-        ids=_ids(str(definition.name)),
-        about=_about(module),
+        ids=_list_id_forms(str(definition.name)),
+        about=_summarize(module),
         takes=takes,
         gives=gives,
-        fails=tuple(sorted({*fails, *(name for one in awaited for name in one.fails), errors.InvalidInput.__name__})),
-        retried=tuple(sorted(name for name in raised if not issubclass(failures.known(name), FINAL))),
+        fails=tuple(sorted({*fails, *awaited_fails, errors.InvalidInput.__name__})),
+        retried=tuple(sorted(name for name in raised if not issubclass(failures.error_class(name), FINAL))),
         refused=tuple(sorted(refused)),
-        signals=_calls(definition.signals),
-        queries=_calls(definition.queries),
-        updates=_calls(definition.updates),
+        signals=_list_calls(definition.signals),
+        queries=_list_calls(definition.queries),
+        updates=_list_calls(definition.updates),
     )
 
 
-def _fails(workflow: type, refused: set[str]) -> set[str]:
-    """What ends a run: failures of its own, what no guard looks at, and what a guard lets pass."""
-    whole, unguarded = (failures.ending(workflow, guarded=one) for one in (True, False))
-    raised = (failures.raised(whole) - refused) | failures.raised(unguarded, only_called=True)
-    return {name for name in raised if issubclass(failures.known(name), FINAL)} | failures.said(whole)
+def _list_final_errors(workflow: type, refused: set[str]) -> set[str]:
+    """Return the errors that end a run: its own failures, and final errors that no guard and no handler catches."""
+    all_code, unguarded_code = (
+        failures.ending_code(workflow, includes_guarded=includes_guarded) for includes_guarded in (True, False)
+    )
+    raised = (failures.raised_errors(all_code) - refused) | failures.raised_errors(unguarded_code, only_called=True)
+    final = {name for name in raised if issubclass(failures.error_class(name), FINAL)}
+    return final | failures.own_failures(all_code)
 
 
-def _ids(name: str) -> tuple[str, ...]:
-    """The forms of a workflow's id.
+def _list_id_forms(name: str) -> tuple[str, ...]:
+    """Return the forms of a workflow's id.
 
     Raises:
-        LookupError: No job has this name, and no other workflow starts one under a known id.
+        LookupError: No job has this name, and no known workflow starts one.
     """
     job = jobs().get(name)
     if job:
@@ -147,39 +150,39 @@ def _ids(name: str) -> tuple[str, ...]:
     return delete_ledger_id(IntentKey(**parts | {"openings": 0})), delete_ledger_id(IntentKey(**parts))
 
 
-def _about(module: ModuleType) -> str:
-    """The first two paragraphs of its text: what the job makes true, and what it destroys."""
+def _summarize(module: ModuleType) -> str:
+    """Return the first two paragraphs of the module's docstring: what the job does, and what it destroys."""
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")[:2]
-    first = paragraphs[0].partition(": ")[2]
-    return " ".join(f"{first[:1].upper()}{first[1:]} {paragraphs[1]}".split())
+    sentence = paragraphs[0].partition(": ")[2]
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]} {paragraphs[1]}".split())
 
 
-def _calls(defined: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three types of the SDK
+def _list_calls(definitions: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three types of the SDK
     return tuple(
         CallFacts(
             name=name,
-            takes=tuple(one.arg_types or ()),
-            gives=getattr(one, "ret_type", None),
-            about=(inspect.getdoc(one.fn) or "").partition("\n")[0],
+            takes=tuple(definition.arg_types or ()),
+            gives=getattr(definition, "ret_type", None),
+            about=(inspect.getdoc(definition.fn) or "").partition("\n")[0],
         )
-        for name, one in sorted(defined.items())
+        for name, definition in sorted(definitions.items())
         if name
     )
 
 
 @cache
-def _comments(kind: type) -> dict[str, str]:
-    """The comment beside each field of the class and of those above it."""
-    told: dict[str, str] = {}
-    for one in reversed([part for part in kind.__mro__ if is_dataclass(part)]):
-        last = ""
-        for line in inspect.getsource(one).splitlines():
-            beside, more = _BESIDE.match(line), _ABOVE.match(line)
-            if beside:
-                last = beside[1]
-                told[last] = beside[2]
-            elif more and last:
-                told[last] += f" {more[1]}"
+def _read_comments(kind: type) -> dict[str, str]:
+    """Return the comment beside each field of the class and of its bases, with the comment lines that follow it."""
+    comment_by_field: dict[str, str] = {}
+    for base in reversed([part for part in kind.__mro__ if is_dataclass(part)]):
+        last_field = ""
+        for line in inspect.getsource(base).splitlines():
+            field_match, comment_match = _FIELD_WITH_COMMENT.match(line), _COMMENT_LINE.match(line)
+            if field_match:
+                last_field = field_match[1]
+                comment_by_field[last_field] = field_match[2]
+            elif comment_match and last_field:
+                comment_by_field[last_field] += f" {comment_match[1]}"
             else:
-                last = ""
-    return told
+                last_field = ""
+    return comment_by_field

@@ -1,10 +1,11 @@
-"""Which errors a workflow can meet, read from the code that its own methods reach.
+"""Errors that a workflow can meet, read from the code that its methods reach.
 
-Reached is what a method names, and what that names in turn, within `workflows`: functions, constants, and of a class
-the methods whose names are used anywhere in what is reached. Another workflow is not followed: its failures are its
-own, and its parent's only where that says so. Of an activity that is reached the errors are those that its docstring
-says it raises. They do not end the run where an update asked for the activity, whose sender is told, or where an
-`except ActivityError` makes a result of them.
+A method reaches what it names within `workflows`, and what that names in turn: functions and constants, and of a class
+the methods whose names the reached code uses. Other workflows are not followed. Their failures are their own, unless
+the parent says that it waits for them.
+
+The errors of a reached activity are those in its docstring. They do not end the run in two cases: an update called the
+activity, so its sender gets the error; or an `except ActivityError` turns the error into a result.
 """
 
 import ast
@@ -23,56 +24,58 @@ from logstore import errors
 from workers.hosting.worker_sets import WORKFLOWS
 from workflows import dispatch
 
-_ERROR: Final = re.compile(r"\b[A-Z]\w+")
-_PARAGRAPH: Final = re.compile(r"\n\n|\Z")
-_METHODS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
+_PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
+_FUNCTION_NODES: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-_REFUSING: Final = frozenset({"refused", "refusal_of"})  # make a result of what a guard refused, and of nothing else
-_TELLING: Final = frozenset({"_refuse"})  # make a sentence in the result of whatever failed
+_REFUSAL_HANDLERS: Final = frozenset({"refused", "refusal_of"})  # turn only a guard's refusal into a result
+_FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # turn any failure into a sentence of the result
 
-Reached = tuple[tuple[ModuleType, ast.AST], ...]
+CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
 """Pieces of code, each with its module."""
 
 
 @cache
-def reached(workflow: type) -> Reached:
-    """All code of `workflows` that a run may come to, but that of other workflows."""
-    return tuple(_Walk(sys.modules[workflow.__module__], workflow.__name__).pieces)
+def reachable_code(workflow: type) -> CodePieces:
+    """Return all code in `workflows` that a run may reach, without other workflows."""
+    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__).pieces)
 
 
 @cache
-def ending(workflow: type, *, guarded: bool) -> Reached:
-    """Of what is reached, the code whose errors may end the run.
+def ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
+    """Return the reachable code whose errors may end the run.
 
     Args:
-        workflow: Its class.
-        guarded: Whether code counts of which a guard's refusals are a result: other errors of it end the run.
+        workflow: Class of the workflow.
+        includes_guarded: Whether to include code whose guard refusals become a result. Other errors of it end the run.
     """
-    kept = _Kept(_TELLING if guarded else _TELLING | _REFUSING)
-    return tuple(_Walk(sys.modules[workflow.__module__], workflow.__name__, kept).pieces)
+    handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
+    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__, _TryRemover(handlers)).pieces)
 
 
-def modules_of(code: Reached) -> list[ModuleType]:
-    """Where the pieces stand, each module once."""
+def list_modules(code: CodePieces) -> list[ModuleType]:
+    """Return the modules of the pieces, each once."""
     return list({module.__name__: module for module, _ in code}.values())
 
 
-def raised(code: Reached, *, only_called: bool = False) -> set[str]:
-    """Errors that the activities which the code names say they raise; a router looks the owner up again by itself.
+def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
+    """Return the documented errors of the activities that the code names.
+
+    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner.
 
     Args:
-        code: Some pieces.
-        only_called: Whether only those count that the code itself calls, and not those that it hands to other code.
+        code: Pieces of code.
+        only_called: Whether to leave out activities that the code only passes to other code.
     """
-    found = set[str]()
+    names = set[str]()
     for module, piece in code:
         for node in _first_arguments(piece) if only_called else ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = getattr(getattr(module, node.value.id, None), node.attr, None)
                 if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
-                    found |= _named(inspect.getdoc(called) or "")
-    routed = dispatch in modules_of(code)
-    return (found | dispatch.NOT_OF_THE_WORK) - {errors.NotOwner.__name__} if routed else found
+                    names |= _parse_raises(inspect.getdoc(called) or "")
+    is_routed = dispatch in list_modules(code)
+    return (names | dispatch.NOT_OF_THE_WORK) - {errors.NotOwner.__name__} if is_routed else names
 
 
 def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
@@ -81,131 +84,133 @@ def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
             yield node.args[0]
 
 
-def said(code: Reached) -> set[str]:
-    """Types of failures that the code raises itself."""
+def own_failures(code: CodePieces) -> set[str]:
+    """Return the types of the failures that the code itself raises."""
     calls = [node for _, piece in code for node in ast.walk(piece) if isinstance(node, ast.Call)]
-    kinds = [
-        word.value
+    types = [
+        keyword.value
         for call in calls
         if ast.unparse(call.func) == "ApplicationError"
-        for word in call.keywords
-        if word.arg == "type"
+        for keyword in call.keywords
+        if keyword.arg == "type"
     ]
-    return {str(kind.value) for kind in kinds if isinstance(kind, ast.Constant)}
+    return {str(node.value) for node in types if isinstance(node, ast.Constant)}
 
 
-def guards(code: Reached) -> set[str]:
-    """Refusals of the guards that the code asks."""
-    asked = {module.__name__ for module, piece in code if "GUARDS" in _targets(piece)}
-    return {kind for module in modules_of(code) if module.__name__ in asked for kind in module.GUARDS}
+def guard_refusals(code: CodePieces) -> set[str]:
+    """Return the types of the refusals of the guards that the code names."""
+    guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
+    return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
 
 
-def known(name: str) -> type[errors.SextonError]:
-    """The error of that name."""
-    kind: type[errors.SextonError] = getattr(errors, name)
-    return kind
+def error_class(name: str) -> type[errors.SextonError]:
+    """Return the class of an error."""
+    found: type[errors.SextonError] = getattr(errors, name)
+    return found
 
 
-class _Kept(ast.NodeTransformer):
-    """Leaves out what is tried where a handler of failed activities calls one of these, whatever has failed."""
+class _TryRemover(ast.NodeTransformer):
+    """Removes the body of each `try` whose `except ActivityError` calls one of the handlers for every failure."""
 
-    def __init__(self, handling: frozenset[str]) -> None:
-        self._handling = handling
+    def __init__(self, handlers: frozenset[str]) -> None:
+        self._handlers = handlers
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """Keep the handlers, and what comes behind them."""
-        if any(self._handles(one) for one in node.handlers):
+        """Keep the `except`, `else` and `finally` clauses."""
+        if any(self._handles(handler) for handler in node.handlers):
             node.body = []
         return self.generic_visit(node)
 
     def _handles(self, handler: ast.ExceptHandler) -> bool:
         if handler.type is None or "ActivityError" not in ast.unparse(handler.type):
             return False
-        inside = [node for statement in handler.body for node in ast.walk(statement)]
-        sometimes = any(isinstance(node, ast.IfExp) for node in inside)
-        called = {ast.unparse(node.func).rpartition(".")[2] for node in inside if isinstance(node, ast.Call)}
-        return not sometimes and not self._handling.isdisjoint(called)
+        nodes = [node for statement in handler.body for node in ast.walk(statement)]
+        is_conditional = any(isinstance(node, ast.IfExp) for node in nodes)
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+        return not is_conditional and not self._handlers.isdisjoint(called)
 
 
-class _Walk:
-    """From one class through all that it names."""
+class _CodeWalk:
+    """Walk from one class through everything that it names."""
 
-    def __init__(self, own: ModuleType, name: str, kept: _Kept | None = None) -> None:
-        self._kept = kept
+    def __init__(self, module: ModuleType, name: str, remover: _TryRemover | None = None) -> None:
+        self._remover = remover
         self.pieces: list[tuple[ModuleType, ast.AST]] = []
-        self._closed = {one.__module__ for one in WORKFLOWS} - {own.__name__}
-        self._met: set[tuple[str, str]] = set()
-        self._used: set[str] = set()
-        self._waiting: list[tuple[ModuleType, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-        self._name(own, name)
-        while now := [one for one in self._waiting if one[1].name in self._used]:
-            self._waiting = [one for one in self._waiting if one not in now]
-            for module, method in now:
-                self._piece(module, method)
+        self._foreign_modules = {workflow.__module__ for workflow in WORKFLOWS} - {module.__name__}
+        self._visited_names: set[tuple[str, str]] = set()
+        self._used_attributes: set[str] = set()
+        self._unused_methods: list[tuple[ModuleType, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+        self._visit_name(module, name)
+        while used := [entry for entry in self._unused_methods if entry[1].name in self._used_attributes]:
+            self._unused_methods = [entry for entry in self._unused_methods if entry not in used]
+            for method_module, method in used:
+                self._add_piece(method_module, method)
 
-    def _name(self, module: ModuleType, name: str) -> None:
-        if not module.__name__.startswith("workflows") or module.__name__ in self._closed:
+    def _visit_name(self, module: ModuleType, name: str) -> None:
+        if not module.__name__.startswith("workflows") or module.__name__ in self._foreign_modules:
             return
-        if (module.__name__, name) in self._met:
+        if (module.__name__, name) in self._visited_names:
             return
-        self._met.add((module.__name__, name))
-        node = _defined(module).get(name)
+        self._visited_names.add((module.__name__, name))
+        node = _list_definitions(module).get(name)
         if isinstance(node, ast.ImportFrom):
             original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-            self._name(sys.modules[node.module or ""], original)
+            self._visit_name(sys.modules[node.module or ""], original)
         elif isinstance(node, ast.ClassDef):
             for part in (*node.bases, *node.body):
-                if self._kept is not None and _answers_an_update(part):
+                if self._remover is not None and _is_update_handler(part):
                     continue
-                if isinstance(part, _METHODS) and not (part.decorator_list or part.name.startswith("__")):
-                    self._waiting.append((module, part))
+                if isinstance(part, _FUNCTION_NODES) and not (part.decorator_list or part.name.startswith("__")):
+                    self._unused_methods.append((module, part))
                 else:
-                    self._piece(module, part)
+                    self._add_piece(module, part)
         elif node is not None:
-            self._piece(module, node)
+            self._add_piece(module, node)
 
-    def _piece(self, module: ModuleType, piece: ast.AST) -> None:
-        if self._kept is not None:
-            piece = self._kept.visit(copy.deepcopy(piece))
+    def _add_piece(self, module: ModuleType, piece: ast.AST) -> None:
+        if self._remover is not None:
+            piece = self._remover.visit(copy.deepcopy(piece))
         self.pieces.append((module, piece))
         for node in ast.walk(piece):
             if isinstance(node, ast.Name):
-                self._name(module, node.id)
+                self._visit_name(module, node.id)
             elif isinstance(node, ast.Attribute):
-                self._used.add(node.attr)
+                self._used_attributes.add(node.attr)
                 other = getattr(module, node.value.id, None) if isinstance(node.value, ast.Name) else None
                 if isinstance(other, ModuleType):
-                    self._name(other, node.attr)
+                    self._visit_name(other, node.attr)
 
 
-def _answers_an_update(part: ast.AST) -> bool:
-    return isinstance(part, _METHODS) and any("update" in ast.unparse(one) for one in part.decorator_list)
+def _is_update_handler(part: ast.AST) -> bool:
+    if not isinstance(part, _FUNCTION_NODES):
+        return False
+    return any("update" in ast.unparse(decorator) for decorator in part.decorator_list)
 
 
 @cache
-def _defined(module: ModuleType) -> dict[str, ast.AST]:
-    """Definitions at the top of a module, and its imports from `workflows`, by name."""
-    found: dict[str, ast.AST] = {}
-    tops = ast.parse(inspect.getsource(module)).body
-    for node in (one for top in tops for one in (top.body if isinstance(top, ast.With) else [top])):
-        if isinstance(node, (*_METHODS, ast.ClassDef)):
-            found[node.name] = node
+def _list_definitions(module: ModuleType) -> dict[str, ast.AST]:
+    """Return the definitions at the top of a module and its imports from `workflows`, by name."""
+    node_by_name: dict[str, ast.AST] = {}
+    statements = ast.parse(inspect.getsource(module)).body
+    for node in (node for top in statements for node in (top.body if isinstance(top, ast.With) else [top])):
+        if isinstance(node, (*_FUNCTION_NODES, ast.ClassDef)):
+            node_by_name[node.name] = node
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").startswith("workflows"):
-                found |= dict.fromkeys((alias.asname or alias.name for alias in node.names), node)
+                node_by_name |= dict.fromkeys((alias.asname or alias.name for alias in node.names), node)
         else:
-            found |= dict.fromkeys(_targets(node), node)
-    return found
+            node_by_name |= dict.fromkeys(_assigned_names(node), node)
+    return node_by_name
 
 
-def _targets(node: ast.AST) -> set[str]:
-    """Names to which a statement gives a value."""
+def _assigned_names(node: ast.AST) -> set[str]:
+    """Return the names that a statement assigns."""
     if isinstance(node, ast.Assign):
-        return {one.id for one in node.targets if isinstance(one, ast.Name)}
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
     return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
 
 
-def _named(text: str) -> set[str]:
-    """Names of our errors in the part of a docstring that says what is raised."""
-    told = _PARAGRAPH.split(text.partition("Raises:")[2])[0]
-    return {name for name in _ERROR.findall(told) if isinstance(getattr(errors, name, None), type)}
+def _parse_raises(docstring: str) -> set[str]:
+    """Return the names of Sexton's errors in the `Raises:` section of a docstring."""
+    section = _PARAGRAPH_END.split(docstring.partition("Raises:")[2])[0]
+    return {name for name in _ERROR_NAME.findall(section) if isinstance(getattr(errors, name, None), type)}

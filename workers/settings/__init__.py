@@ -1,21 +1,21 @@
-"""Settings: one validated, immutable value, and for each field where it came from."""
+"""Settings: one validated, immutable value, and the origin of each field."""
 
-from workers.settings.files import read_secret, temporal_api_key
+from workers.settings.files import read_secret, read_temporal_api_key
 from workers.settings.kinds import OFF, format_duration, parse_duration
-from workers.settings.model import SERVICES, Settings
-from workers.settings.sources import DEFAULT_HOME, LoadedSettings, Recorded, load_settings, read_recorded
+from workers.settings.model import SERVICE_SETTINGS, Settings
+from workers.settings.sources import DEFAULT_HOME, LoadedSettings, RecordReader, load_settings, read_stack_record
 
 __all__ = [
     "DEFAULT_HOME",
     "OFF",
-    "SERVICES",
+    "SERVICE_SETTINGS",
     "LoadedSettings",
-    "Recorded",
+    "RecordReader",
     "Settings",
     "format_duration",
     "load_settings",
     "parse_duration",
-    "read_recorded",
     "read_secret",
-    "temporal_api_key",
+    "read_stack_record",
+    "read_temporal_api_key",
 ]

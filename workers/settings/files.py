@@ -1,4 +1,4 @@
-"""Files that settings name: each is read by one function, which refuses what cannot be read in one sentence."""
+"""Readers of the files that settings name."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from logstore.whole_files import read_regular_file
 from workers.settings.model import Settings
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Length of a file that a setting names, inclusive: many times a bundle of all public authorities."""
+"""Maximum length of a file that a setting names, inclusive; many times a bundle of all public authorities."""
 
 
 def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
@@ -26,15 +26,15 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
         return read_regular_file(Path(path), max_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise InvalidInput(field, expected=f"{rule} ({error.strerror})", found=path) from None
-    except ValueError:  # of a path with a NUL in it
+    except ValueError:  # the path contains a NUL character
         raise InvalidInput(field, expected=f"{rule} (it is no path)", found=path) from None
 
 
 def read_text(field: str, path: str, rule: str) -> str:
-    """The text of a file in UTF-8, without the mark that Windows begins one with; arguments are those of `read_bytes`.
+    """Return the text of a UTF-8 file, without a byte order mark. The arguments are those of `read_bytes`.
 
     Raises:
-        InvalidInput: It cannot be read, or is no text; nothing of what stands there is shown.
+        InvalidInput: The file cannot be read, or is not text. The error does not show its content.
     """
     try:
         return read_bytes(field, path, rule).decode("utf-8-sig")
@@ -43,11 +43,11 @@ def read_text(field: str, path: str, rule: str) -> str:
 
 
 def read_secret(field: str, path: str) -> str:
-    """The text of a file that holds one secret, without the space around it, hence without its line's end.
+    """Return the secret in a file, without surrounding white space.
 
     Raises:
-        InvalidInput: It cannot be read, is empty, or holds more than a secret: no service takes one with a line end in
-            it, and a client would leave such a key out without a word.
+        InvalidInput: The file cannot be read, is empty, or has several lines or unprintable characters. No service
+            accepts such a secret, and a client would silently omit it.
     """
     rule = "a file with a secret in it"
     text = read_text(field, path, rule).strip()
@@ -60,11 +60,11 @@ def read_secret(field: str, path: str) -> str:
     return text
 
 
-def temporal_api_key(settings: Settings) -> str:
-    """The API key for Temporal, which stands in a setting or in a file; empty where none is given.
+def read_temporal_api_key(settings: Settings) -> str:
+    """Return the API key for Temporal from its setting or its file, or "" if neither is set.
 
     Raises:
-        InvalidInput: It is given in both, or its file cannot be read or is empty.
+        InvalidInput: Setting and file are both set, or the file cannot be read or is empty.
     """
     key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
     if key and path:

@@ -1,4 +1,4 @@
-"""Every setting of Sexton, validated once, immutable afterwards."""
+"""`Settings`: every setting of Sexton, validated once and immutable."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,18 +24,18 @@ from workers.settings.kinds import (
     FunctionList,
     Identity,
     Interval,
-    Listening,
-    Master,
+    ListenAddress,
     Port,
     Seconds,
     ServerName,
+    SparkMaster,
     WebAddress,
     Word,
-    no_truth_value,
-    upper,
+    refuse_boolean,
+    to_upper,
 )
 
-SERVICES = frozenset({
+SERVICE_SETTINGS = frozenset({
     "temporal_address",
     "temporal_namespace",
     "temporal_tls",
@@ -67,14 +67,14 @@ SERVICES = frozenset({
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
-"""Settings that name services and our credentials there: those of one home mean nothing in another."""
+"""Settings that name services and credentials for them. They belong to one home and have no meaning in another."""
 
 
 class Settings(BaseModel):
-    """The settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
+    """Settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
 
-    An address that is empty is not known: no stack was started in this home and none was configured. There are no
-    default addresses on purpose, or a command with another home would reach the stack on the usual ports.
+    An empty address is unknown: no stack was started in this home, and none is configured. Addresses have no defaults
+    on purpose: a command with another home would reach the stack on the usual ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -82,72 +82,72 @@ class Settings(BaseModel):
     home: Path
     temporal_address: Address = ""
     temporal_namespace: Word = "default"
-    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on where one of the next six is given
-    temporal_ca_file: File = ""  # the authorities that may sign the server's certificate; empty: those of this machine
-    temporal_server_name: ServerName = ""  # the name in the server's certificate, where the address is another one
-    temporal_cert_file: File = ""  # our certificate, with its chain
-    temporal_key_file: File = ""  # and its key
+    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six is set
+    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: those of this machine
+    temporal_server_name: ServerName = ""  # name in the server's certificate, if the address is another one
+    temporal_cert_file: File = ""  # client certificate with its chain
+    temporal_key_file: File = ""  # private key of the client certificate
     temporal_api_key: SecretStr = SecretStr("")
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
-    payload_key_file: File = ""  # keys by which Temporal's payloads are encrypted; empty: they are not
-    codec_origin: WebAddress = ""  # of the Web UI, for which workers decrypt what it shows; empty: for none
+    payload_key_file: File = ""  # keys that encrypt Temporal's payloads; empty: no encryption
+    codec_origin: WebAddress = ""  # Web UI for which workers decrypt payloads; empty: none
     ui_address: WebAddress = ""
     task_queue: Word = "sexton"
     deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it
-    build_id: BuildId = ""  # of a worker in it; empty: made of the version and of the code that is installed
-    database_url: str = Field(default="", repr=False)  # may hold a password. Filled in: a SQLite file in the home
+    build_id: BuildId = ""  # of a worker in Worker Versioning; empty: made of the version and the installed code
+    database_url: str = Field(default="", repr=False)  # may hold a password; empty: a SQLite file in the home
     s3_endpoint: WebAddress = ""
     s3_region: Word = "us-east-1"
     s3_access_key: SecretStr = SecretStr("")
     s3_secret_key: SecretStr = SecretStr("")
-    s3_ca_file: File = ""  # the authorities that may sign the store's certificate; executors must see it, too
+    s3_ca_file: File = ""  # authorities that may sign the store's certificate; executors must see the file, too
     primary_bucket: Bucket = "sexton-primary"
     tiered_bucket: Bucket = "sexton-tiered"
     records_bucket: Bucket = "sexton-records"
-    replica_buckets: BucketList = ""  # of the record log, in the same store
+    replica_buckets: BucketList = ""  # replicas of the record log, in the same store
     ownership: Literal["zookeeper", "single"] = "zookeeper"  # single: one worker owns everything, without ZooKeeper
-    zookeeper: Ensemble = ""  # one or several addresses, separated by commas; then the path of ours, if any
+    zookeeper: Ensemble = ""  # one or several addresses, separated by commas, and an optional path
     zookeeper_auth: Identity = SecretStr("")
-    zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: our nodes are for this identity alone
-    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on where one of the next three is given
-    zookeeper_ca_file: File = (
-        ""  # the authorities that may sign the servers' certificates; empty: those of this machine
-    )
+    zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only this identity has access to Sexton's nodes
+    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three is set
+    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: those of this machine
     zookeeper_cert_file: File = ""
     zookeeper_key_file: File = ""
-    session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # the server ends a session that is silent so long
+    session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which the server ends a session
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"
     session_reconnect_attempts: Count = 10
-    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # of a catalog that is created; it never changes
+    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # of a new catalog; the number never changes afterwards
     application: Word = "sexton"
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4
     deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
     deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
-    sweep_interval: Interval = 60  # of deletions, and of transactions
+    sweep_interval: Interval = 60  # of sweeps of deletions, transactions and records
     transaction_coordinators: Annotated[Count, Field(le=MAX_COORDINATORS)] = 16  # may be raised at any time
     trim_interval: Interval = 300
-    delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # how much too early a message may be delivered
-    delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` takes none later than that
-    delayed_interval: Interval = 60  # of looks for topics whose delayed messages are to be sealed
-    delayed_messages: Count = 50_000  # behind the last bucket, from which on they are sealed
-    delayed_ledgers: Count = 100  # the same of ledgers
-    delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # or any, when no new one has come for so long
-    delayed_buckets: Count = 20  # more of a topic are merged
-    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # of flushes of what has changed
+    delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # time by which a message may be delivered early
+    delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` refuses a longer delay
+    delayed_interval: Interval = 60  # of checks for topics with delayed messages to seal
+    delayed_messages: Count = 50_000  # number of messages behind the last bucket at which they are sealed
+    delayed_ledgers: Count = 100  # number of ledgers behind the last bucket at which their messages are sealed
+    delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # time without a new message after which any are sealed
+    delayed_buckets: Count = 20  # number of buckets of a topic above which some are merged
+    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # of flushes of changed records
     records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # of flushes of cursors
     defragment_interval: Interval = 3_600  # of the record log
-    replicate_interval: Interval = 60  # of copies of the record log into its replicas
+    replicate_interval: Interval = 60  # of copies of the record log to its replicas
     raid_interval: Interval = 86_400  # of raids for tombstones that cover nothing
-    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # a tombstone younger than that stays
-    tomb_raider_sleep: Annotated[int, BeforeValidator(no_truth_value), Field(ge=0, le=60_000)] = 1  # ms between blocks
-    functions: FunctionList = ""  # over records, each as module:function: what `records end` may be asked for
-    clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = 60  # so far a writer's clock may be from the store's
-    plan_interval: Interval = 86_400  # of reconciliations that are planned, and never applied
-    scrub_interval: Interval = 0  # of scrubs, which read all that is stored; 0: only when asked for
-    scrub_rate: Annotated[int, BeforeValidator(no_truth_value), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
-        SCRUB_RATE  # bytes that a scrub reads a second
+    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # minimum age of a tombstone that a raid removes
+    tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = 1  # ms between blocks
+    functions: FunctionList = ""  # over records, each as module:function; `records end` may name them
+    clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = (
+        60  # maximum difference of a writer's and the store's clock
+    )
+    plan_interval: Interval = 86_400  # of reconciliation plans, which are not applied
+    scrub_interval: Interval = 0  # of scrubs, which read everything in storage; 0: only on request
+    scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
+        SCRUB_RATE  # bytes per second
     )
     ledger_max_entries: Count = 50_000
     ledger_max_bytes: Count = 64 * 1024 * 1024
@@ -156,76 +156,78 @@ class Settings(BaseModel):
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60
     offload_parallelism: Annotated[Count, Field(le=64)] = 2
-    bulk_dir: Folder = ""  # filled in: in the home. Every worker and every executor of the cluster must see it
-    spark_master: Master = "local[*]"
+    bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every executor of the cluster must see it
+    spark_master: SparkMaster = "local[*]"
     upload_threads: Annotated[Count, Field(le=64)] = 4
     temporal_port: Port = 7233
     ui_port: Port = 8233
     s3_port: Port = 8333
     zookeeper_port: Port = 2181
-    metrics_address: Listening = "127.0.0.1:9464"  # of each worker; a taken port gives way to a free one
-    http_address: Listening = "127.0.0.1:9465"  # of each worker's probes and pages; as `metrics_address`
+    metrics_address: ListenAddress = "127.0.0.1:9464"  # of each worker; a free port replaces a taken one
+    http_address: ListenAddress = (
+        "127.0.0.1:9465"  # of each worker's probes and pages; a free port replaces a taken one
+    )
     activity_threads: Annotated[Count, Field(le=1_024)] = 16
     trace_retention: Annotated[Seconds, Field(ge=3_600)] = 7 * 86_400  # of span files that no process writes to
     trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = 256 * 1024 * 1024  # of all span files of the home
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(upper)] = "INFO"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(to_upper)] = "INFO"
     drain_timeout: Annotated[Seconds, Field(ge=0)] = 30
 
     @model_validator(mode="before")
     @classmethod
-    def _in_the_home(cls, values: object) -> object:
+    def _fill_in_home_defaults(cls, values: object) -> object:
         if not isinstance(values, Mapping) or "home" not in values:
             return values
         home = Path(str(values["home"])).absolute()
-        path = quote(str(home / "catalog.db"))  # `?` and `%` mean something in a URL
-        filled = {"database_url": f"sqlite:///{path}", "bulk_dir": str(home / "bulk")}
-        return {**values, **{name: value for name, value in filled.items() if not values.get(name)}}
+        path = quote(str(home / "catalog.db"))  # escapes `?` and `%`, which have a meaning in a URL
+        defaults = {"database_url": f"sqlite:///{path}", "bulk_dir": str(home / "bulk")}
+        return {**values, **{name: value for name, value in defaults.items() if not values.get(name)}}
 
     def environment(self) -> dict[str, str]:
-        """The settings as variables of a process's environment, secrets included; empty ones are left out."""
+        """Return the settings as environment variables, secrets included. Empty settings are left out."""
         values = self.model_dump(mode="json")
-        shown = {name: value for name, value in self if isinstance(value, SecretStr)}
-        values |= {name: secret.get_secret_value() for name, secret in shown.items()}
+        secrets = {name: value for name, value in self if isinstance(value, SecretStr)}
+        values |= {name: secret.get_secret_value() for name, secret in secrets.items()}
         return {f"SEXTON_{name.upper()}": str(value) for name, value in values.items() if value not in {"", None}}
 
     @property
-    def temporal_by_tls(self) -> bool:
-        """Whether Temporal is to be reached by TLS: the settings say so, or something that needs it is given."""
+    def temporal_uses_tls(self) -> bool:
+        """Whether connections to Temporal use TLS: it is on, or a setting that needs it is set."""
         files = (self.temporal_ca_file, self.temporal_cert_file, self.temporal_key_file, self.temporal_api_key_file)
-        named = bool(self.temporal_server_name or self.temporal_api_key.get_secret_value() or any(files))
-        return named or self.temporal_tls == "on"
+        has_name_or_key = bool(self.temporal_server_name or self.temporal_api_key.get_secret_value())
+        return has_name_or_key or any(files) or self.temporal_tls == "on"
 
     @property
-    def store_is_known(self) -> bool:
-        """Whether an object store is known: one with an address, or AWS beside a database outside of the home."""
+    def has_object_store(self) -> bool:
+        """Whether an object store is known: an endpoint, or AWS if the database is outside the home."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Buckets of replicas of the record log."""
+        """Names of the replica buckets of the record log."""
         return tuple(filter(None, self.replica_buckets.split(",")))
 
     @property
     def traces_dir(self) -> Path:
-        """Where the home's span files are."""
+        """Folder of the home's span files."""
         return self.home / "traces"
 
-    def but(self, **changes: object) -> "Settings":
-        """The same settings with these in the place of theirs, validated together.
+    def with_changes(self, **changes: object) -> "Settings":
+        """Return the settings with some replaced, and validate them together.
 
-        A setting that was not given is left out: it may have a default that says just that, and refuse to be given it.
+        Settings at their defaults are not passed on: some validators refuse an explicit default.
         """
         return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
 
     def without_services(self) -> "Settings":
-        """The same settings with no service known, as of a home in which nothing was started."""
-        return Settings.model_validate({name: value for name, value in self if name not in SERVICES})
+        """Return the settings without any service, as in a home where no stack was started."""
+        return Settings.model_validate({name: value for name, value in self if name not in SERVICE_SETTINGS})
 
-    def required(self, name: str) -> str:
-        """The address of that name, which must be known.
+    def require(self, name: str) -> str:
+        """Return the address of that name.
 
         Raises:
-            ServiceFailed: It is empty: no stack was started in this home and none was configured.
+            ServiceFailed: The address is empty: no stack was started in this home, and none is configured.
         """
         value = str(getattr(self, name))
         if not value:

@@ -1,7 +1,7 @@
-"""Where settings come from, and which source wins: flags, environment, `sexton.toml`, the home's stack, defaults.
+"""Sources of settings, strongest first: flags, environment, `sexton.toml`, the home's stack, defaults.
 
-pydantic-settings reads the process's own environment and working directory; here both are arguments, so that
-nothing ambient is read and a test needs no patching. Hence these few sources of our own.
+pydantic-settings reads the environment and the working directory of the process. Here both are arguments, so that tests
+need no patching. That is why Sexton has its own sources.
 """
 
 import json
@@ -18,44 +18,48 @@ from logstore.errors import InvalidInput, ServiceFailed
 from logstore.whole_files import read_regular_file
 from workers.settings.files import MAX_FILE_BYTES, read_secret
 from workers.settings.kinds import format_duration
-from workers.settings.model import SERVICES, Settings
+from workers.settings.model import SERVICE_SETTINGS, Settings
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
-_IN_FILES = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
-"""Names by which a file is given that holds the secret; those that are settings of their own are read again later."""
+_SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
+"""Secret by the name of the key that gives it in a file. Files that are settings themselves are read again later."""
 
 _PREFIX = "SEXTON_"
-_OF_OTHERS = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
-"""Variables that are no settings: where the file is, what tests arm, and the mark that `up` gives its processes."""
+_OTHER_VARIABLES = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
+"""Variables that are not settings: path of `sexton.toml`, failpoints of tests, and the mark of a stack's processes."""
 
-_MOST_PATH = 1_024  # of a home; names of files come behind it
-_Source = Mapping[str, tuple[object, str]]  # field -> value, origin
+_MAX_HOME_CHARS = 1_024  # leaves room for the names of files in the home
+_Source = Mapping[str, tuple[object, str]]  # value and origin by setting
 
-Recorded = Callable[[Path], Mapping[str, object]]
-"""Reads what `up` recorded in a home: settings by name."""
+RecordReader = Callable[[Path], Mapping[str, object]]
+"""Function that returns what `up` recorded in a home: values by setting."""
 
 
-def read_recorded(home: Path) -> Mapping[str, object]:
-    """Settings by name, as the stack in `home` recorded them; empty when none was ever started.
+def read_stack_record(home: Path) -> Mapping[str, object]:
+    """Return the settings that the stack in `home` recorded, by name, or none if no stack was ever started there.
 
     Raises:
-        ServiceFailed: A record that cannot be read or is no JSON object.
+        ServiceFailed: A record cannot be read or is not a JSON object.
     """
-    ports = _object(home / "ports.json")
-    credentials = _object(home / "credentials.json")
-    local = {
+    ports = _read_json_object(home / "ports.json")
+    credentials = _read_json_object(home / "credentials.json")
+    addresses_by_setting = {
         "temporal_address": ("temporal", "127.0.0.1:{}"),
         "ui_address": ("ui", "http://127.0.0.1:{}"),
         "s3_endpoint": ("s3", "http://127.0.0.1:{}"),
         "zookeeper": ("zookeeper", "127.0.0.1:{}"),
     }
-    addresses = {name: form.format(ports[key]) for name, (key, form) in local.items() if ports.get(key)}
+    addresses = {
+        name: form.format(ports[service])
+        for name, (service, form) in addresses_by_setting.items()
+        if ports.get(service)
+    }
     secrets = {"s3_access_key": credentials.get("access_key"), "s3_secret_key": credentials.get("secret_key")}
     return addresses | {name: value for name, value in secrets.items() if value}
 
 
-def _object(path: Path) -> Mapping[str, object]:
+def _read_json_object(path: Path) -> Mapping[str, object]:
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -71,10 +75,10 @@ def _object(path: Path) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for each of them where its value came from."""
+    """Settings with the origin of each value."""
 
     settings: Settings
-    origins: Mapping[str, str]  # every field's name -> "flag", "environment SEXTON_X", "sexton.toml", ...
+    origins: Mapping[str, str]  # by setting: "flag", "environment SEXTON_X", "sexton.toml", …
 
 
 def load_settings(
@@ -82,136 +86,147 @@ def load_settings(
     environ: Mapping[str, str],
     cwd: Path,
     *,
-    recorded: Recorded = read_recorded,
+    read_record: RecordReader = read_stack_record,
 ) -> LoadedSettings:
-    """Merge all sources, strongest first: flags, environment, `sexton.toml`, the stack in the home, defaults.
+    """Merge all sources.
 
     Args:
-        flags: Settings by name; None stands for a flag that was not given.
-        environ: The environment; an empty variable counts as absent.
-        cwd: The base of relative paths, and where `sexton.toml` is looked for.
-        recorded: How to read what `up` left in the home.
+        flags: Values by setting. `None` is a flag that was not given.
+        environ: Environment variables. An empty variable counts as absent.
+        cwd: Base of relative paths, and the folder of `sexton.toml`.
+        read_record: Function that reads what `up` recorded in the home.
 
     Raises:
-        InvalidInput: An unknown key or variable, a value of the wrong kind, or a file that cannot be read.
+        InvalidInput: A key or a variable is unknown, a value is invalid, or a file cannot be read.
         ServiceFailed: A record of the home is damaged.
     """
-    file, asked = _file(environ, cwd), {name: value for name, value in flags.items() if value is not None}
-    _refuse_unknown(asked, "flag")
-    given = _read_in({name: (value, "flag") for name, value in asked.items()}, cwd)
-    chosen = {**file, **_own(_read_in(_from_environ(environ), cwd), given, cwd), **given}
+    file_source = _read_config_file(environ, cwd)
+    given_flags = {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown(given_flags, "flag")
+    flag_source = _resolve_secret_files({name: (value, "flag") for name, value in given_flags.items()}, cwd)
+    environment = _resolve_secret_files(_source_from_environ(environ), cwd)
+    chosen = {**file_source, **_without_foreign_services(environment, flag_source, cwd), **flag_source}
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
-    chosen["home"] = (_path(home, origin, cwd), origin)
-    left = recorded(Path(str(chosen["home"][0]))).items()
-    found = {**{name: (value, f"stack in {chosen['home'][0]}") for name, value in left}, **chosen}
-    origins = {name: found[name][1] if name in found else "default" for name in Settings.model_fields}
-    return LoadedSettings(_validated(found), origins)
+    chosen["home"] = (_resolve_home(home, origin, cwd), origin)
+    record = read_record(Path(str(chosen["home"][0]))).items()
+    merged = {**{name: (value, f"stack in {chosen['home'][0]}") for name, value in record}, **chosen}
+    origins = {name: merged[name][1] if name in merged else "default" for name in Settings.model_fields}
+    return LoadedSettings(_validate(merged), origins)
 
 
-def _read_in(found: _Source, cwd: Path) -> _Source:
-    """The source with the secrets of the files that it names in their place.
+def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
+    """Replace each file of a secret by the secret in it.
 
     Raises:
-        InvalidInput: It gives a secret twice, or a file that cannot be read, or is empty.
+        InvalidInput: The source gives a secret twice, or its file cannot be read or is empty.
     """
-    read = {name: one for name, one in found.items() if name not in _IN_FILES}
-    for file, name in _IN_FILES.items():
-        if file in found:
-            path, origin = found[file]
-            if name in found:
+    resolved = {name: entry for name, entry in source.items() if name not in _SECRET_BY_FILE}
+    for file, name in _SECRET_BY_FILE.items():
+        if file in source:
+            path, origin = source[file]
+            if name in source:
                 raise InvalidInput(file, expected=f"it or {name}, not both (from {origin})", found=path)
-            read[name] = (_secret_in(file, path, cwd, origin), origin)
-    return read
+            resolved[name] = (_read_secret_file(file, path, cwd, origin), origin)
+    return resolved
 
 
-def _secret_in(file: str, path: object, cwd: Path, origin: str) -> str:
+def _read_secret_file(file: str, path: object, cwd: Path, origin: str) -> str:
     try:
         return read_secret(file, str(cwd / Path(str(path)).expanduser()))
     except InvalidInput as error:
         raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
 
 
-def _own(exported: _Source, given: _Source, cwd: Path) -> _Source:
-    """The environment without the services of another home than the one that a flag names.
+def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -> _Source:
+    """Drop the services from the environment if a flag names another home.
 
-    `eval "$(sexton env)"` exports one home's services with that home: beside another `--home` they mean nothing.
+    `eval "$(sexton env)"` exports the home and its services. With another `--home` these services are wrong.
     """
-    if "home" not in given or "home" not in exported:
-        return exported
-    asked, other = (_path(*found["home"], cwd).resolve() for found in (given, exported))
-    return exported if asked == other else {name: value for name, value in exported.items() if name not in SERVICES}
+    if "home" not in flags or "home" not in environment:
+        return environment
+    wanted, exported = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))
+    if wanted == exported:
+        return environment
+    return {name: entry for name, entry in environment.items() if name not in SERVICE_SETTINGS}
 
 
-def _path(home: object, origin: str, cwd: Path) -> Path:
-    return (cwd / Path(_checked_home(home, origin)).expanduser()).absolute()
+def _resolve_home(home: object, origin: str, cwd: Path) -> Path:
+    return (cwd / Path(_require_home(home, origin)).expanduser()).absolute()
 
 
-def _checked_home(home: object, origin: str) -> str:
+def _require_home(home: object, origin: str) -> str:
     text = str(home) if isinstance(home, str | Path) else ""
-    if not (0 < len(text) <= _MOST_PATH and text.isprintable()):
-        rule = f"the path of a directory, 1 to {_MOST_PATH:,} printable characters"
+    if not (0 < len(text) <= _MAX_HOME_CHARS and text.isprintable()):
+        rule = f"the path of a directory, 1 to {_MAX_HOME_CHARS:,} printable characters"
         raise InvalidInput("home", expected=f"{rule} (from {origin})", found=home)
     return text
 
 
-def _from_environ(environ: Mapping[str, str]) -> _Source:
-    names = {name: f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_IN_FILES)}
-    known = _OF_OTHERS | set(names.values())
-    for key in environ:
-        if key.startswith(_PREFIX) and key not in known and environ[key]:
-            nearest = get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise InvalidInput("environment", expected=f"a variable of a setting (nearest: {nearest})", found=key)
-    return {name: (environ[key], f"environment {key}") for name, key in names.items() if environ.get(key)}
+def _source_from_environ(environ: Mapping[str, str]) -> _Source:
+    variables = {name: f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_SECRET_BY_FILE)}
+    known = _OTHER_VARIABLES | set(variables.values())
+    for variable in environ:
+        if variable.startswith(_PREFIX) and variable not in known and environ[variable]:
+            nearest = get_close_matches(variable, known, n=1, cutoff=0.0)[0]
+            expected = f"a variable of a setting (nearest: {nearest})"
+            raise InvalidInput("environment", expected=expected, found=variable)
+    return {
+        name: (environ[variable], f"environment {variable}")
+        for name, variable in variables.items()
+        if environ.get(variable)
+    }
 
 
-def _file(environ: Mapping[str, str], cwd: Path) -> _Source:
-    asked = environ.get("SEXTON_CONFIG")
-    path = cwd / (asked or "sexton.toml")
+def _read_config_file(environ: Mapping[str, str], cwd: Path) -> _Source:
+    configured_path = environ.get("SEXTON_CONFIG")
+    path = cwd / (configured_path or "sexton.toml")
     try:
         content = tomllib.loads(read_regular_file(path, max_bytes=MAX_FILE_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
-        if not asked:
+        if not configured_path:
             return {}
-        raise InvalidInput("SEXTON_CONFIG", expected="a file that exists", found=asked) from None
+        raise InvalidInput("SEXTON_CONFIG", expected="a file that exists", found=configured_path) from None
     except (OSError, ValueError) as error:
         raise InvalidInput(path.name, expected="a readable TOML file", found=str(error)) from error
     _refuse_unknown(content, path.name)
     if "home" in content:
-        content["home"] = path.parent / Path(_checked_home(content["home"], path.name)).expanduser()
-    return _read_in({name: (value, path.name) for name, value in content.items()}, path.parent)
+        content["home"] = path.parent / Path(_require_home(content["home"], path.name)).expanduser()
+    return _resolve_secret_files({name: (value, path.name) for name, value in content.items()}, path.parent)
 
 
-def _refuse_unknown(given: Mapping[str, object], source: str) -> None:
-    for name in given:
-        if name not in Settings.model_fields and name not in _IN_FILES:
+def _refuse_unknown(values: Mapping[str, object], source: str) -> None:
+    for name in values:
+        if name not in Settings.model_fields and name not in _SECRET_BY_FILE:
             nearest = get_close_matches(name, Settings.model_fields, n=1, cutoff=0.0)[0]
             raise InvalidInput(source, expected=f"a known key (nearest: {nearest})", found=name)
 
 
-def _validated(found: Mapping[str, tuple[object, str]]) -> Settings:
+def _validate(merged: _Source) -> Settings:
     try:
-        return Settings.model_validate({name: value for name, (value, _) in found.items()})
+        return Settings.model_validate({name: value for name, (value, _) in merged.items()})
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
-        origin = found.get(name, (None, "default"))[1]
-        shown = "(hidden)" if name in _SECRETS else first["input"]
-        raise InvalidInput(name, expected=f"{_rule(name, first)} (from {origin})", found=shown) from None
+        origin = merged.get(name, (None, "default"))[1]
+        found = "(hidden)" if name in _SECRETS else first["input"]
+        raise InvalidInput(name, expected=f"{_describe_rule(name, first)} (from {origin})", found=found) from None
 
 
-def _rule(name: str, told: Mapping[str, Any]) -> str:
-    """The values that a setting takes, as a phrase; pydantic's own phrases speak of inputs and parsers."""
-    match told["type"]:
+def _describe_rule(name: str, error: Mapping[str, Any]) -> str:
+    """Return the values that a setting accepts, as a phrase. Pydantic's own phrases speak of inputs and parsers."""
+    match error["type"]:
         case "value_error":
-            return str(told["ctx"]["error"])
+            return str(error["ctx"]["error"])
         case "literal_error":
-            return str(told["ctx"]["expected"])
+            return str(error["ctx"]["expected"])
         case "string_type":
             return "text"
     rules = Settings.model_fields[name].metadata
-    is_duration = any(isinstance(one, PlainSerializer) for one in rules)
-    least = max((one.ge for one in rules if hasattr(one, "ge")), default=0)
-    most = min((one.le for one in rules if hasattr(one, "le")), default=None)
-    ends = [format_duration(end) if is_duration else f"{end:,}" for end in (least, most) if end is not None]
+    is_duration = any(isinstance(rule, PlainSerializer) for rule in rules)
+    minimum = max((rule.ge for rule in rules if hasattr(rule, "ge")), default=0)
+    maximum = min((rule.le for rule in rules if hasattr(rule, "le")), default=None)
+    bounds = [
+        format_duration(bound) if is_duration else f"{bound:,}" for bound in (minimum, maximum) if bound is not None
+    ]
     kind = "a duration such as 90s, 15m, 24h or 3d" if is_duration else "a whole number"
-    return f"{kind}, from {' to '.join(ends)}" if most is not None else f"{kind}, {ends[0]} or more"
+    return f"{kind}, from {' to '.join(bounds)}" if maximum is not None else f"{kind}, {bounds[0]} or more"

@@ -1,9 +1,9 @@
-"""Files that TLS needs, as settings name them: read and tried out before anything is connected."""
+"""Files for TLS that settings name. They are read and checked before any connection."""
 
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from logstore.errors import InvalidInput
 from workers.settings.files import read_bytes
@@ -12,12 +12,10 @@ from workers.settings.model import Settings
 if TYPE_CHECKING:
     from cryptography import x509
 
-_NOTHING: Final = "nothing"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Paths; empty ones are not given."""
+    """Paths of authorities, certificate and key; empty if not set."""
 
     ca: str = ""
     cert: str = ""
@@ -25,47 +23,44 @@ class TlsFiles:
 
     @classmethod
     def of(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
-        """The files that the settings `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file` name.
+        """Return the files of the settings `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 
         Raises:
-            InvalidInput: One cannot be read or is not what it should be, our certificate is not valid now, or of
-                certificate and key there is only one.
+            InvalidInput: A file cannot be read or has the wrong content, the certificate is not valid now, or only one
+                of certificate and key is set.
         """
-        names = {one: f"{service}_{one}_file" for one in ("ca", "cert", "key")}
-        found = {one: str(getattr(settings, name, "")) for one, name in names.items()}
-        for one, path in found.items():
+        settings_by_role = {role: f"{service}_{role}_file" for role in ("ca", "cert", "key")}
+        paths = {role: str(getattr(settings, name, "")) for role, name in settings_by_role.items()}
+        for role, path in paths.items():
             if path:
-                read_bytes(names[one], path)
-        if found["ca"]:
-            _try_authorities(names["ca"], found["ca"])
-        if found["cert"] or found["key"]:
-            _require_both(names, found)
-            _try_pair(names, found["cert"], found["key"])
-        return cls(**found)
+                read_bytes(settings_by_role[role], path)
+        if paths["ca"]:
+            _check_authorities(settings_by_role["ca"], paths["ca"])
+        for role, other_role in (("cert", "key"), ("key", "cert")):
+            if paths[other_role] and not paths[role]:
+                expected = f"a file, because there is {settings_by_role[other_role]}"
+                raise InvalidInput(settings_by_role[role], expected=expected, found="nothing")
+        if paths["cert"]:
+            _check_pair(settings_by_role, paths["cert"], paths["key"])
+        return cls(**paths)
 
     def __bool__(self) -> bool:
-        """Whether any is given."""
+        """Return whether any file is set."""
         return bool(self.ca or self.cert or self.key)
 
 
-def _try_authorities(field: str, path: str) -> None:
+def _check_authorities(field: str, path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:
         raise InvalidInput(field, expected="certificates of authorities in PEM", found=path) from None
 
 
-def _require_both(names: dict[str, str], found: dict[str, str]) -> None:
-    for one, other in (("cert", "key"), ("key", "cert")):
-        if not found[one]:
-            raise InvalidInput(names[one], expected=f"a file, because there is {names[other]}", found=_NOTHING)
-
-
 def read_chain(field: str, path: str) -> "list[x509.Certificate]":
-    """The certificates of a file, ours first; one at the least.
+    """Return the certificates of a file, the server's or client's own first. There is at least one.
 
     Raises:
-        InvalidInput: It cannot be read, or holds none.
+        InvalidInput: The file cannot be read, or has no certificate.
     """
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
@@ -76,15 +71,15 @@ def read_chain(field: str, path: str) -> "list[x509.Certificate]":
         raise InvalidInput(field, expected="a certificate in PEM", found=path) from None
 
 
-def _try_pair(names: dict[str, str], cert: str, key: str) -> None:
-    first = read_chain(names["cert"], cert)[0]
+def _check_pair(settings_by_role: dict[str, str], cert: str, key: str) -> None:
+    first = read_chain(settings_by_role["cert"], cert)[0]
     now, since, until = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if not since <= now <= until:
-        told = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"
-        raise InvalidInput(names["cert"], expected="a certificate that is valid now", found=told)
+        found = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"
+        raise InvalidInput(settings_by_role["cert"], expected="a certificate that is valid now", found=found)
     try:
-        # a key that is encrypted would otherwise be asked for on the terminal
+        # Without a password function, OpenSSL asks for the password of an encrypted key on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password=lambda: b"")
     except (ssl.SSLError, OSError):
-        rule = f"the key of the certificate in {names['cert']}, in PEM and not encrypted"
-        raise InvalidInput(names["key"], expected=rule, found=key) from None
+        rule = f"the key of the certificate in {settings_by_role['cert']}, in PEM and not encrypted"
+        raise InvalidInput(settings_by_role["key"], expected=rule, found=key) from None

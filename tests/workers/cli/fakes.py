@@ -208,7 +208,7 @@ class FakeLog:
                 for at, one in enumerate(self.entries[:max_entries])
             ]
 
-        yield SimpleNamespace(receive=receive, cumulative=lambda: self.cumulative)
+        yield SimpleNamespace(receive=receive, cumulative_bounds=lambda: self.cumulative)
 
     def _acknowledge(
         self,

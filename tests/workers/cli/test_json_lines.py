@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
 from workers.cli.topic.json_lines import MAX_LINE, DeliveryLimit, delivery_ms, parse_lines, rereadable
-from workers.pages.texts import shown_us
+from workers.pages.texts import format_time_us
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:
@@ -214,4 +214,4 @@ def test_delivery_ms_fraction_rounds_up(text: str, expected: int) -> None:
 def test_shown_us_any_moment_reads_back(moment: datetime) -> None:
     """What is shown as RFC 3339 is read as the same moment, to the millisecond."""
     us = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 1_000_000
-    assert delivery_ms(shown_us(us)) * 1_000 == us
+    assert delivery_ms(format_time_us(us)) * 1_000 == us

@@ -12,7 +12,7 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli import progress
 from workers.cli.progress import telling_steps
-from workers.settings import SERVICES
+from workers.settings import SERVICE_SETTINGS
 
 
 def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None:
@@ -28,7 +28,7 @@ def test_env_exports_survive_the_shell(run: Run, services: FakeServices) -> None
 def test_exports_of_env_are_services_that_another_home_does_not_take(run: Run) -> None:
     """Whatever `env` exports for Sexton itself says where services are, or is the home."""
     told = [name for name in document(run("env", "--json")) if name.startswith("SEXTON_")]
-    assert {name.removeprefix("SEXTON_").lower() for name in told} - {"home"} <= SERVICES
+    assert {name.removeprefix("SEXTON_").lower() for name in told} - {"home"} <= SERVICE_SETTINGS
 
 
 _TRUST = {

@@ -14,7 +14,7 @@ from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.txn import _document, say_what_is_owed
-from workers.pages.texts import topic_shown
+from workers.pages.texts import decode_topic_name
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_show_for_people_has_names_and_errors_whole_on_80_columns(
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
     assert "\n\nparticipants\n" in shown, "an empty line before each further table"
-    assert f"\n    {topic_shown(history.world.topic.name)}\n" in shown
+    assert f"\n    {decode_topic_name(history.world.topic.name)}\n" in shown
     assert error in " ".join(shown.split())
     (participant,) = document(run("txn", "show", str(txn), "--json"))["participants"]
-    assert participant["topic"] == topic_shown(history.world.topic.name)
+    assert participant["topic"] == decode_topic_name(history.world.topic.name)
     assert participant["last_error"] == error

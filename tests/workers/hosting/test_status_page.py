@@ -29,7 +29,7 @@ from workers.hosting.http import Pages, serving
 from workers.hosting.readiness import Readiness
 from workers.hosting.status_page import Kept, StatusDocument, add_status
 from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
-from workers.pages.texts import rendered
+from workers.pages.texts import render_template
 
 _UI = WebUi("http://ui:8233/", "name space")
 _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"
@@ -70,7 +70,7 @@ def _shown(store: dict[str, Any], **more: Any) -> str:
         **store,
         **more,
     }
-    return rendered("status.html", status=json.loads(json.dumps(document)), most=MOST_ROWS)
+    return render_template("status.html", status=json.loads(json.dumps(document)), most=MOST_ROWS)
 
 
 class _Tags(HTMLParser):
@@ -216,7 +216,7 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
         finally:
             mended.set()
         assert found["replicas"] == {"error": "no answer within 0.05 s"}
-        assert "cannot be read: no answer within" in rendered("status.html", status=found, most=MOST_ROWS)
+        assert "cannot be read: no answer within" in render_template("status.html", status=found, most=MOST_ROWS)
         assert asked == [1]
 
     asyncio.run(look())

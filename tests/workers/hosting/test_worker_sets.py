@@ -10,7 +10,7 @@ from temporalio import activity, workflow
 from workers.assembly.activities import Activities
 from workers.hosting.inputs import COMMAND_BY_WORKFLOW
 from workers.hosting.worker_sets import WORKFLOWS
-from workers.reference.failures import reached
+from workers.reference.failures import reachable_code
 
 
 def _name(function: object) -> str | None:
@@ -20,7 +20,7 @@ def _name(function: object) -> str | None:
 
 def _asked_of_activities(kind: type) -> Iterator[str]:
     """Names of the activities that the code of a workflow mentions."""
-    for module, piece in reached(kind):
+    for module, piece in reachable_code(kind):
         for node in ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = _name(getattr(getattr(module, node.value.id, None), node.attr, None))

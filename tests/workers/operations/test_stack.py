@@ -27,6 +27,6 @@ def test_settings_are_those_of_the_stack_that_was_started(tmp_path: Path) -> Non
     found = with_stack_addresses(given, where)
     assert (found.temporal_address, found.s3_endpoint, found.zookeeper) == ("t:1", "http://s:3", "z:4")
     assert (found.deletion_chunk, found.database_url) == (7, given.database_url)
-    other = found.without_services().but(home=tmp_path / "other", database_url="", bulk_dir="")
+    other = found.without_services().with_changes(home=tmp_path / "other", database_url="", bulk_dir="")
     assert (other.temporal_address, other.deletion_chunk) == ("", 7)
     assert str(tmp_path / "other") in other.database_url

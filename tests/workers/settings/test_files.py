@@ -10,7 +10,7 @@ import pytest
 from logstore.errors import InvalidInput
 from workers.client.temporal_access import temporal_access
 from workers.settings import Settings, load_settings
-from workers.settings.files import MAX_FILE_BYTES, read_bytes, temporal_api_key
+from workers.settings.files import MAX_FILE_BYTES, read_bytes, read_temporal_api_key
 from workers.settings.tls_files import TlsFiles
 
 
@@ -48,7 +48,7 @@ def test_file_of_a_setting_that_is_not_regular_or_too_long_is_refused(
     readers: dict[str, Callable[[], object]] = {
         "s3_ca_file": lambda: TlsFiles.of(Settings(home=tmp_path, s3_ca_file=path), "s3"),
         "temporal_ca_file": lambda: temporal_access(Settings(home=tmp_path, temporal_ca_file=path)),
-        "temporal_api_key_file": lambda: temporal_api_key(Settings(home=tmp_path, temporal_api_key_file=path)),
+        "temporal_api_key_file": lambda: read_temporal_api_key(Settings(home=tmp_path, temporal_api_key_file=path)),
         "payload_key_file": lambda: read_bytes("payload_key_file", path),
         Path(path).name: lambda: load_settings(environ={"SEXTON_CONFIG": path}, cwd=tmp_path, flags={}),
     }

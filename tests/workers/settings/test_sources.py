@@ -21,7 +21,7 @@ def _load(
     environ: Mapping[str, str] | None = None,
     recorded: Mapping[str, object] | None = None,
 ) -> LoadedSettings:
-    return load_settings(flags or {}, environ or {}, cwd, recorded=lambda _: recorded or {})
+    return load_settings(flags or {}, environ or {}, cwd, read_record=lambda _: recorded or {})
 
 
 def test_load_settings_nothing_given_uses_defaults(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_load_settings_damaged_record_is_refused(tmp_path: Path) -> None:
 def test_required_unknown_address_names_what_to_try(tmp_path: Path) -> None:
     """Without a stack a command ends with advice and reaches no other stack by chance."""
     with pytest.raises(ServiceFailed, match="run `sexton up`"):
-        _load(tmp_path).settings.required("temporal_address")
+        _load(tmp_path).settings.require("temporal_address")
 
 
 def test_settings_once_made_cannot_change(tmp_path: Path) -> None:

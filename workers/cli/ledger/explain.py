@@ -20,7 +20,7 @@ from workers.cli.ledger.ledgers import ledger
 from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, verdict
 from workers.cli.options import OfLedger, OfTopic, encoded_topic, known_number, say_why_nothing
 from workers.cli.output import Answer
-from workers.pages.texts import fields, harmless, plain, shown_us, topic_shown
+from workers.pages.texts import decode_topic_name, escape_unprintable, format_time_us, format_value, select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.objects import ObjectStore, Storages
@@ -147,8 +147,8 @@ def document(
     live, newest = history.live, history.copies[0].intent if history.copies else None
     owner = None
     if newest:
-        of_topic = {"topic": topic_shown(newest.topic), "topic_id": newest.topic_id, "keys": dict(newest.keys)}
-        owner = fields(newest, "application component") | of_topic
+        of_topic = {"topic": decode_topic_name(newest.topic), "topic_id": newest.topic_id, "keys": dict(newest.keys)}
+        owner = select_fields(newest, "application component") | of_topic
     states = {one.intent.state.value for one in history.intents}
     # without a row: the state of the intent that a person must look at first, or what is left of it
     left = next((one for one in ("DEAD_LETTERED", "PENDING", "DELETED") if one in states), "FORGOTTEN")
@@ -170,7 +170,7 @@ def document(
 
 
 def _tombstone(found: Tombstone) -> dict[str, object]:
-    return {"generation": found.generation, "epoch": found.epoch, "at": shown_us(found.at_us), "raid": found.raid}
+    return {"generation": found.generation, "epoch": found.epoch, "at": format_time_us(found.at_us), "raid": found.raid}
 
 
 def _copy(one: ExaminedCopy) -> dict[str, object]:
@@ -179,8 +179,8 @@ def _copy(one: ExaminedCopy) -> dict[str, object]:
         "state": one.copy.state,
         "context": dict(one.copy.intent.context),
         "storage": {
-            **fields(one, "finding objects size_bytes statement detail segments compared"),
-            "corrupt": [fields(segment, "number first_entry last_entry error") for segment in one.corrupt],
+            **select_fields(one, "finding objects size_bytes statement detail segments compared"),
+            "corrupt": [select_fields(segment, "number first_entry last_entry error") for segment in one.corrupt],
         },
     }
 
@@ -189,12 +189,12 @@ def _intent(one: FiledIntent) -> dict[str, object]:
     intent = one.intent
     return {
         "id": intent.row_id,
-        **fields(intent, "copy generation state outcome attempts last_error batch_id"),
+        **select_fields(intent, "copy generation state outcome attempts last_error batch_id"),
         "workflow_id": intent.handed_to,
         "trace_id": intent.trace_id,
-        **fields(one, "stalled objects_deleted bytes_deleted"),
-        "filed": shown_us(one.created_us),
-        "finished": shown_us(one.finished_us) if one.finished_us is not None else None,
+        **select_fields(one, "stalled objects_deleted bytes_deleted"),
+        "filed": format_time_us(one.created_us),
+        "finished": format_time_us(one.finished_us) if one.finished_us is not None else None,
     }
 
 
@@ -203,10 +203,10 @@ def decision_document(one: Decision) -> dict[str, object]:
     detail = dict(one.detail)
     trace_id = detail.pop("trace_id", None)
     return {
-        "at": shown_us(one.at_us),
-        **fields(one, "act actor reason workflow_id"),
+        "at": format_time_us(one.at_us),
+        **select_fields(one, "act actor reason workflow_id"),
         "trace_id": trace_id,
-        "topic": topic_shown(one.topic) if one.topic else None,
+        "topic": decode_topic_name(one.topic) if one.topic else None,
         "detail": detail,
     }
 
@@ -237,7 +237,7 @@ def in_sections(found: Mapping[str, Any]) -> str:
     lines = [f"ledger {found['ledger_id']}", *_wrapped(found["verdict"], indent="  ")]
     for title, facts in _sections(found):
         lines += ["", title, *facts]
-    return harmless("\n".join(lines)) + "\n"
+    return escape_unprintable("\n".join(lines)) + "\n"
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -269,7 +269,9 @@ def _copy_lines(row: Mapping[str, Any]) -> Iterator[str]:
     storage = row["storage"]
     yield f"  {row['kind']}, {row['state']}"
     yield from _fact("context", row["context"], deeper="  ")
-    held = f"{storage['finding']}, {plain(storage['objects'])} objects, {plain(storage['size_bytes'])} bytes"
+    held = (
+        f"{storage['finding']}, {format_value(storage['objects'])} objects, {format_value(storage['size_bytes'])} bytes"
+    )
     yield from _fact("storage", held if storage["finding"] else "unknown", deeper="  ")
     yield from _fact("says", storage["detail"], deeper="  ")
     if storage["compared"]:
@@ -302,7 +304,7 @@ def _fact(name: str, value: object, *, deeper: str = "") -> Iterator[str]:
     if value in (None, "", {}, []):
         return
     label = f"  {deeper}{name.replace('_', ' '):<{_LABEL - len(deeper)}} "
-    yield from _wrapped(plain(value), indent=label, then=" " * len(label))
+    yield from _wrapped(format_value(value), indent=label, then=" " * len(label))
 
 
 def _wrapped(text: str, *, indent: str, then: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from workers.cli.jobs import Asked, Job, ended, job
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_names, known_number
 from workers.cli.output import Answer, note
 from workers.cli.rows import ConvertedRows, SpooledRows
-from workers.pages.texts import fields
+from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import Certificate
@@ -85,7 +85,7 @@ def _shown(row: Mapping[str, object]) -> dict[str, object]:
 
 def _row(found: "Ledger") -> dict[str, object]:
     return {
-        **fields(found, "ledger_id component state entries size_bytes"),
+        **select_fields(found, "ledger_id component state entries size_bytes"),
         "copies": [copy.value for copy in found.copies],
         "generation": found.generation,
         "tombstone": False,

@@ -7,7 +7,7 @@ from typing import Final
 from logstore.deletion.intents import DeletionState, Finding, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
-from workers.pages.texts import shown_us, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_us
 
 _MOST_NAMES = 3
 _MOST_ERROR = 160
@@ -92,7 +92,7 @@ def _what_to_do(corrupt: ExaminedCopy, *, whole: bool, is_open: bool) -> str:
     back = "put the named objects back from a backup, with their metadata"
     if whole:
         return back
-    topic = topic_shown(intent.topic)
+    topic = decode_topic_name(intent.topic)
     if intent.component in _REBUILD:
         return f"`{_REBUILD[intent.component].format(topic=topic)}` replaces it"
     force = f"`sexton ledger delete {topic} {intent.ledger_id} --force --reason TEXT` moves subscriptions over it"
@@ -173,4 +173,4 @@ def _unfinished(one: FiledIntent) -> str:
 
 def _moment(at_us: int) -> str:
     """To the second: the intents below have the rest."""
-    return shown_us(at_us - at_us % 1_000_000)
+    return format_time_us(at_us - at_us % 1_000_000)

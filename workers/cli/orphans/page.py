@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.result_files import write_result_file
-from workers.pages.texts import fields, shown_s, streamed, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_s, select_fields, stream_template
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun
@@ -75,7 +75,7 @@ class Reported:
             "plan": self.plan.run_id,
             "made": _act(self.plan),
             "ledgers": f"{self.result.ledgers:,}{young}",
-            "objects": f"written before {shown_s(self.result.before_us)}",
+            "objects": f"written before {format_time_s(self.result.before_us)}",
             "findings": found or "none",
             "applied": "not yet" if self.applied is None else _act(self.applied),
         }
@@ -89,7 +89,7 @@ class Reported:
 
 def _act(run: "ReconciliationRun") -> str:
     reason = f" ({run.summary['reason']})" if run.summary["reason"] else ""
-    at = "not finished" if run.finished_us is None else shown_s(run.finished_us)
+    at = "not finished" if run.finished_us is None else format_time_s(run.finished_us)
     return f"{at}, by {run.summary['actor']}{reason}"
 
 
@@ -97,10 +97,10 @@ def _row(number: int, finding: "Finding", ended: "Ended | None") -> dict[str, ob
     return {
         "id": number,
         "kind": finding.kind.value,
-        "topic": topic_shown(finding.topic) if finding.topic else "",
+        "topic": decode_topic_name(finding.topic) if finding.topic else "",
         "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
-        **fields(finding, "copy bucket key uuid row_id objects size_bytes"),
-        "newest": None if finding.newest_us is None else shown_s(finding.newest_us),
+        **select_fields(finding, "copy bucket key uuid row_id objects size_bytes"),
+        "newest": None if finding.newest_us is None else format_time_s(finding.newest_us),
         "statement": dict(finding.statement),
         "detail": finding.detail,
         "fate": ended.fate.value if ended else None,
@@ -147,7 +147,9 @@ class _Sums:
             _Bar(one.value, self.kinds[one], f"{self.kinds[one]:,}", one is FindingKind.MISSING_DATA)
             for one in (FindingKind if kind is None else [kind])
         ]
-        named = [(topic_shown(name) or "of no known topic", size) for name, size in self.topics.most_common(_TOPICS)]
+        named = [
+            (decode_topic_name(name) or "of no known topic", size) for name, size in self.topics.most_common(_TOPICS)
+        ]
         about = ", about: there are very many topics" if self.forgotten else ""
         ages = [*(name for name, _ in _AGES), _OLDER, _UNKNOWN]
         return {
@@ -170,7 +172,7 @@ def write_page(found: Reported, path: str, *, kind: FindingKind | None, limit: i
     for _, finding in found.files.all(kind):
         sums.add(finding, found.result.before_us)
     columns, rows = (*_COLUMNS, *(_FATE if found.applied else ())), sum(sums.kinds.values())
-    parts = streamed(
+    parts = stream_template(
         "orphans.html",
         title=f"What the plan {found.plan.run_id} found",
         lost=sums.kinds[FindingKind.MISSING_DATA],

@@ -15,7 +15,7 @@ from workers.cli.orphans.page import Reported, write_page
 from workers.cli.orphans.runs import PLAN, RunId, orphans
 from workers.cli.output import Answer, note
 from workers.cli.result_files import check_result_file
-from workers.pages.texts import shown_s
+from workers.pages.texts import format_time_s
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation, ReconciliationRun
@@ -106,8 +106,8 @@ def _run_row(run: "ReconciliationRun") -> dict[str, object]:
         "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
         "kind": {RunKind.PLAN: "plan", RunKind.APPLY: "apply"}.get(run.kind, "scrub"),
         "state": "unfinished" if run.finished_us is None else "finished",
-        "begun": shown_s(run.created_us),
-        "finished": None if run.finished_us is None else shown_s(run.finished_us),
+        "begun": format_time_s(run.created_us),
+        "finished": None if run.finished_us is None else format_time_s(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
         "counts": _counts(run, is_apply=is_apply) if run.finished_us is not None else {},

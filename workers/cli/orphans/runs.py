@@ -18,7 +18,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import Asked, Job, counted, in_part, job
 from workers.cli.options import DryRun, Master, Reason, known_share
 from workers.cli.output import Answer, note
-from workers.pages.texts import shown_s
+from workers.pages.texts import format_time_s
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
@@ -127,17 +127,17 @@ def _planned(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         "report": found.report,
         "ledgers": found.ledgers,
         "young_ledgers": found.young,
-        "before": shown_s(found.before_us),
-        "rows_before": shown_s(found.rows_before_us),
+        "before": format_time_s(found.before_us),
+        "rows_before": format_time_s(found.rows_before_us),
         "left_out": list(found.left_out),
         "workflow_id": workflow_id,
     }
-    since = shown_s(found.rows_before_us)
+    since = format_time_s(found.rows_before_us)
     shown = {
         "plan": result.run_id,
         "ledgers of the catalog": found.ledgers,
         "too young to be judged": f"{found.young:,} of them, created since {since}" if found.young else "none of them",
-        "objects judged": f"those written before {shown_s(found.before_us)}",
+        "objects judged": f"those written before {format_time_s(found.before_us)}",
     }
     return Answer(document=document, shown=shown, more=[by_kind(counts, sizes)])
 
@@ -228,7 +228,7 @@ def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
     from logstore.reconciliation.services.runs import apply_of  # noqa: PLC0415 - start-up time
 
     applied = apply_of(runs, run_id)
-    return None if applied is None or applied.finished_us is None else shown_s(applied.finished_us)
+    return None if applied is None or applied.finished_us is None else format_time_s(applied.finished_us)
 
 
 def _applied(workflow_id: str, result: "ApplyOrphansResult", *, already: bool) -> Answer:

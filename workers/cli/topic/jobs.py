@@ -15,7 +15,7 @@ from workers.cli.jobs import why as why_failed
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, known_number
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
-from workers.pages.texts import fields
+from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
@@ -136,7 +136,7 @@ def _offloaded(
         "workflow_id": workflow_id,
         "offloaded": result.offloaded,
         "bytes": result.size_bytes,
-        **fields(result, "already gone running"),
+        **select_fields(result, "already gone running"),
         "failed": [],
         "failed_count": result.failed,
         "refused": result.refused,

@@ -23,7 +23,7 @@ from typing import IO, NoReturn, TypeVar, cast
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
 from logstore.whole_files import open_regular_file
-from workers.pages.texts import shown_s
+from workers.pages.texts import format_time_s
 from workers.settings import format_duration
 
 MAX_LINE = 16 * 1024 * 1024
@@ -101,7 +101,7 @@ class DeliveryLimit:
             ValueError: The rule, when it lies further ahead.
         """
         if deliver_at_ms > self.latest_ms:
-            limit, latest = format_duration(self.limit_s), shown_s(self.latest_ms * 1_000)
+            limit, latest = format_duration(self.limit_s), format_time_s(self.latest_ms * 1_000)
             raise ValueError(f"a time at most {limit} ahead, the setting delayed_limit: up to {latest}")
         return deliver_at_ms
 

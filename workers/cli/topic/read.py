@@ -14,7 +14,7 @@ from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
 from workers.cli.output import Answer
 from workers.cli.topic.topics import topic
-from workers.pages.texts import shown_us
+from workers.pages.texts import format_time_us
 
 if TYPE_CHECKING:
     from logstore.log.entries import Entry
@@ -112,8 +112,8 @@ def _shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
         "position": str(entry.position),
         "key": entry.key,
         "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
-        "published": shown_us(entry.publish_ms * 1_000),
-        "deliver_at": None if entry.deliver_at_ms is None else shown_us(entry.deliver_at_ms * 1_000),
+        "published": format_time_us(entry.publish_ms * 1_000),
+        "deliver_at": None if entry.deliver_at_ms is None else format_time_us(entry.deliver_at_ms * 1_000),
         "properties": dict(entry.properties),
     }
 

@@ -14,7 +14,7 @@ from workers.cli.context import CommandContext
 from workers.cli.options import TopicArgument, known_number
 from workers.cli.output import Answer, note
 from workers.cli.topic.topics import topic
-from workers.pages.texts import fields, shown_us
+from workers.pages.texts import format_time_us, select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import SchemaVersion
@@ -78,7 +78,7 @@ def _content(file: str) -> bytes:
 
 
 def _row(found: "SchemaVersion") -> dict[str, object]:
-    return {**fields(found, "version ledger_id size_bytes digest"), "created": shown_us(found.created_us)}
+    return {**select_fields(found, "version ledger_id size_bytes digest"), "created": format_time_us(found.created_us)}
 
 
 def _text(content: bytes) -> str:

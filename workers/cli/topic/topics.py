@@ -19,7 +19,7 @@ from workers.cli.options import (
     known_number,
 )
 from workers.cli.output import Answer, note
-from workers.pages.texts import fields, plain, shown_us, topic_shown
+from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
@@ -90,7 +90,7 @@ def list_(
     if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
         note(f"no topic's name begins with {prefix}")
     if page.more:
-        note(f"there are {page.more:,} more: go on with --after {topic_shown(page.topics[-1].topic.name)}")
+        note(f"there are {page.more:,} more: go on with --after {decode_topic_name(page.topics[-1].topic.name)}")
     found = [_document(context, one) for one in page.topics]
     shown = [_shown(row) for row in found]
     return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
@@ -137,13 +137,13 @@ def _document(context: CommandContext, known: "TopicSummary") -> dict[str, objec
     topic, totals = known.topic, known.totals
     return {
         "topic_id": topic.topic_id,
-        "name": topic_shown(topic.name),
+        "name": decode_topic_name(topic.name),
         "state": topic.state.value,
         "retention_s": topic.policy.retention_s,
         "retention_bytes": topic.policy.retention_bytes,
         "durable_delete": topic.durable_delete,
-        "created": shown_us(topic.created_us),
-        **fields(totals, "ledgers entries size_bytes"),
+        "created": format_time_us(topic.created_us),
+        **select_fields(totals, "ledgers entries size_bytes"),
         "subscriptions": _subscriptions(context, known),
         "max_read_position": None if totals.last is None else str(totals.last),
     }
@@ -174,7 +174,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, object]:
         "bytes": row["size_bytes"],
         "last": row["max_read_position"],
         "subscriptions": ", ".join(
-            f"{one['name']} is {'an unknown number' if one['backlog'] is None else plain(one['backlog'])} behind"
+            f"{one['name']} is {'an unknown number' if one['backlog'] is None else format_value(one['backlog'])} behind"
             for one in row["subscriptions"]
         ),
     }
@@ -200,5 +200,5 @@ def _subscription_rows(
 def _subscription(
     name: str, mark_delete: "Position", created_us: int, backlog: int | None, **more: object
 ) -> dict[str, object]:
-    told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": shown_us(created_us)}
+    told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": format_time_us(created_us)}
     return {**told, **more}

@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, remark
-from workers.pages.texts import harmless, plain, shown_us
+from workers.pages.texts import escape_unprintable, format_time_us, format_value
 
 if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace
@@ -66,7 +66,7 @@ class FoundTrace:
         return {
             "trace_id": self.trace_id,
             "workflow_id": self.workflow_id,
-            "started": shown_us(self.start_ns // 1_000),
+            "started": format_time_us(self.start_ns // 1_000),
             "duration_ms": round((self.end_ns - self.start_ns) / 1e6, 3),
             "spans": sum(span.count for span in nodes) + self.left_out,
             "errors": count_errors(self.roots),
@@ -74,7 +74,12 @@ class FoundTrace:
             "unreadable": self.unreadable,
             "services": sorted({span.service for span in nodes}),
             "related": [
-                {"trace_id": at.trace_id, "run_id": at.run_id, "span": at.name, "at": shown_us(at.start_ns // 1_000)}
+                {
+                    "trace_id": at.trace_id,
+                    "run_id": at.run_id,
+                    "span": at.name,
+                    "at": format_time_us(at.start_ns // 1_000),
+                }
                 for at in self.related
             ],
         }
@@ -100,7 +105,7 @@ def _rest(found: FoundTrace) -> Iterator[Text]:
     if found.related:
         yield Text("other traces that name the workflow, newest first of its runs:")
     for one in found.related:
-        yield Text(f"  {one.trace_id}  {harmless(one.name)}", style="dim")
+        yield Text(f"  {one.trace_id}  {escape_unprintable(one.name)}", style="dim")
 
 
 def _tree(root: SpanNode, origin_ns: int) -> Tree:
@@ -121,7 +126,7 @@ def said(node: SpanNode, above: Mapping[str, Any]) -> dict[str, Any]:
 def line(node: SpanNode, origin_ns: int, known: Mapping[str, Any]) -> Text:
     """A span: name, how long, when it began, its error, and what is not `known` yet: the service, what it was about."""
     span = node.span
-    text = Text(harmless(span.name), style="bold red" if span.error else "")
+    text = Text(escape_unprintable(span.name), style="bold red" if span.error else "")
     if span.count > 1:
         text.append(
             f" x {span.count:,}  {length(span.total_ns)} in all, longest {length(span.longest_ns)}", style="cyan"
@@ -130,11 +135,11 @@ def line(node: SpanNode, origin_ns: int, known: Mapping[str, Any]) -> Text:
         text.append(f"  {length(node.duration_ns)}", style="cyan")
     text.append(f" +{length(span.start_ns - origin_ns)}", style="dim")
     if known.get("service") != span.service:
-        text.append(f" [{harmless(span.service)}]", style="magenta")
+        text.append(f" [{escape_unprintable(span.service)}]", style="magenta")
     if span.error:
-        text.append(f"  error: {harmless(span.error[:_MOST_ERROR])}", style="bold red")
+        text.append(f"  error: {escape_unprintable(span.error[:_MOST_ERROR])}", style="bold red")
     for name, value in facts(node, known):
-        text.append(f" {name}=", style="dim").append(harmless(plain(value)), "none")
+        text.append(f" {name}=", style="dim").append(escape_unprintable(format_value(value)), "none")
     if said_beside := remark(node):
         text.append(f"  {said_beside}", style="dim")
     return text

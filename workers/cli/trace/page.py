@@ -9,7 +9,7 @@ from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
 from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
 from workers.cli.trace.lines import FoundTrace, facts, length, said
-from workers.pages.texts import plain, rendered
+from workers.pages.texts import format_value, render_template
 
 _OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
 _MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
@@ -68,7 +68,7 @@ def page(found: FoundTrace) -> str:
     for root in found.roots:
         drawing.draw(group_equal_siblings(root))
     shown = {row.kind for row in drawing.rows}
-    return rendered(
+    return render_template(
         "trace.html",
         title=found.workflow_id or found.trace_id,
         trace_id=found.trace_id,
@@ -136,7 +136,7 @@ class _Drawing:
     ) -> Row:
         span = node.span
         left = 100 * (span.start_ns - self._start_ns) / self._whole_ns
-        told = [(name, plain(value)) for name, value in facts(node, known)]
+        told = [(name, format_value(value)) for name, value in facts(node, known)]
         if known.get("service") != span.service:
             told.insert(0, ("in", span.service))
         if span.count > 1:
