@@ -34,7 +34,7 @@ async def main() -> None:
             transactions = sexton.transactions(log)
             watch = log.managed.watch(paid)
             while True:
-                state = log.subscriptions.reading(paid.topic_id, SUBSCRIPTION)
+                state = log.subscriptions.read_state(paid.topic_id, SUBSCRIPTION)
                 entries = log.managed.read(paid, max_entries=2, cursor_state=state)
                 if not entries:
                     if not log.catalog.ledgers.backlogs(paid.topic_id, [state])[0]:

@@ -1,1 +1,1 @@
-"""Cursors: what each subscription has acknowledged."""
+"""Cursors: the acknowledgements of each subscription."""

@@ -1,14 +1,13 @@
-"""Cursors: what one subscription has acknowledged of a topic, in its row and in a snapshot beside it.
+"""State of a cursor: the acknowledgements of one subscription, in its row and in a snapshot.
 
-Everything up to and including `mark_delete` is acknowledged; beyond it, single entries are, kept as one
-roaring bitmap per ledger so that any number of holes stays small and survives a restart.
+All entries up to and including `mark_delete` are acknowledged. After it, single entries are, stored as one roaring
+bitmap per ledger, so that many holes stay small and survive a restart.
 
-Source: Pulsar's managed cursor (mark-delete position and individually deleted messages).
+A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the union of both after
+the row's mark-delete position. Only the row has the mark-delete position. A row without a snapshot is complete.
 
-The whole is their union beyond the mark-delete position, which the row alone holds. A row without a snapshot
-is the whole.
-
-Source: Pulsar's cursor ledgers, which take what outgrows the metadata store.
+Source: Pulsar's managed cursor (mark-delete position and individually deleted messages) and its cursor ledgers, which
+store what is too large for the metadata store.
 """
 
 import struct
@@ -20,98 +19,103 @@ from typing import Final
 from pyroaring import BitMap
 
 from logstore.errors import AcknowledgementStale, CorruptData, InvalidInput, SnapshotNeeded
-from logstore.positions import LedgerId, Position
+from logstore.positions import EARLIEST, LedgerId, Position
 
 RELEASES_PER_EPOCH: Final = 10**12
-"""Releases of one subscription under one epoch of the catalog; a thousand a second take 31 years."""
+"""Most releases of one subscription in one epoch of the catalog. At a thousand a second they last 31 years."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSpan:
-    """A listed ledger and how many entries of it readers may see now."""
+    """Listed ledger, and the number of its entries that readers may see now."""
 
     ledger_id: LedgerId
     entries: int
-    hidden: BitMap | None = None  # entries that no consumer sees: acknowledged for every subscription
+    hidden: BitMap | None = None  # entries that no consumer sees; they count as acknowledged for every subscription
 
     @property
     def last(self) -> Position:
-        """Its last entry; entry -1 when it is empty."""
+        """Last entry, or entry -1 of an empty ledger."""
         return Position(self.ledger_id, self.entries - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """One subscription's acknowledgements. Bitmaps hold entry ids beyond `mark_delete` only."""
+    """Acknowledgements of one subscription. Bitmaps contain only entries after `mark_delete`."""
 
     mark_delete: Position
     acknowledged: Mapping[LedgerId, BitMap] = field(default_factory=dict)
 
     def covers(self, position: Position) -> bool:
-        """Whether the entry is acknowledged."""
+        """Return whether the entry is acknowledged."""
         if position <= self.mark_delete:
             return True
         return position.entry_id in self.acknowledged.get(position.ledger_id, ())
 
 
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]) -> CursorState:
-    """Acknowledge single entries, then advance over what became contiguous.
+    """Acknowledge single entries, then advance over contiguous ones.
 
-    An entry of a ledger that is no longer listed is acknowledged already; repeating is harmless.
+    Entries of ledgers that are no longer listed count as acknowledged. Acknowledging an entry again changes nothing.
 
     Args:
-        state: The cursor before.
+        state: Cursor before.
         positions: Entries in any order.
         spans: The topic's ledgers, ascending by id.
 
     Raises:
-        InvalidInput: A position that no entry has had.
+        InvalidInput: A position has never had an entry.
     """
-    known = {span.ledger_id: span for span in spans}
-    acks = dict(state.acknowledged)
+    span_by_ledger = {span.ledger_id: span for span in spans}
+    acknowledged = dict(state.acknowledged)
     for position in positions:
-        _check_reachable(position, known, spans)
-        if position.ledger_id in known and not state.covers(position):
-            acks[position.ledger_id] = acks.get(position.ledger_id, BitMap()) | BitMap([position.entry_id])
-    return advance(CursorState(state.mark_delete, acks), spans)
+        _check_reachable(position, span_by_ledger, spans)
+        if position.ledger_id in span_by_ledger and not state.covers(position):
+            bits = acknowledged.get(position.ledger_id, BitMap())
+            acknowledged[position.ledger_id] = bits | BitMap([position.entry_id])
+    return advance(CursorState(state.mark_delete, acknowledged), spans)
 
 
 def acknowledge_to(state: CursorState, position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
-    """Acknowledge everything up to and including `position`; a cursor never moves back by this.
+    """Acknowledge all entries up to and including `position`. The cursor never moves back.
 
     Raises:
-        InvalidInput: The position lies beyond the last entry.
+        InvalidInput: The position is after the last entry.
     """
     _check_reachable(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
     return advance(replace(state, mark_delete=max(state.mark_delete, position)), spans)
 
 
-def acknowledged_by(
+def apply_acknowledgement(
     state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[LedgerSpan]
 ) -> CursorState:
-    """One request's acknowledgements: single entries, then everything up to one where it names one; raises as both."""
-    found = acknowledge(state, positions, spans)
-    return found if up_to is None else acknowledge_to(found, up_to, spans)
+    """Apply one request: acknowledge single entries, and then all entries up to `up_to` if it is given.
+
+    Raises:
+        InvalidInput: No entry can have one of the positions.
+    """
+    acknowledged = acknowledge(state, positions, spans)
+    return acknowledged if up_to is None else acknowledge_to(acknowledged, up_to, spans)
 
 
-def require_current(
+def require_current_releases(
     subscription: str, state: CursorState, *, up_to: Position | None, expected: int, found: int | None
 ) -> None:
-    """Refuse a cumulative acknowledgement that was read before entries were given back.
+    """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
-    What lies up to mark-delete is acknowledged already, and may be asked for again.
+    Entries up to the mark-delete position are acknowledged, and may be acknowledged again.
 
     Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
 
     Args:
-        subscription: Its name.
-        state: The cursor.
-        up_to: The entry; None: the acknowledgement is not cumulative.
-        expected: How often the subscription has given entries back.
-        found: The same when `up_to` was read; None: as if it never had.
+        subscription: Name of the subscription.
+        state: Cursor of the subscription.
+        up_to: Position of a cumulative acknowledgement, or `None` for other ones.
+        expected: Releases of the subscription now.
+        found: Releases when `up_to` was read. `None` counts as 0.
 
     Raises:
-        AcknowledgementStale: The two differ.
+        AcknowledgementStale: The releases differ.
     """
     if up_to is not None and up_to > state.mark_delete and expected != (found or 0):
         raise AcknowledgementStale(
@@ -124,7 +128,7 @@ def require_current(
         )
 
 
-def require_delivered(
+def require_no_delayed_entries(
     subscription: str,
     state: CursorState,
     spans: Sequence[LedgerSpan],
@@ -132,21 +136,21 @@ def require_delivered(
     up_to: Position,
     delayed: Iterable[tuple[LedgerId, range]],
 ) -> None:
-    """Refuse a cumulative acknowledgement without releases of entries that may have a delivery time.
+    """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
-    Only a reader knows which of them it was handed out, and its releases go with that.
+    Only a reader knows which of these entries it has received, and a reader passes the releases of its read.
 
     Args:
-        subscription: Its name.
-        state: The cursor.
+        subscription: Name of the subscription.
+        state: Cursor of the subscription.
         spans: The topic's ledgers, as far as readers may see.
-        up_to: The entry.
-        delayed: Entries of segments with a delivery time, or that may have one, with the ledger of each segment.
+        up_to: Position of the cumulative acknowledgement.
+        delayed: Ledger and entries of each segment that has delayed messages, or may have some.
 
     Raises:
-        AcknowledgementStale: An entry of `delayed` up to there is visible and not acknowledged.
+        AcknowledgementStale: An entry of `delayed` up to `up_to` is visible and not acknowledged.
     """
-    unacknowledged = unacknowledged_to(state, spans, up_to)
+    unacknowledged = unacknowledged_entries(state, spans, up_to)
     for ledger_id, entries in delayed:
         if waiting := unacknowledged.get(ledger_id, BitMap()) & BitMap(entries):
             first, last = waiting.min(), waiting.max()
@@ -160,13 +164,13 @@ def require_delivered(
             )
 
 
-def unacknowledged_to(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
-    """Return the entries up to the position that consumers see and that are not acknowledged, by ledger."""
-    mark, unacknowledged = state.mark_delete, dict[LedgerId, BitMap]()
+def unacknowledged_entries(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
+    """Return the visible entries up to the position that are not acknowledged, by ledger."""
+    mark_delete, unacknowledged = state.mark_delete, dict[LedgerId, BitMap]()
     for span in spans:
-        if not mark.ledger_id <= span.ledger_id <= up_to.ledger_id:
+        if not mark_delete.ledger_id <= span.ledger_id <= up_to.ledger_id:
             continue
-        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
+        first = mark_delete.entry_id + 1 if span.ledger_id == mark_delete.ledger_id else 0
         end = min(span.entries, up_to.entry_id + 1) if span.ledger_id == up_to.ledger_id else span.entries
         bits = BitMap(range(first, max(first, end))) - state.acknowledged.get(span.ledger_id, BitMap())
         bits -= span.hidden or BitMap()
@@ -176,27 +180,27 @@ def unacknowledged_to(state: CursorState, spans: Sequence[LedgerSpan], up_to: Po
 
 
 def first_releases(epoch: int) -> int:
-    """Return the count at which subscriptions begin: above every count of an earlier epoch, 0 in the first.
+    """Return the releases of a new subscription: above all releases of earlier epochs, and 0 in the first epoch.
 
-    After a rebuild, rows may be older than what consumers have read, transactions that were open are aborted, and a
-    subscription may have to be made again under the name that consumers know.
+    A rebuild of the catalog begins a new epoch. Its rows may be older than what consumers have read. It aborts open
+    transactions. A subscription may have to be created again under its old name.
     """
     return (epoch - 1) * RELEASES_PER_EPOCH
 
 
-def beginning(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
-    """Where a new subscription begins: before the first listed entry, or behind the last one there is."""
+def initial_state(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
+    """Return the cursor of a new subscription: before the first listed entry, or after the last one if `latest`."""
     if not spans:
-        return CursorState(Position(LedgerId(-1), -1))
+        return CursorState(EARLIEST)
     return advance(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
 
 
 def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
-    """A cursor whose next entry is `position`; what was acknowledged before is forgotten.
+    """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
     Raises:
-        InvalidInput: The position lies more than one beyond the last entry of its ledger, or its ledger
-            beyond the last one.
+        InvalidInput: The position is more than one entry after the end of its ledger, or its ledger is after the last
+            listed one.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
@@ -209,46 +213,51 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
 
 
 def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries and over ledgers that are no longer listed.
+    """Move `mark_delete` over acknowledged entries, and over ledgers that are no longer listed.
 
-    A missing ledger never pins the frontier (apache/pulsar#18620).
+    A lost ledger never stops the cursor (apache/pulsar#18620).
     """
-    mark = state.mark_delete
+    mark_delete = state.mark_delete
     for span in spans:
-        if span.ledger_id < mark.ledger_id:
+        if span.ledger_id < mark_delete.ledger_id:
             continue
-        start = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
-        end = _first_gap(_passed(state.acknowledged.get(span.ledger_id), span), start, span.entries)
+        start = mark_delete.entry_id + 1 if span.ledger_id == mark_delete.ledger_id else 0
+        end = _first_gap(_done_entries(state.acknowledged.get(span.ledger_id), span), start, span.entries)
         if end > start:
-            mark = Position(span.ledger_id, end - 1)
+            mark_delete = Position(span.ledger_id, end - 1)
         if end < span.entries:
             break
-    acks = {ledger: beyond(bits, ledger, mark) for ledger, bits in state.acknowledged.items()}
     listed = {span.ledger_id for span in spans}
-    return CursorState(mark, {ledger: bits for ledger, bits in acks.items() if bits and ledger in listed})
+    remaining = {
+        ledger_id: entries_after(bits, ledger_id, mark_delete)
+        for ledger_id, bits in state.acknowledged.items()
+        if ledger_id in listed
+    }
+    return CursorState(mark_delete, {ledger_id: bits for ledger_id, bits in remaining.items() if bits})
 
 
-def backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
-    """How many entries that consumers may see the cursor has not acknowledged."""
-    left, mark = 0, state.mark_delete
+def count_backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
+    """Return the number of visible entries that are not acknowledged."""
+    backlog, mark_delete = 0, state.mark_delete
     for span in spans:
-        if span.ledger_id < mark.ledger_id:
+        if span.ledger_id < mark_delete.ledger_id:
             continue
-        first = mark.entry_id + 1 if span.ledger_id == mark.ledger_id else 0
-        done = _passed(state.acknowledged.get(span.ledger_id), span)
-        passed = len(done & BitMap(range(first, max(first, span.entries)))) if done else 0
-        left += max(0, span.entries - first) - passed
-    return left
+        first = mark_delete.entry_id + 1 if span.ledger_id == mark_delete.ledger_id else 0
+        done = _done_entries(state.acknowledged.get(span.ledger_id), span)
+        done_count = len(done & BitMap(range(first, max(first, span.entries)))) if done else 0
+        backlog += max(0, span.entries - first) - done_count
+    return backlog
 
 
-def _passed(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
+def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
+    """Return the entries of a ledger that are acknowledged or hidden."""
     if acknowledged is None or span.hidden is None:
         return span.hidden if acknowledged is None else acknowledged
     return acknowledged | span.hidden
 
 
 def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
-    """First entry id at or after `start` (at most `end`) that is not in `bits`, by bisection on rank."""
+    """Return the first entry id from `start`, at most `end`, that is not in `bits`, by bisection on rank."""
     if not bits or start not in bits:
         return start
     before = bits.rank(start - 1) if start else 0
@@ -259,124 +268,127 @@ def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
     return low
 
 
-def beyond(bits: BitMap, ledger_id: LedgerId, mark: Position) -> BitMap:
-    """Those of a ledger's entries that lie behind the mark-delete position."""
-    if ledger_id > mark.ledger_id:
+def entries_after(bits: BitMap, ledger_id: LedgerId, position: Position) -> BitMap:
+    """Return the entries of a ledger that are after a position."""
+    if ledger_id > position.ledger_id:
         return bits
-    return bits - BitMap(range(mark.entry_id + 1)) if ledger_id == mark.ledger_id else BitMap()
+    return bits - BitMap(range(position.entry_id + 1)) if ledger_id == position.ledger_id else BitMap()
 
 
 def _check_reachable(
-    position: Position, known: Mapping[LedgerId, LedgerSpan], spans: Sequence[LedgerSpan], *, lowest: int = 0
+    position: Position, span_by_ledger: Mapping[LedgerId, LedgerSpan], spans: Sequence[LedgerSpan], *, lowest: int = 0
 ) -> None:
-    span = known.get(position.ledger_id)
-    last = spans[-1].last if spans else Position(LedgerId(-1), -1)
-    beyond = position.ledger_id > last.ledger_id or (span is not None and position.entry_id >= span.entries)
-    if beyond or position.entry_id < lowest:
+    span = span_by_ledger.get(position.ledger_id)
+    last = spans[-1].last if spans else EARLIEST
+    is_after_end = position.ledger_id > last.ledger_id or (span is not None and position.entry_id >= span.entries)
+    if is_after_end or position.entry_id < lowest:
         limit = span.last if span else last
         raise InvalidInput("position", expected=f"an entry up to {limit}", found=str(position))
 
 
-_HEAD = struct.Struct("<qI")
+_BITMAP_HEADER = struct.Struct("<qI")
 
 
 def pack_acknowledged(acknowledged: Mapping[LedgerId, BitMap]) -> bytes:
-    """Bitmaps as bytes, ascending by ledger: id (int64), length (uint32), portable roaring."""
+    """Return bitmaps as bytes, ascending by ledger: id (int64), length (uint32), portable roaring bitmap."""
     parts = []
     for ledger_id in sorted(acknowledged):
         body = acknowledged[ledger_id].serialize()
-        parts += [_HEAD.pack(ledger_id, len(body)), body]
+        parts += [_BITMAP_HEADER.pack(ledger_id, len(body)), body]
     return b"".join(parts)
 
 
 def unpack_acknowledged(packed: bytes) -> dict[LedgerId, BitMap]:
-    """Read back `pack_acknowledged`.
+    """Return the bitmaps that `pack_acknowledged` packed.
 
     Raises:
-        CorruptData: The bytes end early or hold no bitmap.
+        CorruptData: The bytes end early or contain no bitmap.
     """
-    found: dict[LedgerId, BitMap] = {}
-    at = 0
+    acknowledged: dict[LedgerId, BitMap] = {}
+    offset = 0
     try:
-        while at < len(packed):
-            ledger_id, length = _HEAD.unpack_from(packed, at)
-            at += _HEAD.size
-            body = packed[at : at + length]
+        while offset < len(packed):
+            ledger_id, length = _BITMAP_HEADER.unpack_from(packed, offset)
+            offset += _BITMAP_HEADER.size
+            body = packed[offset : offset + length]
             if len(body) != length:
                 raise CorruptData(f"cursor: bitmap of ledger {ledger_id} ends after {len(body)} of {length} bytes")
-            found[LedgerId(ledger_id)] = BitMap.deserialize(body)
-            at += length
+            acknowledged[LedgerId(ledger_id)] = BitMap.deserialize(body)
+            offset += length
     except (struct.error, ValueError) as error:
         raise CorruptData(f"cursor: no acknowledgement bitmaps: {error}") from error
-    return found
+    return acknowledged
 
 
-Acknowledged = Mapping[LedgerId, BitMap]
-"""Entry ids by ledger; no bitmap is ever changed in place."""
+AcknowledgedEntries = Mapping[LedgerId, BitMap]
+"""Entry ids by ledger. The bitmaps are never changed in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """What a cursor ledger holds: acknowledgements of the moment at which it was written."""
+class CursorSnapshot:
+    """Content of a cursor ledger: the acknowledgements when it was written."""
 
     ledger_id: LedgerId  # the cursor ledger's own id
-    acknowledged: Acknowledged
+    acknowledged: AcknowledgedEntries
 
     def bytes_beyond(self, mark: Position) -> int:
-        """Size of the acknowledgements beyond `mark`, packed, in bytes."""
-        later = sum(size for ledger_id, size in self._sizes.items() if ledger_id > mark.ledger_id)
-        bits = beyond(self.acknowledged.get(mark.ledger_id, BitMap()), mark.ledger_id, mark)
-        return later + (len(pack_acknowledged({mark.ledger_id: bits})) if bits else 0)
+        """Return the packed size in bytes of the acknowledgements after a position."""
+        later_ledgers = sum(size for ledger_id, size in self._packed_bytes.items() if ledger_id > mark.ledger_id)
+        bits = entries_after(self.acknowledged.get(mark.ledger_id, BitMap()), mark.ledger_id, mark)
+        return later_ledgers + (len(pack_acknowledged({mark.ledger_id: bits})) if bits else 0)
 
     @cached_property
-    def _sizes(self) -> Mapping[LedgerId, int]:
+    def _packed_bytes(self) -> Mapping[LedgerId, int]:
         return {ledger_id: len(pack_acknowledged({ledger_id: bits})) for ledger_id, bits in self.acknowledged.items()}
 
 
-def carried(subscription: str, snapshot: Snapshot | None, *, needed: LedgerId | None) -> Snapshot | None:
-    """The snapshot that completes the row; None where the row is the whole, whatever a request carries.
+def require_snapshot(
+    subscription: str, snapshot: CursorSnapshot | None, *, needed: LedgerId | None
+) -> CursorSnapshot | None:
+    """Return the snapshot that completes a row, or `None` if the row is complete.
 
     Raises:
-        SnapshotNeeded: The request carries another one, or none.
+        SnapshotNeeded: The request has another snapshot than the row needs, or none.
     """
     if needed is None:
         return None
-    found = None if snapshot is None else snapshot.ledger_id
-    if found != needed:
-        raise SnapshotNeeded(subscription, needed=needed, found=found)
+    ledger_id = None if snapshot is None else snapshot.ledger_id
+    if ledger_id != needed:
+        raise SnapshotNeeded(subscription, needed=needed, found=ledger_id)
     return snapshot
 
 
-def whole(row: CursorState, snapshot: Snapshot | None) -> CursorState:
-    """The cursor's state: what the row says, and of the snapshot what lies beyond the mark-delete position."""
-    if snapshot is None:
-        return row
-    return joined(row, snapshot.acknowledged)
+def complete_state(row: CursorState, snapshot: CursorSnapshot | None) -> CursorState:
+    """Return the complete state of a cursor from its row and its snapshot."""
+    return row if snapshot is None else add_acknowledged(row, snapshot.acknowledged)
 
 
-def joined(state: CursorState, more: Acknowledged) -> CursorState:
-    """The state with more entries acknowledged; mark-delete stays, and of what lies up to it nothing is kept."""
-    acks = dict(state.acknowledged)
-    kept = {ledger_id: beyond(bits, ledger_id, state.mark_delete) for ledger_id, bits in more.items()}
-    unite(acks, {ledger_id: bits for ledger_id, bits in kept.items() if bits})
-    return CursorState(state.mark_delete, acks)
+def add_acknowledged(state: CursorState, entries: AcknowledgedEntries) -> CursorState:
+    """Return the state with more acknowledged entries. `mark_delete` stays, and entries up to it are left out."""
+    acknowledged = dict(state.acknowledged)
+    added = {ledger_id: entries_after(bits, ledger_id, state.mark_delete) for ledger_id, bits in entries.items()}
+    unite_entries(acknowledged, {ledger_id: bits for ledger_id, bits in added.items() if bits})
+    return CursorState(state.mark_delete, acknowledged)
 
 
-def unite(into: dict[LedgerId, BitMap], more: Acknowledged) -> None:
-    """Add entries by ledger; bitmaps are replaced, and none is changed in place."""
-    for ledger_id, bits in more.items():
-        into[ledger_id] = into[ledger_id] | bits if ledger_id in into else bits
+def unite_entries(target: dict[LedgerId, BitMap], entries: AcknowledgedEntries) -> None:
+    """Add entries to `target`. Its bitmaps are replaced, never changed in place."""
+    for ledger_id, bits in entries.items():
+        target[ledger_id] = target[ledger_id] | bits if ledger_id in target else bits
 
 
-def since(state: CursorState, snapshot: Snapshot | None) -> CursorState:
-    """What of the whole state the row must hold: everything that the snapshot does not."""
+def state_without_snapshot(state: CursorState, snapshot: CursorSnapshot | None) -> CursorState:
+    """Return the part of a complete state that the row must store, because the snapshot lacks it."""
     if snapshot is None:
         return state
-    held = snapshot.acknowledged
-    acks = {ledger: bits - held[ledger] if ledger in held else bits for ledger, bits in state.acknowledged.items()}
-    return CursorState(state.mark_delete, {ledger: bits for ledger, bits in acks.items() if bits})
+    stored = snapshot.acknowledged
+    remaining = {
+        ledger_id: bits - stored[ledger_id] if ledger_id in stored else bits
+        for ledger_id, bits in state.acknowledged.items()
+    }
+    return CursorState(state.mark_delete, {ledger_id: bits for ledger_id, bits in remaining.items() if bits})
 
 
-def of_ledgers(acknowledged: Acknowledged, listed: Collection[LedgerId]) -> Acknowledged:
-    """Without what speaks of ledgers that are gone: those ids never come back."""
+def select_ledgers(acknowledged: AcknowledgedEntries, listed: Collection[LedgerId]) -> AcknowledgedEntries:
+    """Return the entries of listed ledgers. Ids of other ledgers are never used again."""
     return {ledger_id: bits for ledger_id, bits in acknowledged.items() if ledger_id in listed}

@@ -8,7 +8,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import beyond
+from logstore.cursors.state import entries_after
 from logstore.positions import LedgerId, Position
 
 Bitmaps = Mapping[LedgerId, BitMap]
@@ -59,7 +59,7 @@ def select_changed(before: Bitmaps, after: Bitmaps) -> Bitmaps:
 
 def entries_behind(bitmaps: Bitmaps, position: Position) -> dict[LedgerId, BitMap]:
     """Return the entries after a position."""
-    remaining = {ledger_id: beyond(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}
+    remaining = {ledger_id: entries_after(bits, ledger_id, position) for ledger_id, bits in bitmaps.items()}
     return {ledger_id: bits for ledger_id, bits in remaining.items() if bits}
 
 

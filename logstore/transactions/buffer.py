@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import LedgerSpan, beyond, pack_acknowledged, unite, unpack_acknowledged
+from logstore.cursors.state import LedgerSpan, entries_after, pack_acknowledged, unite_entries, unpack_acknowledged
 from logstore.errors import CorruptData
 from logstore.log.entries import Mark, NewEntry, ProducedEntries
 from logstore.positions import EARLIEST, LedgerId, Position
@@ -144,13 +144,13 @@ class BufferFold:
         unread = self.unread_entries(ledger_id)
         for txn, verb_code, entries in _transaction_runs(ledger_id, first_entry, unread, table):
             if not verb_code:
-                unite(self._open.setdefault(txn, {}), {ledger_id: entries})
+                unite_entries(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
-            unite(self._hidden, {ledger_id: entries})
+            unite_entries(self._hidden, {ledger_id: entries})
             # Any marker ends the transaction, also that of a subscription: no message can follow it.
             ended = self._open.pop(txn, {})
             if verb_code == _VERB_CODES[MarkerVerb.ABORT.value]:
-                unite(self._hidden, ended)
+                unite_entries(self._hidden, ended)
 
     def buffer(self) -> Buffer:
         """Return the buffer. All segments up to the end must have been added."""
@@ -181,9 +181,9 @@ def resolve_open_transactions(
         if state is TransactionState.OPEN:
             still_open[txn] = entries
         elif state is None:
-            unite(hidden, entries if known is None else _entries_not_visible(entries, known))
+            unite_entries(hidden, entries if known is None else _entries_not_visible(entries, known))
         elif not state.is_commit:
-            unite(hidden, entries)
+            unite_entries(hidden, entries)
     return Buffer(read_to=buffer.read_to, hidden=hidden, open=still_open)
 
 
@@ -191,10 +191,10 @@ def _entries_not_visible(entries: Entries, known: Buffer) -> Entries:
     """Return the entries that a snapshot does not show as visible: unread, hidden, or of an open transaction."""
     invisible = dict(known.hidden)
     for open_entries in known.open.values():
-        unite(invisible, open_entries)
+        unite_entries(invisible, open_entries)
     selected = dict[LedgerId, BitMap]()
     for ledger_id, bits in entries.items():
-        unread = beyond(bits, ledger_id, known.read_to)
+        unread = entries_after(bits, ledger_id, known.read_to)
         selected[ledger_id] = unread | (bits & invisible.get(ledger_id, BitMap()))
     return {ledger_id: bits for ledger_id, bits in selected.items() if bits}
 

@@ -10,7 +10,14 @@ from operator import ge
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState, LedgerSpan, acknowledge, acknowledge_to, unacknowledged_to, unite
+from logstore.cursors.state import (
+    CursorState,
+    LedgerSpan,
+    acknowledge,
+    acknowledge_to,
+    unacknowledged_entries,
+    unite_entries,
+)
 from logstore.errors import AcknowledgementHeld
 from logstore.positions import LedgerId, Position
 from logstore.transactions.transactions import TransactionId
@@ -51,14 +58,14 @@ def hold_entries(
     wanted = _select_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
-        unite(wanted, unacknowledged_to(state, spans, up_to))
+        unite_entries(wanted, unacknowledged_entries(state, spans, up_to))
     for other_txn, other_held in held.items():
         for ledger_id in other_held.keys() & wanted.keys() if other_txn != txn else ():
             conflicts = other_held[ledger_id] & wanted[ledger_id]
             if conflicts:
                 position = str(Position(ledger_id, conflicts.min()))
                 raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other_txn}")
-    unite(own, wanted)
+    unite_entries(own, wanted)
     return own
 
 
@@ -111,5 +118,5 @@ def hide_held(state: CursorState, held: Mapping[TransactionId, Positions]) -> Cu
     """Return the cursor for consumers: entries that an open transaction holds count as acknowledged."""
     acknowledged = dict(state.acknowledged)
     for entries in held.values():
-        unite(acknowledged, entries)
+        unite_entries(acknowledged, entries)
     return CursorState(state.mark_delete, acknowledged)

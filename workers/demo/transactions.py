@@ -96,7 +96,7 @@ def check_transactions(settings: Settings, auditor: Auditor, outcome: Transactio
     ]
     with open_log(settings) as log:
         payloads_after = _read_topics(log, outcome.topics)
-        state = log.subscriptions.reading(outcome.source.topic_id, _SOURCE)
+        state = log.subscriptions.read_state(outcome.source.topic_id, _SOURCE)
         unread = [entry.position for entry in log.managed.scan(outcome.source, cursor_state=state)]
     for payloads_by_topic in (outcome.payloads_decided, payloads_after):
         problems += [

@@ -19,12 +19,12 @@ from infra.catalog.transactions.participant_rows import held, hold, join
 from logstore.cursors.state import (
     CursorState,
     LedgerSpan,
-    acknowledged_by,
-    carried,
-    require_current,
-    require_delivered,
-    since,
-    whole,
+    apply_acknowledgement,
+    complete_state,
+    require_current_releases,
+    require_no_delayed_entries,
+    require_snapshot,
+    state_without_snapshot,
 )
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
@@ -132,20 +132,22 @@ def _apply(
     if cursor is None:
         return UnknownObject("subscription", expected="an existing subscription", found=write.subscription)
     try:
-        snapshot = carried(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
-        before = whole(cursor.state, snapshot)
-        require_current(write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases)
+        snapshot = require_snapshot(write.subscription, write.snapshot, needed=cursor.snapshot_ledger)
+        before = complete_state(cursor.state, snapshot)
+        require_current_releases(
+            write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases
+        )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
             spans, delayed = listed[write.topic_id], _delayed_ranges(connection, write, before.mark_delete)
-            require_delivered(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
+            require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
             holding.hold(write, write.txn, before, listed[write.topic_id])
             return Acknowledged(mark_delete=cursor.state.mark_delete)
         holding.require_free(write, before)
-        state = acknowledged_by(before, write.positions, write.up_to, listed[write.topic_id])
+        state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])
     except TerminalError as error:
         return error
-    cursor.state = since(state, snapshot)
+    cursor.state = state_without_snapshot(state, snapshot)
     return Acknowledged(mark_delete=state.mark_delete)
 
 

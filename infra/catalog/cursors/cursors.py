@@ -19,14 +19,14 @@ from infra.catalog.log.ledger_rows import component_list, data_list, publish, ra
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from logstore.cursors.state import (
-    Snapshot,
+    CursorSnapshot,
     advance,
-    beginning,
+    complete_state,
     first_releases,
+    initial_state,
     pack_acknowledged,
     seek,
-    since,
-    whole,
+    state_without_snapshot,
 )
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component
@@ -45,7 +45,7 @@ class SqlCursors(OnDatabase):
         existing = connection.execute(one_cursor(topic_id, name)).first()
         if existing:
             return stored(existing)
-        state = beginning(spans(connection, topic_id), latest=latest)
+        state = initial_state(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
         releases = first_releases(epoch(connection))  # the lost catalog may have had a subscription of this name
         insert_cursor(connection, topic_id, name, state, releases=releases, now_us=now)
@@ -81,7 +81,7 @@ class SqlCursors(OnDatabase):
         self,
         connection: Connection,
         change: SnapshotChange,
-        snapshot: Snapshot,
+        snapshot: CursorSnapshot,
         *,
         size_bytes: int,
         sha256: str | None = None,
@@ -100,14 +100,14 @@ class SqlCursors(OnDatabase):
             file_intents(connection, newborn, batch_id="", now_us=now)
             return False
         publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
-        cursor.state = since(cursor.state, snapshot)
+        cursor.state = state_without_snapshot(cursor.state, snapshot)
         reason = f"superseded by ledger {snapshot.ledger_id}"
         _move_state(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
         return True
 
     @writes("catalog.fold_snapshot")
     def fold_snapshot(
-        self, connection: Connection, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int
+        self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         """See `Cursors.fold_snapshot`."""
         topic = topic_row(connection, change.topic_id, share=True)
@@ -115,7 +115,7 @@ class SqlCursors(OnDatabase):
         cursor = _unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
             return False
-        cursor.state = advance(whole(cursor.state, snapshot), spans(connection, change.topic_id))
+        cursor.state = advance(complete_state(cursor.state, snapshot), spans(connection, change.topic_id))
         if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
             return False
         now = self._db.now_us(connection)

@@ -14,7 +14,7 @@ from infra.catalog.cursors.cursor_rows import spans_of
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, views
-from logstore.cursors.state import CursorState, backlog
+from logstore.cursors.state import CursorState, count_backlog
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Frontier, Totals
 from logstore.positions import LedgerId, Position, TopicId
@@ -72,7 +72,7 @@ def _of_transactions(
         if (buffer.first_open is not None or buffer.hidden) and any(one == topic_id for one, _ in states)
     }
     listed = spans_of(connection, asked) if asked else {}
-    return {key: backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
+    return {key: count_backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
 
 
 def backlogs_in(

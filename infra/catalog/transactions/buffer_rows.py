@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, inse
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, Rows, Statement, among, inserting, rows_of
-from logstore.cursors.state import unite
+from logstore.cursors.state import unite_entries
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
 
@@ -59,11 +59,11 @@ def views(
         if open_:
             view.first_open = min(view.first_open or position, position)
         else:
-            unite(view.hidden, {position.ledger_id: BitMap(range(first, first + int(entries)))})
+            unite_entries(view.hidden, {position.ledger_id: BitMap(range(first, first + int(entries)))})
     hidden = (among(connection, _H.topic_id, topic_ids), _H.ledger_id >= from_ledger)
     bitmaps = select(_H.topic_id, _H.ledger_id, _H.entries).where(*hidden)
     for topic_id, ledger_id, packed in connection.execute(bitmaps):
-        unite(found[TopicId(topic_id)].hidden, {LedgerId(ledger_id): BitMap.deserialize(packed)})
+        unite_entries(found[TopicId(topic_id)].hidden, {LedgerId(ledger_id): BitMap.deserialize(packed)})
     return found
 
 
@@ -76,7 +76,7 @@ def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionI
         select(*columns).join(t.transaction, _SAME).where(*mine)
     ):
         bits = BitMap(range(first, first + entries))
-        unite(found.setdefault(TransactionId(tc_id, sequence), {}), {LedgerId(ledger_id): bits})
+        unite_entries(found.setdefault(TransactionId(tc_id, sequence), {}), {LedgerId(ledger_id): bits})
     return found
 
 
@@ -122,7 +122,7 @@ def settle_ranges(connection: Connection, done: Collection[tuple[TopicId, Transa
         return
     aborted: dict[LedgerId, BitMap] = {}
     for row in rows:
-        unite(aborted, {LedgerId(row.ledger_id): BitMap(range(row.first_entry, row.first_entry + row.entries))})
+        unite_entries(aborted, {LedgerId(row.ledger_id): BitMap(range(row.first_entry, row.first_entry + row.entries))})
     ids = t.ledger.c.ledger_id
     wanted = among(connection, ids, aborted)
     standing = set(connection.execute(select(ids).where(wanted).order_by(ids).with_for_update()).scalars())

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row
 from infra.catalog.cursors.cursor_rows import LockedCursor, count_releases, lock_cursors, store
 from infra.catalog.transactions.participant_rows import holding_in
 from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
-from logstore.cursors.state import joined
+from logstore.cursors.state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
 from logstore.positions import TopicId
@@ -128,6 +128,6 @@ def settle_held(
     for held in committed:
         cursor = cursors.get((held.participant.topic_id, held.participant.subscription))
         if cursor:
-            cursor.state = joined(cursor.state, held.positions)
+            cursor.state = add_acknowledged(cursor.state, held.positions)
     store(connection, list(cursors.values()))
     count_releases(connection, {rows[key].cursor_id: added for key, added in releases.items() if key in rows})

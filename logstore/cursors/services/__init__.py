@@ -1,1 +1,1 @@
-"""Subscriptions as a process uses them, whole wherever the parts of their state are."""
+"""Services that read and change the complete state of subscriptions."""

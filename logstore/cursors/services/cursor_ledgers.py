@@ -1,8 +1,8 @@
-"""Cursor ledgers: a state that has outgrown its row is written to a ledger, and comes back when it is small.
+"""Cursor ledgers: a state that is too large for its row is written to a ledger, and folded back when it is small.
 
-Nothing here is needed for an acknowledgement to be stored: it is in the row when it is answered. So all of it is
-best effort, logged when it fails, and tried again at a later acknowledgement; what a failure leaves is a newborn
-that the topic's trim detaches.
+An acknowledgement does not depend on this module: it is in the row when the caller gets its answer. So all work here is
+best effort. A failure is logged and tried again at a later acknowledgement. It leaves a newborn ledger, which the
+topic's trim detaches.
 """
 
 import logging
@@ -11,7 +11,13 @@ from collections import OrderedDict
 from typing import Final
 
 from logstore.clock import Clock
-from logstore.cursors.state import Snapshot, of_ledgers, pack_acknowledged, unpack_acknowledged, whole
+from logstore.cursors.state import (
+    CursorSnapshot,
+    complete_state,
+    pack_acknowledged,
+    select_ledgers,
+    unpack_acknowledged,
+)
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
@@ -21,16 +27,24 @@ from logstore.positions import LedgerId, TopicId
 _LOG: Final = logging.getLogger(__name__)
 
 _CACHE_BYTES: Final = 64 << 20
-"""Snapshots kept in memory, packed size; one that is larger than all of it is kept alone."""
+"""Most packed bytes of cached snapshots. A larger snapshot is cached alone."""
 
-_PAUSE_S: Final = 5.0
-"""After a failure this cursor's snapshot is left alone for so long: each try that fails leaves a newborn behind."""
+_RETRY_PAUSE_S: Final = 5.0
+"""Pause after a failure, because each failed attempt leaves a newborn ledger."""
 
-_Key = tuple[TopicId, str]
+_CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 
 
 class CursorLedgers:
-    """The snapshots of one process: read once, since a ledger never changes, and written one at a time a cursor."""
+    """Snapshots of one process. Each is read once, because ledgers are immutable. Each cursor is written by one thread.
+
+    Args:
+        cursors: The catalog's cursors.
+        ledgers: The catalog's ledgers of messages.
+        contents: Reader and writer of component ledgers.
+        inline_bytes: Most bytes of a row. A larger state moves to a ledger, and moves back at half the size.
+        clock: For tests.
+    """
 
     def __init__(
         self,
@@ -41,113 +55,108 @@ class CursorLedgers:
         inline_bytes: int,
         clock: Clock | None = None,
     ) -> None:
-        """Work on a catalog's cursors.
-
-        Args:
-            cursors: The catalog's cursors.
-            ledgers: The catalog's data ledgers.
-            contents: Writes and reads component ledgers.
-            inline_bytes: A row that holds more gives its state to a ledger; it takes back half of that.
-            clock: For tests; the process's own by default.
-        """
         self._cursors = cursors
         self._ledgers = ledgers
         self._contents = contents
         self._inline_bytes = inline_bytes
         self._clock = clock or Clock()
-        self._cache: OrderedDict[LedgerId, tuple[Snapshot, int]] = OrderedDict()
+        self._cache: OrderedDict[LedgerId, tuple[CursorSnapshot, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._busy: set[_Key] = set()
-        self._not_before_s: dict[_Key, float] = {}
+        self._busy: set[_CursorKey] = set()
+        self._not_before_s: dict[_CursorKey, float] = {}
 
-    def load(self, ledger_id: LedgerId) -> Snapshot | None:
-        """What the ledger holds, or None when it is gone from the catalog or from storage.
+    def load(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+        """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger.
 
         Raises:
-            CorruptData: The ledger does not hold what was written.
+            CorruptData: The ledger's content is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        known = self.cached(ledger_id)
-        if known:
-            return known
+        cached = self.get_cached(ledger_id)
+        if cached:
+            return cached
         packed = self._contents.read(ledger_id)
         if packed is None:
             return None
-        return self._remember(Snapshot(ledger_id=ledger_id, acknowledged=unpack_acknowledged(packed)), len(packed))
+        return self._cache_snapshot(
+            CursorSnapshot(ledger_id=ledger_id, acknowledged=unpack_acknowledged(packed)), len(packed)
+        )
 
-    def cached(self, ledger_id: LedgerId) -> Snapshot | None:
-        """What this process has read or written of the ledger already."""
+    def get_cached(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+        """Return the snapshot if this process has read or written it."""
         with self._lock:
             if ledger_id not in self._cache:
                 return None
             self._cache.move_to_end(ledger_id)
             return self._cache[ledger_id][0]
 
-    def _remember(self, snapshot: Snapshot, size_bytes: int) -> Snapshot:
+    def _cache_snapshot(self, snapshot: CursorSnapshot, size_bytes: int) -> CursorSnapshot:
         with self._lock:
             self._cache[snapshot.ledger_id] = (snapshot, size_bytes)
             while len(self._cache) > 1 and sum(size for _, size in self._cache.values()) > _CACHE_BYTES:
                 self._cache.popitem(last=False)
         return snapshot
 
-    def tend(self, topic_id: TopicId, name: str, answer: Acknowledged, held: Snapshot | None) -> None:
-        """After an acknowledgement: write a snapshot or fold one, if it is time; never raises for a failure.
+    def settle_after(self, topic_id: TopicId, name: str, answer: Acknowledged, held: CursorSnapshot | None) -> None:
+        """After an acknowledgement, write or fold the snapshot if its size requires it. Failures are only logged.
 
         Args:
-            topic_id: Whose.
-            name: The subscription.
-            answer: Of the acknowledgement.
-            held: The snapshot that it was made with.
+            topic_id: Topic of the subscription.
+            name: Name of the subscription.
+            answer: Answer to the acknowledgement.
+            held: Snapshot with which the acknowledgement was made.
         """
-        grown = answer.row_bytes > self._inline_bytes
-        counts = held is not None and held.ledger_id == answer.snapshot_ledger
-        if grown or (counts and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)):
+        is_too_large = answer.row_bytes > self._inline_bytes
+        is_current = held is not None and held.ledger_id == answer.snapshot_ledger
+        if is_too_large or (
+            is_current and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)
+        ):
             self.settle(topic_id, name)
 
     def settle(self, topic_id: TopicId, name: str) -> None:
-        """Look at the cursor as it is now, and write or fold its snapshot if it is time; never raises for a failure."""
+        """Write or fold the snapshot of the cursor if its present size requires it. Failures are only logged."""
         key = (topic_id, name)
-        if not self._begin(key):
+        if not self._start_writing(key):
             return
         try:
             self._settle(topic_id, self._cursors.get(topic_id, name))
             self._not_before_s.pop(key, None)
         except SextonError as error:
-            self._not_before_s[key] = self._clock.monotonic_s() + _PAUSE_S
+            self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
             _LOG.warning("topic %s, subscription %s: its state stays where it is: %s", topic_id, name, error)
         finally:
             with self._lock:
                 self._busy.discard(key)
 
-    def _begin(self, key: _Key) -> bool:
-        """Whether no thread of this process writes it now, and its last failure is some time ago."""
+    def _start_writing(self, key: _CursorKey) -> bool:
+        """Claim a cursor for this thread. Return `False` if another thread writes it, or if it failed recently."""
         with self._lock:
-            late = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
-            free = late and key not in self._busy
-            if free:
+            may_retry = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
+            is_claimed = may_retry and key not in self._busy
+            if is_claimed:
                 self._busy.add(key)
-            return free
+            return is_claimed
 
     def _is_small(self, size_bytes: int) -> bool:
         return size_bytes <= self._inline_bytes // 2
 
     def _settle(self, topic_id: TopicId, row: StoredCursor) -> None:
-        held = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
-        if row.snapshot_ledger is not None and held is None:
-            return  # superseded since, or lost: the next acknowledgement is told
+        snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
+        if row.snapshot_ledger is not None and snapshot is None:
+            return  # replaced since, or lost: the next acknowledgement finds out
         listed = {ledger.ledger_id for ledger in self._ledgers.listed(topic_id)}
-        acknowledged = of_ledgers(whole(row.state, held).acknowledged, listed)
+        acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)
         change = SnapshotChange(topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks)
-        if held and self._is_small(len(packed)):
-            self._fold(change, held)
+        if snapshot and self._is_small(len(packed)):
+            self._fold(change, snapshot)
         elif len(pack_acknowledged(row.state.acknowledged)) > self._inline_bytes:
             self._write(change, row, packed)
 
-    def _fold(self, change: SnapshotChange, held: Snapshot) -> None:
-        limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _PAUSE_S
+    def _fold(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
+        limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
         self._clock.patiently(
-            lambda: self._cursors.fold_snapshot(change, held, limit_bytes=limit), deadline_s=deadline_s
+            lambda: self._cursors.fold_snapshot(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
         )
 
     def _write(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
@@ -159,11 +168,13 @@ class CursorLedgers:
             properties={"mark_delete": str(row.state.mark_delete)},
         )
 
-        def publish(born: CreatedLedger) -> bool:
-            snapshot = Snapshot(ledger_id=born.ledger_id, acknowledged=unpack_acknowledged(packed))
-            published = self._cursors.publish_snapshot(change, snapshot, size_bytes=born.size_bytes, sha256=born.sha256)
-            if published:
-                self._remember(snapshot, len(packed))
-            return published
+        def publish(created: CreatedLedger) -> bool:
+            snapshot = CursorSnapshot(ledger_id=created.ledger_id, acknowledged=unpack_acknowledged(packed))
+            is_published = self._cursors.publish_snapshot(
+                change, snapshot, size_bytes=created.size_bytes, sha256=created.sha256
+            )
+            if is_published:
+                self._cache_snapshot(snapshot, len(packed))
+            return is_published
 
         self._contents.write(draft, publish)

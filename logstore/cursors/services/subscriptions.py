@@ -1,7 +1,7 @@
-"""Subscriptions as a process uses them: their whole state, wherever its parts are.
+"""Subscriptions with their complete state, wherever its parts are stored.
 
-The catalog's rows hold a cursor's mark-delete position and what was acknowledged since its last snapshot. A
-row alone has half of the state; all of it is had here.
+The catalog's rows have a cursor's mark-delete position, and the acknowledgements since its last snapshot. A row alone
+may be only part of the state. This module adds the snapshot.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.state import CursorState, Snapshot, whole
+from logstore.cursors.state import CursorSnapshot, CursorState, complete_state
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor, Transactions
@@ -18,97 +18,98 @@ from logstore.transactions.pending_acks import hide_held
 from logstore.transactions.transactions import TransactionId
 from logstore.units import between_units
 
-_TRIES: Final = 16
-"""Snapshots that other processes put in place of the one just loaded, in a row."""
+_MAX_SNAPSHOT_CHANGES: Final = 16
+"""Consecutive replacements of the snapshot by other processes, after which a call gives up."""
 
-_KNOWN: Final = 10_000
-"""Subscriptions whose snapshot is remembered; one that is forgotten costs one refused commit."""
+_MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
+"""Each subscription beyond these costs one refused commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A subscription with its whole state."""
+    """Subscription with its complete state."""
 
     name: str
     state: CursorState
     created_us: int
     seeks: int = 0  # how often its state was replaced
-    releases: int = 0  # what a cumulative acknowledgement of entries that are read with this state must carry
-    lost_snapshot: LedgerId | None = None  # a cursor ledger that no copy holds: what it held is not in the state
+    releases: int = 0  # for a cumulative acknowledgement of entries that are read with this state
+    lost_snapshot: LedgerId | None = None  # cursor ledger that no copy holds: the state lacks its acknowledgements
 
 
 class Subscriptions:
-    """The subscriptions of every topic. Threads share one; any number of processes may run."""
+    """Subscriptions of all topics. It is thread-safe, and any number of processes may run it.
+
+    Args:
+        cursors: The catalog's cursors.
+        transactions: The catalog's transactions, which hold entries of subscriptions.
+        committer: Writer of small changes of this process.
+        ledgers: Reader and writer of snapshots.
+    """
 
     def __init__(
         self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorLedgers
     ) -> None:
-        """Work on a catalog.
-
-        Args:
-            cursors: The catalog's cursors.
-            transactions: The catalog's transactions: what they hold of a subscription.
-            committer: This process's one writer of small changes.
-            ledgers: Where snapshots are read and written.
-        """
         self._cursors, self._transactions = cursors, transactions
         self._committer = committer
         self._ledgers = ledgers
-        self._known: dict[tuple[TopicId, str], LedgerId] = {}
+        self._snapshot_by_subscription: dict[tuple[TopicId, str], LedgerId] = {}
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
-        """Create the subscription at the first listed entry, or behind the last one; an existing one is returned.
+        """Create the subscription at the first listed entry, or after the last one. Return an existing one unchanged.
 
         Raises:
-            UnknownObject: No such topic.
+            UnknownObject: There is no such topic.
             PreconditionFailed: The topic is not ACTIVE.
-            MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `get`.
+            MissingData, CorruptData, StoreUnavailable, CatalogBusy: The errors of `get`.
         """
-        return self._whole(topic_id, self._cursors.subscribe(topic_id, name, latest=latest))
+        return self._complete(topic_id, self._cursors.subscribe(topic_id, name, latest=latest))
 
     def get(self, topic_id: TopicId, name: str) -> Subscription:
-        """The subscription.
+        """Return the subscription.
 
         Raises:
-            UnknownObject: There is none.
-            MissingData: Its cursor ledger is lost; a seek replaces the state.
-            CorruptData: Its cursor ledger does not hold what was written.
+            UnknownObject: There is no such subscription.
+            MissingData: Its cursor ledger is lost. A seek replaces the state.
+            CorruptData: Its cursor ledger is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        return self._whole(topic_id, self._cursors.get(topic_id, name))
+        return self._complete(topic_id, self._cursors.get(topic_id, name))
 
-    def reading(self, topic_id: TopicId, name: str) -> CursorState:
-        """The state that a consumer reads with: what open transactions have acknowledged is left out, too.
-
-        Raises:
-            As `get`.
-        """
-        return self.consuming(topic_id, name).state
-
-    def consuming(self, topic_id: TopicId, name: str) -> Subscription:
-        """The subscription with the state of `reading`.
-
-        Its `releases` counts every release of an entry that the state leaves out.
+    def read_state(self, topic_id: TopicId, name: str) -> CursorState:
+        """Return the state for a consumer. Entries that open transactions hold count as acknowledged.
 
         Raises:
-            As `get`.
+            SextonError: Any error of `get`.
         """
-        held = self._transactions.held(topic_id, name)  # before the cursor: a commit moves it from here to there
-        found = self.get(topic_id, name)
-        if not held:
-            return found
-        releases = found.releases  # before what is held: an abort in between would be counted, and its entries left out
+        return self.get_for_consumer(topic_id, name).state
+
+    def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
+        """Return the subscription with the state of `read_state`.
+
+        Its `releases` includes each release of an entry that the state leaves out.
+
+        Raises:
+            SextonError: Any error of `get`.
+        """
+        # Held entries are read before the cursor, because a commit moves them to the cursor.
         held = self._transactions.held(topic_id, name)
-        found = self.get(topic_id, name)
-        return replace(found, state=hide_held(found.state, held), releases=releases)
+        subscription = self.get(topic_id, name)
+        if not held:
+            return subscription
+        # Releases are read before held entries: an abort in between would be counted, and its entries left out.
+        releases = subscription.releases
+        held = self._transactions.held(topic_id, name)
+        subscription = self.get(topic_id, name)
+        return replace(subscription, state=hide_held(subscription.state, held), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
-        """The topic's subscriptions, ascending by name; one whose cursor ledger is lost says so.
+        """Return the topic's subscriptions, ascending by name, with or without their cursor ledgers.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        return [self._told(topic_id, row) for row in self._cursors.all(topic_id)]
+        return [self._complete_or_lost(topic_id, row) for row in self._cursors.all(topic_id)]
 
     def acknowledge(
         self,
@@ -120,126 +121,125 @@ class Subscriptions:
         releases: int | None = None,
         txn: TransactionId | None = None,
     ) -> Acknowledged:
-        """Acknowledge single entries, or everything up to one; with neither, only move over what is contiguous.
+        """Acknowledge single entries, and all entries up to `up_to`. Without either, only advance over contiguous ones.
 
-        In a transaction they are held for it, and delivered to no other consumer, until it is decided.
+        A transaction holds the entries until it is decided. Meanwhile no other consumer gets them.
 
-        `up_to` vouches for every entry before it, and needs `Subscription.releases` of its read. `None` is as 0, and
-        refused past messages with a delivery time.
+        `up_to` asserts that all entries before it were received. It needs `Subscription.releases` of that read. `None`
+        counts as 0, and is refused for messages with a delivery time.
 
-        Idempotency: an entry is acknowledged once, however often it is asked for.
+        Idempotency: acknowledging an entry again changes nothing.
 
         Raises:
-            UnknownObject: No such subscription.
-            InvalidInput: A position that no reader can have met.
+            UnknownObject: There is no such subscription.
+            InvalidInput: No reader can have received a position.
             TransactionNotOpen: The transaction is decided.
-            AcknowledgementHeld: Another transaction holds one of the entries; in a transaction also where one is
-                acknowledged already.
+            AcknowledgementHeld: Another transaction holds an entry. In a transaction also: an entry is acknowledged.
             AcknowledgementStale: An abort, an expired transaction, a seek or a rebuild of the catalog has given entries
                 back since `up_to` was read. Or `releases` is None, and a segment up to there has delayed messages.
-            MissingData, CorruptData: As `get`.
-            StoreUnavailable, CatalogBusy: Not acknowledged.
-            OutcomeUnknown: Perhaps acknowledged.
+            MissingData, CorruptData: The errors of `get`.
+            StoreUnavailable, CatalogBusy: Nothing is acknowledged.
+            OutcomeUnknown: The entries may be acknowledged.
         """
-        wanted = Acknowledge(
+        request = Acknowledge(
             topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
         )
-        known = self._known.get((topic_id, name))
-        held = None if known is None else self._ledgers.cached(known)
-        for _ in range(_TRIES):
+        ledger_id = self._snapshot_by_subscription.get((topic_id, name))
+        held = None if ledger_id is None else self._ledgers.get_cached(ledger_id)
+        for _ in range(_MAX_SNAPSHOT_CHANGES):
             try:
-                answer = self._committer.write(replace(wanted, snapshot=held))
+                answer = self._committer.write(replace(request, snapshot=held))
             except SnapshotNeeded as refused:
                 held = self._load(topic_id, name, LedgerId(refused.needed))
             else:
                 if answer.snapshot_ledger is None:
-                    self._known.pop((topic_id, name), None)
-                self._ledgers.tend(topic_id, name, answer, held)
+                    self._snapshot_by_subscription.pop((topic_id, name), None)
+                self._ledgers.settle_after(topic_id, name, answer, held)
                 return answer
-        raise _restless(topic_id, name)
+        raise _snapshot_keeps_changing(topic_id, name)
 
     def seek(self, topic_id: TopicId, name: str, position: Position) -> Subscription:
-        """Set the cursor so that `position` is its next entry; what was acknowledged is forgotten.
+        """Set the cursor so that `position` is its next entry. All acknowledgements are dropped.
 
         Raises:
-            UnknownObject: No such topic or subscription.
-            InvalidInput: The position lies beyond the end.
+            UnknownObject: There is no such topic or subscription.
+            InvalidInput: The position is after the end.
             PreconditionFailed: The topic is not ACTIVE.
         """
-        return self._whole(topic_id, self._cursors.seek(topic_id, name, position))
+        return self._complete(topic_id, self._cursors.seek(topic_id, name, position))
 
     def settle(self, topic_id: TopicId) -> list[SextonError]:
-        """Let every cursor that has a snapshot move over what is contiguous, and take back what became small.
+        """Advance each cursor that has a snapshot over contiguous entries, and fold snapshots that became small.
 
-        A forced detach looks at rows alone, so such a cursor may stand before entries that it has acknowledged;
-        without traffic it would stand there for ever, and keep consumed ledgers (apache/pulsar#9136).
+        A forced detach considers only rows, so that such a cursor may stay before entries that it has acknowledged.
+        Without traffic it would stay there for ever, and keep consumed ledgers (apache/pulsar#9136).
 
         Returns:
-            What went wrong, by cursor; the others are settled whatever happens to one.
+            Errors of single cursors. An error of one cursor does not affect the others.
         """
-        troubles = []
+        errors = []
         for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
             between_units()
             try:
                 self.acknowledge(topic_id, name)
                 self._ledgers.settle(topic_id, name)
             except SextonError as error:
-                troubles.append(error)
-        return troubles
+                errors.append(error)
+        return errors
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Those of the topics in which there is something to settle."""
+        """Return the topics among these that have cursors with a snapshot."""
         return frozenset(self._cursors.outgrown(topic_ids))
 
-    def _told(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
+    def _complete_or_lost(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
         try:
-            return self._whole(topic_id, row)
+            return self._complete(topic_id, row)
         except MissingData:
-            known = self._cursors.get(topic_id, row.name)
+            current = self._cursors.get(topic_id, row.name)
             return Subscription(
-                name=known.name,
-                state=known.state,
-                created_us=known.created_us,
-                seeks=known.seeks,
-                releases=known.releases,
-                lost_snapshot=known.snapshot_ledger,
+                name=current.name,
+                state=current.state,
+                created_us=current.created_us,
+                seeks=current.seeks,
+                releases=current.releases,
+                lost_snapshot=current.snapshot_ledger,
             )
 
-    def _whole(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
-        for _ in range(_TRIES):
+    def _complete(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
+        for _ in range(_MAX_SNAPSHOT_CHANGES):
             snapshot = None
             if row.snapshot_ledger is not None:
                 snapshot = self._ledgers.load(row.snapshot_ledger)
             if snapshot or row.snapshot_ledger is None:
-                state = whole(row.state, snapshot)
+                state = complete_state(row.state, snapshot)
                 return Subscription(
                     name=row.name, state=state, created_us=row.created_us, seeks=row.seeks, releases=row.releases
                 )
-            row = self._changed(topic_id, row.name, row.snapshot_ledger)
-        raise _restless(topic_id, row.name)
+            row = self._read_changed_row(topic_id, row.name, row.snapshot_ledger)
+        raise _snapshot_keeps_changing(topic_id, row.name)
 
     def forget(self) -> None:
-        """Remember no subscription's snapshot; each costs one refused commit."""
-        self._known.clear()
+        """Forget the snapshots of all subscriptions. The next commit of each is refused once."""
+        self._snapshot_by_subscription.clear()
 
-    def _load(self, topic_id: TopicId, name: str, needed: LedgerId) -> Snapshot | None:
-        """The snapshot that a commit asked for, or the one that the cursor has by now."""
-        wanted: LedgerId | None = needed
-        for _ in range(_TRIES):
-            if wanted is None:
+    def _load(self, topic_id: TopicId, name: str, needed: LedgerId) -> CursorSnapshot | None:
+        """Return the snapshot that a commit asked for, or the snapshot that the cursor has now."""
+        ledger_id: LedgerId | None = needed
+        for _ in range(_MAX_SNAPSHOT_CHANGES):
+            if ledger_id is None:
                 return None
-            snapshot = self._ledgers.load(wanted)
+            snapshot = self._ledgers.load(ledger_id)
             if snapshot:
-                self._remember(topic_id, name, wanted)
+                self._remember(topic_id, name, ledger_id)
                 return snapshot
-            wanted = self._changed(topic_id, name, wanted).snapshot_ledger
-        raise _restless(topic_id, name)
+            ledger_id = self._read_changed_row(topic_id, name, ledger_id).snapshot_ledger
+        raise _snapshot_keeps_changing(topic_id, name)
 
-    def _changed(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """The row as it is after a ledger was missed: a superseded snapshot leaves the row before it is deleted.
+    def _read_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
+        """Read the row again after its cursor ledger was missing. A row drops a replaced snapshot before its deletion.
 
         Raises:
-            MissingData: The row still names that ledger.
+            MissingData: The row still has that ledger.
         """
         row = self._cursors.get(topic_id, name)
         if row.snapshot_ledger == missed:
@@ -248,10 +248,12 @@ class Subscriptions:
         return row
 
     def _remember(self, topic_id: TopicId, name: str, ledger_id: LedgerId) -> None:
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[topic_id, name] = ledger_id
+        if len(self._snapshot_by_subscription) >= _MAX_REMEMBERED_SUBSCRIPTIONS:
+            self._snapshot_by_subscription.clear()
+        self._snapshot_by_subscription[topic_id, name] = ledger_id
 
 
-def _restless(topic_id: TopicId, name: str) -> CatalogBusy:
-    return CatalogBusy(f"topic {topic_id}, subscription {name}: its snapshot was replaced {_TRIES} times meanwhile")
+def _snapshot_keeps_changing(topic_id: TopicId, name: str) -> CatalogBusy:
+    return CatalogBusy(
+        f"topic {topic_id}, subscription {name}: its snapshot was replaced {_MAX_SNAPSHOT_CHANGES} times meanwhile"
+    )

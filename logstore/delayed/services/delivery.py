@@ -301,7 +301,7 @@ class Delivery:
             if subscription is None:
                 stored = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
             else:
-                stored = self.subscriptions.consuming(topic.topic_id, subscription)
+                stored = self.subscriptions.get_for_consumer(topic.topic_id, subscription)
             if start is None:
                 return stored
             mark_delete = max(stored.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))

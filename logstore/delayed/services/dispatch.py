@@ -26,7 +26,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.cursors.state import CursorState, unite
+from logstore.cursors.state import CursorState, unite_entries
 from logstore.delayed import bitmaps
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.log_reader import DueMessage, LogReader, ReplaySet, position_after
@@ -161,7 +161,7 @@ class Dispatcher:
         """Remove acknowledged messages from the holding. If their transaction is aborted, they are delivered again."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
-            unite(acknowledged, holding.remove_to(position))
+            unite_entries(acknowledged, holding.remove_to(position))
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def idle_s(self) -> float:

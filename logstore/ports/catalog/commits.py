@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from logstore.cursors.state import Snapshot
+from logstore.cursors.state import CursorSnapshot
 from logstore.errors import (
     AlreadyExists,
     LedgerFenced,
@@ -118,7 +118,7 @@ class Acknowledge:
     subscription: str
     positions: tuple[Position, ...] = ()
     up_to: Position | None = None
-    snapshot: Snapshot | None = None  # what the sender has loaded; a transaction reads no object store
+    snapshot: CursorSnapshot | None = None  # what the sender has loaded; a transaction reads no object store
     txn: TransactionId | None = None  # held by this open transaction until it is decided
     releases: int | None = (
         None  # `StoredCursor.releases` when `up_to` was read; None: as 0, and nothing delayed may be covered

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.cursors.state import CursorState, Snapshot
+from logstore.cursors.state import CursorSnapshot, CursorState
 from logstore.positions import LedgerId, Position, TopicId
 
 
@@ -77,7 +77,7 @@ class Cursors(Protocol):
         """
 
     def publish_snapshot(
-        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+        self, change: SnapshotChange, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         """Let a newborn cursor ledger hold the cursor's state: listed, CLOSED, its one segment registered.
 
@@ -95,7 +95,7 @@ class Cursors(Protocol):
             sha256: Of its segment's object, hexadecimal; None: not known.
         """
 
-    def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
+    def fold_snapshot(self, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int) -> bool:
         """Take a snapshot that has become small back into the row, and retire its ledger in the same transaction.
 
         Returns whether this call did; not when the row has changed its snapshot or was sought, when the whole

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from logstore.cursors import state as cursors
-from logstore.cursors.state import since, whole
+from logstore.cursors.state import complete_state, state_without_snapshot
 from logstore.errors import (
     InvalidInput,
     OutcomeUnknown,
@@ -123,9 +123,9 @@ class FakeCommits:
     def _acknowledge(self, write: Acknowledge) -> Acknowledged:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
-        snapshot = cursors.carried(write.subscription, write.snapshot, needed=row.snapshot_ledger)
-        before = whole(row.state, snapshot)
-        cursors.require_current(
+        snapshot = cursors.require_snapshot(write.subscription, write.snapshot, needed=row.snapshot_ledger)
+        before = complete_state(row.state, snapshot)
+        cursors.require_current_releases(
             write.subscription, before, up_to=write.up_to, expected=row.releases, found=write.releases
         )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
@@ -135,9 +135,9 @@ class FakeCommits:
                 for segment in self._catalog.segment_rows.get(span.ledger_id, [])
                 if segment.delayed != 0
             )
-            cursors.require_delivered(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
-        state = cursors.acknowledged_by(before, write.positions, write.up_to, spans)
-        kept = since(state, snapshot)
+            cursors.require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
+        state = cursors.apply_acknowledgement(before, write.positions, write.up_to, spans)
+        kept = state_without_snapshot(state, snapshot)
         self._catalog.cursors._store(write.topic_id, write.subscription, kept)
         size = len(cursors.pack_acknowledged(kept.acknowledged))
         return Acknowledged(mark_delete=state.mark_delete, row_bytes=size, snapshot_ledger=row.snapshot_ledger)

@@ -5,7 +5,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logstore.cursors import state as cursors
-from logstore.cursors.state import CursorState, Snapshot, pack_acknowledged, since, whole
+from logstore.cursors.state import (
+    CursorSnapshot,
+    CursorState,
+    complete_state,
+    pack_acknowledged,
+    state_without_snapshot,
+)
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
@@ -30,7 +36,7 @@ class FakeCursors:
                 return existing
             spans = self._catalog.spans(topic_id)
             self._catalog.versions[topic_id] += 1
-            return self._store(topic_id, name, cursors.beginning(spans, latest=latest))
+            return self._store(topic_id, name, cursors.initial_state(spans, latest=latest))
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
         with self._catalog.lock:
@@ -63,7 +69,7 @@ class FakeCursors:
             return self._put(topic_id, moved)
 
     def publish_snapshot(
-        self, change: SnapshotChange, snapshot: Snapshot, *, size_bytes: int, sha256: str | None = None
+        self, change: SnapshotChange, snapshot: CursorSnapshot, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
         with effect("catalog.publish_snapshot"), self._catalog.lock:
             newborn = self._catalog.components._born(snapshot.ledger_id)
@@ -76,16 +82,16 @@ class FakeCursors:
             self._catalog.components._publish(newborn, size_bytes, sha256)
             if row.snapshot_ledger is not None:
                 self._catalog.components._retire(row.snapshot_ledger, f"superseded by ledger {snapshot.ledger_id}")
-            rest = since(row.state, snapshot)
+            rest = state_without_snapshot(row.state, snapshot)
             self._put(change.topic_id, replace(row, state=rest, snapshot_ledger=snapshot.ledger_id))
             return True
 
-    def fold_snapshot(self, change: SnapshotChange, snapshot: Snapshot, *, limit_bytes: int) -> bool:
+    def fold_snapshot(self, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int) -> bool:
         with effect("catalog.fold_snapshot"), self._catalog.lock:
             row = self._unchanged(change)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:
                 return False
-            state = cursors.advance(whole(row.state, snapshot), self._catalog.spans(change.topic_id))
+            state = cursors.advance(complete_state(row.state, snapshot), self._catalog.spans(change.topic_id))
             if len(pack_acknowledged(state.acknowledged)) > limit_bytes:
                 return False
             self._catalog.components._retire(snapshot.ledger_id, "folded into its cursor's row")

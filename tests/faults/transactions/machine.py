@@ -192,7 +192,7 @@ class Transactions(RuleBasedStateMachine):
             return
         called = SUBS[name][sub % len(SUBS[name])]
         topic_id = self.topics[name].topic_id
-        read = self.log.subscriptions.consuming(topic_id, called)
+        read = self.log.subscriptions.get_for_consumer(topic_id, called)
         entries = self.log.managed.read(self.topics[name], max_entries=count, cursor_state=read.state)
         positions = {(entry.payload or b"").decode(): entry.position for entry in entries}
         known = self.serial.logs[name].subs[called].releases
@@ -462,7 +462,7 @@ class Transactions(RuleBasedStateMachine):
             found = [(entry.payload or b"").decode() for entry in self.log.managed.scan(topic)]
             assert found == self.serial.visible(name), f"{name}: expected {self.serial.visible(name)}, found {found}"
             for sub in log.subs:
-                state = self.log.subscriptions.reading(topic.topic_id, sub)
+                state = self.log.subscriptions.read_state(topic.topic_id, sub)
                 entries = self.log.managed.scan(topic, cursor_state=state)
                 found = [(entry.payload or b"").decode() for entry in entries]
                 wanted = self.serial.deliverable(name, sub)

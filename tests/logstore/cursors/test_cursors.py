@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from logstore.cursors.state import (
+    CursorSnapshot,
     CursorState,
     LedgerSpan,
-    Snapshot,
     acknowledge,
     acknowledge_to,
     advance,
-    carried,
     pack_acknowledged,
+    require_snapshot,
     seek,
     unpack_acknowledged,
 )
@@ -198,10 +198,10 @@ def test_cursor_bitmaps_cut_short_are_corrupt(cut: int) -> None:
 
 def test_request_that_lacks_a_cursors_snapshot_is_told_which_one() -> None:
     """A row that is the whole needs none, and passes over what an older request carries."""
-    snapshot = Snapshot(ledger_id=LedgerId(7), acknowledged={})
-    assert carried("s", snapshot, needed=None) is None
-    assert carried("s", snapshot, needed=LedgerId(7)) is snapshot
+    snapshot = CursorSnapshot(ledger_id=LedgerId(7), acknowledged={})
+    assert require_snapshot("s", snapshot, needed=None) is None
+    assert require_snapshot("s", snapshot, needed=LedgerId(7)) is snapshot
     for one in (None, snapshot):
         with pytest.raises(SnapshotNeeded, match="expected the snapshot in ledger 8") as refused:
-            carried("s", one, needed=LedgerId(8))
+            require_snapshot("s", one, needed=LedgerId(8))
         assert refused.value.needed == 8

@@ -15,7 +15,7 @@ import psycopg
 from pyroaring import BitMap
 
 from logstore.clock import Clock
-from logstore.cursors.state import Snapshot
+from logstore.cursors.state import CursorSnapshot
 from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -146,7 +146,7 @@ class Damaged:
         change = SnapshotChange(
             topic_id=topic.topic_id, subscription=cursor, expected=row.snapshot_ledger, seeks=row.seeks
         )
-        held = Snapshot(ledger_id=made.ledger_id, acknowledged={entry.ledger_id: BitMap([entry.entry_id])})
+        held = CursorSnapshot(ledger_id=made.ledger_id, acknowledged={entry.ledger_id: BitMap([entry.entry_id])})
         publish = self.log.catalog.cursors.publish_snapshot
         assert publish(change, held, size_bytes=made.size_bytes, sha256=made.sha256)
         return made.ledger_id

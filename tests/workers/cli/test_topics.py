@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.cursors.state import CursorState, require_current
+from logstore.cursors.state import CursorState, require_current_releases
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger
@@ -133,7 +133,7 @@ def test_topic_ack_of_a_script_that_knows_no_releases_is_refused_and_says_what_t
 
     def acknowledge(_: object, name: str, *, up_to: Position, releases: int | None, **more: object) -> None:
         state = CursorState(Position(LedgerId(4), -1))
-        require_current(name, state, up_to=up_to, expected=2, found=releases)
+        require_current_releases(name, state, up_to=up_to, expected=2, found=releases)
 
     monkeypatch.setattr(services.log.subscriptions, "acknowledge", acknowledge)
     error = document(run("topic", "ack", orders, "--subscription", "s", "--to", "4:9", "--json"), 3)["error"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState, Snapshot, whole
+from logstore.cursors.state import CursorSnapshot, CursorState, complete_state
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, SnapshotChange, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
@@ -26,17 +26,17 @@ def change_of(world: World, topic_id: TopicId, name: str = CURSOR) -> SnapshotCh
     return SnapshotChange(topic_id=topic_id, subscription=name, expected=row.snapshot_ledger, seeks=row.seeks)
 
 
-def snapshot(ledger_id: LedgerId, *entries: tuple[int, int]) -> Snapshot:
+def snapshot(ledger_id: LedgerId, *entries: tuple[int, int]) -> CursorSnapshot:
     """What a cursor ledger holds."""
     held: dict[LedgerId, BitMap] = {}
     for ledger, entry in entries:
         held.setdefault(LedgerId(ledger), BitMap()).add(entry)
-    return Snapshot(ledger_id=ledger_id, acknowledged=held)
+    return CursorSnapshot(ledger_id=ledger_id, acknowledged=held)
 
 
 def publish(
     world: World, topic_id: TopicId, *entries: tuple[int, int], change: SnapshotChange | None = None
-) -> Snapshot:
+) -> CursorSnapshot:
     """A new cursor ledger that must become the cursor's."""
     made = snapshot(cursor_newborn(world, topic_id), *entries)
     now = change or change_of(world, topic_id)
@@ -47,7 +47,7 @@ def publish(
 def acknowledge_with(
     world: World,
     topic_id: TopicId,
-    held: Snapshot | None,
+    held: CursorSnapshot | None,
     *entries: tuple[int, int],
     up_to: tuple[int, int] | None = None,
 ) -> WriteResult:
@@ -56,7 +56,7 @@ def acknowledge_with(
 
 
 def acknowledgement(
-    topic_id: TopicId, held: Snapshot | None, *entries: tuple[int, int], up_to: tuple[int, int] | None = None
+    topic_id: TopicId, held: CursorSnapshot | None, *entries: tuple[int, int], up_to: tuple[int, int] | None = None
 ) -> Acknowledge:
     """The write of one."""
     return Acknowledge(
@@ -68,11 +68,11 @@ def acknowledgement(
     )
 
 
-def state_of(world: World, topic_id: TopicId, held: Snapshot | None) -> CursorState:
+def state_of(world: World, topic_id: TopicId, held: CursorSnapshot | None) -> CursorState:
     """The cursor's whole state."""
     row = world.catalog.cursors.get(topic_id, CURSOR)
     assert row.snapshot_ledger == (held.ledger_id if held else None)
-    return whole(row.state, held)
+    return complete_state(row.state, held)
 
 
 def covered(state: CursorState, entries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

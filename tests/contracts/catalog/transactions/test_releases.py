@@ -77,7 +77,7 @@ def test_what_a_transaction_gave_back_is_not_covered_by_who_read_past_it(
     """A consumer that read while it was held has not met it."""
     first, second = begin(sql_world), begin(sql_world, tc_id=1)
     hold(sql_world, topic, _SUB, first, up_to=_entry(sql_world, topic, _A4))
-    read = subscriptions.consuming(topic.topic_id, _SUB)
+    read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     assert _left(sql_world, topic, read) == [5, 6, 7, 8, 9]
     _give_back(sql_world, first, how)
     with pytest.raises(AcknowledgementStale, match="expected releases 1, found"):
@@ -88,7 +88,7 @@ def test_what_a_transaction_gave_back_is_not_covered_by_who_read_past_it(
             releases=None if again.endswith("releases") else read.releases,
             txn=second if again.startswith("in") else None,
         )
-    read = subscriptions.consuming(topic.topic_id, _SUB)
+    read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     assert _left(sql_world, topic, read) == list(range(10)), "delivered again, and nothing was acknowledged"
     last = _entry(sql_world, topic, _B4)
     answer = subscriptions.acknowledge(topic.topic_id, _SUB, up_to=last, releases=read.releases)
@@ -154,7 +154,7 @@ def test_abort_while_a_consumer_looks_is_not_missed(
         return asked[-1]
 
     monkeypatch.setattr(transactions, "held", held)
-    read = subscriptions.consuming(topic.topic_id, _SUB)
+    read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     assert len(asked) == 2
     up_to = _entry(sql_world, topic, _B4)
     late = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=up_to, releases=read.releases)
@@ -167,13 +167,13 @@ def test_seek_gives_back_what_an_old_reader_would_skip(
     sql_world: SqlWorld, topic: Topic, subscriptions: Subscriptions
 ) -> None:
     """An operator asked for it again."""
-    read = subscriptions.consuming(topic.topic_id, _SUB)
+    read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     subscriptions.acknowledge(topic.topic_id, _SUB, up_to=_entry(sql_world, topic, _A4), releases=read.releases)
     subscriptions.seek(topic.topic_id, _SUB, _entry(sql_world, topic, 0))
     for releases in (read.releases, None):
         with pytest.raises(AcknowledgementStale):
             subscriptions.acknowledge(topic.topic_id, _SUB, up_to=_entry(sql_world, topic, _B4), releases=releases)
-    assert _left(sql_world, topic, subscriptions.consuming(topic.topic_id, _SUB)) == list(range(10))
+    assert _left(sql_world, topic, subscriptions.get_for_consumer(topic.topic_id, _SUB)) == list(range(10))
 
 
 def test_acknowledgement_waits_for_an_abort_that_came_first(sql_world: SqlWorld, topic: Topic) -> None:
