@@ -246,7 +246,8 @@ class ManagedLedger:
             ```python
             watch = managed.watch(topic)
             while True:
-                entries = managed.read(topic, max_entries=100, cursor_state=subscriptions.read_state(topic.topic_id, name))
+                state = subscriptions.read_state(topic.topic_id, name)
+                entries = managed.read(topic, max_entries=100, cursor_state=state)
                 if not entries:
                     watch.wait(timeout_s=30)
             ```
