@@ -7,13 +7,12 @@ from typing import Final
 from uuid import uuid4
 
 import pytest
-from sqlalchemy.exc import NoResultFound
 
 from activities.reconciliation.values import BeginApplyInput, BeginPlanInput, BulkInput, PageInput, PlanInput
 from infra.catalog import tables as t
 from infra.objects.client import read_store_clock_s
 from infra.stack.stack import StackAddresses
-from logstore.errors import PreconditionFailed
+from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledgers import segment_key
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import SnapshotSwitch
@@ -250,6 +249,6 @@ def test_nothing_is_removed_without_the_row_that_speaks_for_the_catalog(
     store.put(segment_key(ledger, 2), store.statement(ledger))
     before = store.keys(None)
     store.sql(f"DELETE FROM {table}")
-    with pytest.raises((PreconditionFailed, NoResultFound)):
+    with pytest.raises((PreconditionFailed, CorruptData)):
         _plan_and_apply(store, warm, tmp_path)
     assert store.keys(None) == before
