@@ -168,8 +168,8 @@ def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
     if not is_merged:
         problems.append(f"{len(buckets)} buckets and {len(retired_buckets)} retired ones after a merge of two")
     problems += [f"bucket {bucket} is listed and retired" for bucket in retired_buckets & buckets.keys()]
-    seen = (
+    evidence = (
         f"worker killed in the merge of two buckets; {len(deliveries)} messages delivered once, none early;"
         f" {len(due_ms_by_entry) - len(deliveries)} wait, each in one of {len(buckets)} buckets"
     )
-    return PromiseRow.from_problems("6 no delayed message lost or early", problems, seen)
+    return PromiseRow.from_problems("6 no delayed message lost or early", problems, evidence)

@@ -93,5 +93,5 @@ def check_orphans(
     ]
     problems += [f"{outcome.failed} findings failed"] if outcome.failed else []
     objects = len(orphans.primary) + len(orphans.tiered)
-    seen = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
-    return PromiseRow.from_problems("orphans go, and nothing else", problems, seen)
+    evidence = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
+    return PromiseRow.from_problems("orphans go, and nothing else", problems, evidence)

@@ -96,12 +96,12 @@ def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
     missing = lost.rebuild_result["missing_data"]
     problems += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
     records, segments = lost.rebuild_result["records"], lost.rebuild_result["adopted_segments"]
-    seen = (
+    evidence = (
         f"database lost and rebuilt: {records} records, {segments} segments adopted;"
         f" {len(lost.durably_deleted)} ledgers deleted durably stay gone; all {len(lost.answered_payloads)} answered"
         f" entries accounted for, {lost.unflushed_entries} of them in no flush"
     )
-    return PromiseRow.from_problems("5 a durable delete never returns", problems, seen)
+    return PromiseRow.from_problems("5 a durable delete never returns", problems, evidence)
 
 
 def _write_ledgers(log: LogStore) -> LostDatabase:

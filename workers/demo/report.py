@@ -100,8 +100,8 @@ def check_needed(
                 problems.append(f"ledger {ledger_id} reads differently")
             entry_count += len(written.payloads[ledger_id])
     ledger_count = sum(len(written.needed) for written in topics)
-    seen = f"{ledger_count} ledgers untouched, all {entry_count} entries read back"
-    return PromiseRow.from_problems("1 nothing in use is deleted", problems, seen)
+    evidence = f"{ledger_count} ledgers untouched, all {entry_count} entries read back"
+    return PromiseRow.from_problems("1 nothing in use is deleted", problems, evidence)
 
 
 def check_deleted(
@@ -131,8 +131,8 @@ def check_deleted(
     ]
     refusals = f"; {len(contested)} refused, kept whole and listed as a dead letter" if contested else ""
     evidence = f"{len(deletable)} ledgers detached and deleted, 0 objects of them left{refusals}"
-    seen = problems[0] if problems else evidence
-    return PromiseRow(promise="2 what is detached is deleted", ok=not problems and bool(deletable), seen=seen)
+    text = problems[0] if problems else evidence
+    return PromiseRow(promise="2 what is detached is deleted", ok=not problems and bool(deletable), seen=text)
 
 
 def check_foreign(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseRow:
@@ -149,8 +149,8 @@ def check_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBu
     ok = refused == len(before) > 0 and accepted == len(after)
     dead_leases = f"{refused} of the killed worker's {len(before)}"
     live_leases = f"{accepted} of its successor's {len(after)}"
-    seen = f"{dead_leases} leases refused, {live_leases} accepted"
-    return PromiseRow(promise="7 only the owner writes", ok=ok, seen=seen)
+    evidence = f"{dead_leases} leases refused, {live_leases} accepted"
+    return PromiseRow(promise="7 only the owner writes", ok=ok, seen=evidence)
 
 
 def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
@@ -166,11 +166,11 @@ def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> 
     """Promise 8: a worker died by SIGKILL with work left, another one finished it, and a repetition changed nothing."""
     ok = unfinished > 0 and repeat_is_harmless
     repetition = "changed nothing" if repeat_is_harmless else "CHANGED SOMETHING"
-    seen = (
+    evidence = (
         f"worker killed with {finished} deletions done and {unfinished} to do; another went on; a second trim"
         f" {repetition}"
     )
-    return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=seen)
+    return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
 
 
 def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
@@ -189,8 +189,8 @@ def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) ->
     if _read_payloads(log, written, ledger_id) != written.payloads[ledger_id]:
         problem = problem or f"{key} was mended and reads differently"
     flips = f"{len(_FLIP_POSITIONS)} bits flipped in a segment in use"
-    seen = problem or f"{flips}: {refused_count} times refused, never read as another"
-    return PromiseRow(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=seen)
+    text = problem or f"{flips}: {refused_count} times refused, never read as another"
+    return PromiseRow(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=text)
 
 
 def _read_payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:

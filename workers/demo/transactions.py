@@ -111,8 +111,8 @@ def check_transactions(settings: Settings, auditor: Auditor, outcome: Transactio
         problems += [f"{topic.name} tells {sorted(markers)}" for txn in ends if markers.get(txn) != {ends[txn][1]}]
     is_second_entry_unread = len(unread) == 1 and unread[0] == Position(unread[0].ledger_id, 1)
     problems += [] if is_second_entry_unread else [f"{len(unread)} entries are left"]
-    seen = (
+    evidence = (
         "worker killed between two of three topics and a subscription; one transaction on all of them,"
         " one on none, at every moment; each log tells how both ended"
     )
-    return PromiseRow.from_problems("4 all of a transaction, or nothing", problems, seen)
+    return PromiseRow.from_problems("4 all of a transaction, or nothing", problems, evidence)
