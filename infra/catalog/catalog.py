@@ -91,7 +91,7 @@ class SqlCatalog:
             registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
         """
         self.database = database
-        self.complete = database.guarded(_require_ready)  # which is refused while the catalog is not complete
+        self.complete = database.with_guard(_require_ready)  # which is refused while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
 
 

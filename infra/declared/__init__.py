@@ -1,8 +1,8 @@
-"""The catalog's tables as classes, and what writes `infra.catalog.tables` from them (`make tables`).
+"""Declaration of the catalog's tables as classes, and the generator of `infra.catalog.tables` (`make tables`).
 
-SQLModel, the ORM below it and these classes take a third of a second to import. Queries need none of them, so they
-import the same tables as SQLAlchemy's Core has them: columns with their types and defaults. Indexes and constraints are
-the business of migrations, which are compared with the classes; an index of one dialect's would load that dialect.
+The import of SQLModel, its ORM and these classes takes a third of a second. Queries do not need them. They import the
+same tables as objects of SQLAlchemy's Core, with the types and defaults of the columns. Indexes and constraints belong
+to the migrations, which tests compare with the classes. An index of one dialect would load that dialect.
 """
 
 from types import FunctionType
@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, Text, TextCl
 from sqlalchemy.sql.schema import DefaultClause
 from sqlmodel import AutoString
 
-_HEAD = '''"""The catalog's tables for queries; written from `infra.declared.models` by `make tables`."""
+_MODULE_HEAD = '''"""The catalog's tables for queries; written from `infra.declared.models` by `make tables`."""
 
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 
@@ -23,48 +23,48 @@ metadata = MetaData()
 '''
 
 
-def source(declared: MetaData) -> str:
-    """The text of `tables`, formatted as it stands in the repository."""
-    return "\n".join([_HEAD.rstrip("\n"), *(_table(table) for table in declared.tables.values())]) + "\n"
+def render_tables(declared: MetaData) -> str:
+    """Return the formatted source text of `infra.catalog.tables`."""
+    return "\n".join([_MODULE_HEAD.rstrip("\n"), *(_render_table(table) for table in declared.tables.values())]) + "\n"
 
 
-def _table(table: Table) -> str:
-    parts = [f'"{table.name}"', "metadata", *map(_column, table.columns)]
+def _render_table(table: Table) -> str:
+    parts = [f'"{table.name}"', "metadata", *map(_render_column, table.columns)]
     return "\n".join([f"{table.name} = Table(", *(f"    {part}," for part in parts), ")"])
 
 
-def _column(column: Column[Any]) -> str:
-    parts = [f'"{column.name}"', _type(column)]
+def _render_column(column: Column[Any]) -> str:
+    parts = [f'"{column.name}"', _render_type(column)]
     if column.primary_key:
         parts.append("primary_key=True")
         parts += ["autoincrement=False"] if column.autoincrement is False else []
     elif not column.nullable:
         parts.append("nullable=False")
-    for name, given in (("default", column.default), ("onupdate", column.onupdate)):
-        if given is not None:
-            parts.append(f"{name}={_value(getattr(given, 'arg', None))}")
+    for name, default in (("default", column.default), ("onupdate", column.onupdate)):
+        if default is not None:
+            parts.append(f"{name}={_render_value(getattr(default, 'arg', None))}")
     if isinstance(column.server_default, DefaultClause):
-        parts.append(f"server_default={_value(column.server_default.arg)}")
+        parts.append(f"server_default={_render_value(column.server_default.arg)}")
     return f"Column({', '.join(parts)})"
 
 
-def _type(column: Column[Any]) -> str:
+def _render_type(column: Column[Any]) -> str:
     if isinstance(column.type, BigInteger):
         return "Big"
-    known = {AutoString: String.__name__, Text: Text.__name__}
-    return known.get(type(column.type), type(column.type).__name__)
+    name_by_type = {AutoString: String.__name__, Text: Text.__name__}
+    return name_by_type.get(type(column.type), type(column.type).__name__)
 
 
-def _value(given: object) -> str:
-    """A default as it is written: a function by its name, SQL as text, otherwise the value."""
-    if isinstance(given, TextClause):
-        return f"text({_quoted(given.text)})"
-    if isinstance(given, FunctionType):
-        return given.__name__
-    return _quoted(given) if isinstance(given, str) else repr(given).replace("'", '"')
+def _render_value(default: object) -> str:
+    """Return the source text of a default: a function's name, SQL text, or a literal."""
+    if isinstance(default, TextClause):
+        return f"text({_quote(default.text)})"
+    if isinstance(default, FunctionType):
+        return default.__name__
+    return _quote(default) if isinstance(default, str) else repr(default).replace("'", '"')
 
 
-def _quoted(words: str) -> str:
-    assert '"' not in words
-    assert "\\" not in words
-    return f'"{words}"'
+def _quote(value: str) -> str:
+    assert '"' not in value
+    assert "\\" not in value
+    return f'"{value}"'

@@ -1,8 +1,8 @@
-"""Prints the text of `infra/catalog/tables.py`."""
+"""Print the render_tables text of `infra/catalog/tables.py`."""
 
 import sys
 
-from infra.declared import source
+from infra.declared import render_tables
 from infra.declared.models import metadata
 
-sys.stdout.write(source(metadata))
+sys.stdout.write(render_tables(metadata))

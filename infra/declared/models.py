@@ -1,7 +1,7 @@
-"""The catalog's tables as they are declared; `infra.catalog.tables`, which queries import, is written from here.
+"""Tables of the catalog. `make tables` generates `infra.catalog.tables`, which queries import, from these classes.
 
-Times are microseconds since 1970 by the database's clock. There are no foreign keys: rows of one ledger are
-removed set-wise under the lock of their list, and a check per row would cost more than the removal.
+Times are microseconds since 1970 by the database's clock. There are no foreign keys: the rows of a ledger are removed
+as sets under the lock of their list, and a check per row would cost more than the removal.
 """
 
 from typing import Any
@@ -9,13 +9,13 @@ from typing import Any
 from sqlalchemy import JSON, Index, Integer, LargeBinary, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-import infra.declared.records  # noqa: F401 - their tables join the others
+import infra.declared.records  # noqa: F401 - adds its tables to the metadata
 from infra.declared.transactions import Big
 from infra.telemetry import current_trace_id
 
 
 class CatalogRow(SQLModel, table=True):
-    """The one row that speaks for the catalog as a whole."""
+    """Single row with the epoch, the identity and the number of bundles of the catalog."""
 
     __tablename__ = "catalog"
     id: int = Field(primary_key=True, sa_type=Integer)
@@ -26,7 +26,7 @@ class CatalogRow(SQLModel, table=True):
 
 
 class BucketMarkerRow(SQLModel, table=True):
-    """A bucket in which this catalog has put its marker: from then on it is refused without it."""
+    """Bucket with this catalog's marker. From then on the bucket is refused if its marker is missing."""
 
     __tablename__ = "bucket_marker"
     role: str = Field(primary_key=True)  # primary, tiered or records
@@ -35,7 +35,7 @@ class BucketMarkerRow(SQLModel, table=True):
 
 
 class BundleFenceRow(SQLModel, table=True):
-    """How often a bundle was acquired, and by whom last; its row is the lock of writes under a lease."""
+    """Number of acquisitions of a bundle, and its last owner. The row is the lock of writes under a lease."""
 
     __tablename__ = "bundle_fence"
     bundle: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
@@ -45,7 +45,7 @@ class BundleFenceRow(SQLModel, table=True):
 
 
 class TopicRow(SQLModel, table=True):
-    """A topic; a name created again has another id."""
+    """Topic. A name that is created again gets another id."""
 
     __tablename__ = "topic"
     __table_args__ = {"sqlite_autoincrement": True}
@@ -54,12 +54,12 @@ class TopicRow(SQLModel, table=True):
     state: str
     retention_s: int = Field(sa_type=Big)
     retention_bytes: int | None = Field(default=None, sa_type=Big)
-    durable_delete: int | None = None  # 1 or 0, for all of its operations; null: as each says
+    durable_delete: int | None = None  # 1 or 0 for all operations of the topic; null: each operation decides
     created_us: int = Field(sa_type=Big)
 
 
 class LedgerListRow(SQLModel, table=True):
-    """The ledgers of one owner, in order. Its row is the lock of phase one."""
+    """Ordered list of the ledgers of one owner. The row is the lock of phase one."""
 
     __tablename__ = "ledger_list"
     __table_args__ = (UniqueConstraint("topic_id", "component", "owner"),)
@@ -71,7 +71,7 @@ class LedgerListRow(SQLModel, table=True):
 
 
 class LedgerRow(SQLModel, table=True):
-    """A ledger. It is listed while `place` is set."""
+    """Ledger. It is in its list while `place` is set."""
 
     __tablename__ = "ledger"
     __table_args__ = (
@@ -96,7 +96,7 @@ class LedgerRow(SQLModel, table=True):
 
 
 class LedgerCopyRow(SQLModel, table=True):
-    """One copy of a ledger: primary or tiered."""
+    """Primary or tiered copy of a ledger."""
 
     __tablename__ = "ledger_copy"
     __table_args__ = (
@@ -114,7 +114,7 @@ class LedgerCopyRow(SQLModel, table=True):
 
 
 class SegmentRow(SQLModel, table=True):
-    """A registered segment; its registration is the moment at which its entries exist."""
+    """Registered segment. Its entries exist from its registration on."""
 
     __tablename__ = "segment"
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
@@ -122,12 +122,12 @@ class SegmentRow(SQLModel, table=True):
     first_entry: int = Field(sa_type=Big)
     entries: int = Field(sa_type=Big)
     size_bytes: int = Field(sa_type=Big)
-    sha256: str | None = None  # of the object, hexadecimal; segments from before digests have none
-    delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time; null: not known, from before
+    sha256: str | None = None  # of the object, hexadecimal; null in rows of builds without digests
+    delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time; null in rows of old builds
 
 
 class CursorRow(SQLModel, table=True):
-    """A subscription and what it acknowledged."""
+    """Subscription with its acknowledgements."""
 
     __tablename__ = "cursor"
     __table_args__ = (UniqueConstraint("topic_id", "name"),)
@@ -136,17 +136,16 @@ class CursorRow(SQLModel, table=True):
     name: str
     mark_ledger: int = Field(sa_type=Big)
     mark_entry: int = Field(sa_type=Big)
-    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # beyond the snapshot, if there is one
-    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # its cursor ledger, once the state outgrew the row
-    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # resets: tells states apart
-    releases: int = Field(
-        default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"}
-    )  # see `StoredCursor.releases`
+    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # since the snapshot if there is one
+    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # cursor ledger, once the state outgrew the row
+    seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # number of resets
+    # How often the subscription has given entries back.
+    releases: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})
     created_us: int = Field(sa_type=Big)
 
 
 class SchemaVersionRow(SQLModel, table=True):
-    """A version of a topic's schema, and the ledger that holds its content."""
+    """Version of a topic's schema, with the ledger that holds its content."""
 
     __tablename__ = "schema_version"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
@@ -158,7 +157,7 @@ class SchemaVersionRow(SQLModel, table=True):
 
 
 class ProducerSequenceRow(SQLModel, table=True):
-    """The last registered sequence id of a producer on a topic."""
+    """Last registered sequence id of a producer on a topic."""
 
     __tablename__ = "producer_sequence"
     __table_args__ = (
@@ -173,13 +172,13 @@ class ProducerSequenceRow(SQLModel, table=True):
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     producer: str = Field(primary_key=True)
     sequence_id: int = Field(sa_type=Big)
-    kept_id: int | None = Field(default=None, sa_type=Big)  # up to which ids count whatever becomes of the transaction
-    txn_tc: int | None = None  # the transaction of the ids beyond; null: they count
+    kept_id: int | None = Field(default=None, sa_type=Big)  # ids up to this one count even if the transaction aborts
+    txn_tc: int | None = None  # transaction of the later ids; null: they count
     txn_seq: int | None = Field(default=None, sa_type=Big)
 
 
 class PendingDeletionRow(SQLModel, table=True):
-    """A deletion intent: one copy of one ledger, of one detach. Source: PIP-186, PendingDeleteLedgerInfo."""
+    """Deletion intent for one copy of a ledger, filed by one detach. Source: PIP-186, PendingDeleteLedgerInfo."""
 
     __tablename__ = "pending_deletion"
     __table_args__ = (
@@ -187,7 +186,7 @@ class PendingDeletionRow(SQLModel, table=True):
         Index("pending_deletion_by_batch", "batch_id", "row_id"),
         Index("pending_deletion_by_state", "state", "topic_id"),
         Index("pending_deletion_by_end", "state", "finished_us"),
-        {"sqlite_autoincrement": True},  # pages go on behind the highest row id seen
+        {"sqlite_autoincrement": True},  # readers page by row id, so that an id must not be used again
     )
     row_id: int | None = Field(default=None, primary_key=True, sa_type=Big)
     batch_id: str
@@ -212,23 +211,23 @@ class PendingDeletionRow(SQLModel, table=True):
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
-    keys_left: int | None = Field(default=None, sa_type=Big)  # after the last attempt that storage answered
-    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # in a row that left as many
+    keys_left: int | None = Field(default=None, sa_type=Big)  # remaining keys after the last answered attempt
+    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # consecutive, same rest
     objects_deleted: int = Field(default=0, sa_type=Big)
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
-    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: not known
+    actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: unknown
     reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
-    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # again, after it had ended
-    durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: a tombstone stands for its ledger
-    trace_id: str | None = Field(  # of whatever wrote the row last: its detach, or its last attempt
+    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # reopened after its end
+    durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: its ledger has a tombstone
+    trace_id: str | None = Field(  # trace that wrote the row last: the detach, or the last attempt
         default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
     )
 
 
 class RunRow(SQLModel, table=True):
-    """One batch of work, claimed as a whole."""
+    """Batch of deletions, claimed as a whole."""
 
     __tablename__ = "run"
     __table_args__ = (Index("run_by_end", "finished_us"),)
@@ -241,11 +240,11 @@ class RunRow(SQLModel, table=True):
     claim_until_us: int | None = Field(default=None, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
-    paused_us: int | None = Field(default=None, sa_type=Big)  # since when its batch is paused; none: it is not
+    paused_us: int | None = Field(default=None, sa_type=Big)  # begin of the batch's pause; null: not paused
 
 
 class AuditRow(SQLModel, table=True):
-    """A destructive act: actor, reason, workflow and outcome."""
+    """Destructive act with its actor, reason, workflow and outcome."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_topic", "topic_id", "audit_id"), Index("audit_by_run", "run_id"))
@@ -257,35 +256,35 @@ class AuditRow(SQLModel, table=True):
     workflow_id: str
     topic_id: int | None = Field(default=None, sa_type=Big)
     topic: str | None = None
-    run_id: str | None = None  # the batch it was a step of
-    first_ledger: int | None = Field(default=None, sa_type=Big)  # inclusive; none: it is not about ledgers
+    run_id: str | None = None  # batch of the act
+    first_ledger: int | None = Field(default=None, sa_type=Big)  # inclusive; null: the act is not about ledgers
     last_ledger: int | None = Field(default=None, sa_type=Big)
     detail: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)
 
 
 class DelayedIndexRow(SQLModel, table=True):
-    """How far a topic's log was read for delayed messages, and which workflow works on its list of buckets."""
+    """Position up to which a topic's log was read for delayed messages, and the claim on its list of buckets."""
 
     __tablename__ = "delayed_index"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    version: int = Field(default=0, sa_type=Big)  # of the list: every change compares and sets it
-    sealed_ledger: int = Field(default=-1, sa_type=Big)  # up to this entry, inclusive, the log was looked through
+    version: int = Field(default=0, sa_type=Big)  # version of the list, for compare-and-set
+    sealed_ledger: int = Field(default=-1, sa_type=Big)  # last entry read, inclusive
     sealed_entry: int = Field(default=-1, sa_type=Big)
-    unsealed: int = Field(default=0, sa_type=Big)  # entries behind it that have a delivery time
-    changed_us: int | None = Field(default=None, sa_type=Big)  # when the newest of them was registered
+    unsealed: int = Field(default=0, sa_type=Big)  # later entries with a delivery time
+    changed_us: int | None = Field(default=None, sa_type=Big)  # registration of the newest of these entries
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
 
 
 class DelayedBucketRow(SQLModel, table=True):
-    """A bucket, and the ledger that holds its snapshot. Delivery times are milliseconds since 1970."""
+    """Bucket of delayed messages, with the ledger of its snapshot. Delivery times are milliseconds since 1970."""
 
     __tablename__ = "delayed_bucket"
     __table_args__ = (Index("delayed_bucket_by_topic", "topic_id", "first_ledger", "first_entry"),)
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     topic_id: int = Field(sa_type=Big)
-    first_ledger: int = Field(sa_type=Big)  # of the range that it covers, inclusive
+    first_ledger: int = Field(sa_type=Big)  # first entry of the range, inclusive
     first_entry: int = Field(sa_type=Big)
     last_ledger: int = Field(sa_type=Big)
     last_entry: int = Field(sa_type=Big)

@@ -1,4 +1,4 @@
-"""The tables of the record log as they are declared; see `models`."""
+"""Tables of the record log."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from infra.declared.transactions import Big
 
 
 class RecordOutboxRow(SQLModel, table=True):
-    """A change of a record that is in no block yet, inserted by a trigger; see `infra.catalog.records.outbox_rows`."""
+    """Change of a record that is in no block yet. Triggers of `infra.catalog.records.outbox_rows` insert it."""
 
     __tablename__ = "record_outbox"
     __table_args__ = (
@@ -19,7 +19,7 @@ class RecordOutboxRow(SQLModel, table=True):
             "id",
             sqlite_where=text("kind IN ('deletion', 'ledger', 'topic')"),
             postgresql_where=text("kind IN ('deletion', 'ledger', 'topic')"),
-        ),  # what is asked for by id; an append's rows are in no index but the key's
+        ),  # only kinds that are looked up by id, so that the rows of an append are in no other index
         {"sqlite_autoincrement": True},
     )
     version: int | None = Field(default=None, primary_key=True, sa_type=Big)  # never reset
@@ -30,41 +30,41 @@ class RecordOutboxRow(SQLModel, table=True):
 
 
 class TombstoneRow(SQLModel, table=True):
-    """What a durable delete left of a topic or of a ledger."""
+    """Tombstone of a topic or a ledger that was deleted durably."""
 
     __tablename__ = "tombstone"
     __table_args__ = (Index("tombstone_by_topic", "topic_id"),)
     kind: str = Field(primary_key=True)
     id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    topic_id: int | None = Field(default=None, sa_type=Big)  # null: not known, as after a rebuild
+    topic_id: int | None = Field(default=None, sa_type=Big)  # null: unknown, for example after a rebuild
     list_id: int | None = Field(default=None, sa_type=Big)  # of a ledger
     component: str | None = None  # of a ledger
     generation: int = Field(sa_type=Big)
     epoch: int = Field(sa_type=Big)
-    at_us: int = Field(sa_type=Big)  # of its last update; never below what it was
-    raid: str | None = None  # the raid whose candidate it is
+    at_us: int = Field(sa_type=Big)  # last update; never decreases
+    raid: str | None = None  # raid that has marked the tombstone
 
 
 class RecordStagedRow(SQLModel, table=True):
-    """A block of a page of a flush: it is stored, and the manifest that ends the flush is to name it."""
+    """Stored block of an unfinished flush. The manifest that ends the flush names it."""
 
     __tablename__ = "record_staged"
     block_id: str = Field(primary_key=True)
-    manifest: int = Field(sa_type=Big)  # that of its page
-    oldest_us: int | None = Field(default=None, sa_type=Big)  # of the changes that were in no block before that page
-    facts: str = Field(sa_type=Text)  # JSON: what a manifest says of it
+    manifest: int = Field(sa_type=Big)  # number of the manifest of the block's page
+    oldest_us: int | None = Field(default=None, sa_type=Big)  # oldest change that was in no block before that page
+    facts: str = Field(sa_type=Text)  # description of the block for a manifest, as JSON
 
 
 class RecordLogRow(SQLModel, table=True):
-    """The one row that says how the catalog stands to its record log."""
+    """Single row with the state of the catalog's record log."""
 
     __tablename__ = "record_log"
     id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
-    manifest: int = Field(sa_type=Big)  # number of the newest one that is known to be put; 0: none
-    stamp: str  # of that one
-    pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # stamps begun since, each with its time in us
+    manifest: int = Field(sa_type=Big)  # number of the newest manifest that is known to be stored; 0: none
+    stamp: str  # stamp of that manifest
+    pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # later stamps, each with its time in us
     state: str  # READY or ADOPTING
-    rebuild: str | None = None  # the rebuild that loads it; of a replica, the name under which it was seeded
+    rebuild: str | None = None  # rebuild that loads the catalog; in a replica, the name under which it was seeded
     ledger_ceiling: int = Field(sa_type=Big)  # ids below it may be given out
     topic_ceiling: int = Field(sa_type=Big)
     transaction_ceiling: int = Field(sa_type=Big)
@@ -75,7 +75,7 @@ class RecordLogRow(SQLModel, table=True):
 
 
 class AdoptionRow(SQLModel, table=True):
-    """A ledger of which storage holds something else than the rebuilt catalog says, and what became of that."""
+    """Ledger whose content in storage differs from the rebuilt catalog, and its adoption."""
 
     __tablename__ = "adoption"
     __table_args__ = (Index("adoption_by_topic", "topic_id", "ledger_id"),)
@@ -83,6 +83,6 @@ class AdoptionRow(SQLModel, table=True):
     topic_id: int = Field(sa_type=Big)
     shard: int = Field(sa_type=Integer)
     standing: str
-    facts: str = Field(sa_type=Text)  # JSON: what was found
+    facts: str = Field(sa_type=Text)  # findings in storage, as JSON
     adoptee: str | None = None  # null: its topic is not settled
-    segments: int = Field(default=0, sa_type=Big)  # adopted
+    segments: int = Field(default=0, sa_type=Big)  # number of adopted segments

@@ -1,4 +1,4 @@
-"""The tables of transactions as they are declared; see `models`."""
+"""Tables of transactions."""
 
 from sqlalchemy import BigInteger, Index, Integer, LargeBinary, Text, text
 from sqlmodel import Field, SQLModel
@@ -9,7 +9,7 @@ Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only i
 
 
 class TransactionCoordinatorRow(SQLModel, table=True):
-    """Where the ids of one coordinator's transactions have arrived."""
+    """Next sequence number of one coordinator's transactions."""
 
     __tablename__ = "transaction_coordinator"
     tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
@@ -17,7 +17,7 @@ class TransactionCoordinatorRow(SQLModel, table=True):
 
 
 class TransactionRow(SQLModel, table=True):
-    """A transaction. Its state alone says whether its messages are visible."""
+    """Transaction. Only its state decides whether its messages are visible."""
 
     __tablename__ = "transaction"
     __table_args__ = (
@@ -38,33 +38,33 @@ class TransactionRow(SQLModel, table=True):
     deadline_us: int = Field(sa_type=Big)
     decided_us: int | None = Field(default=None, sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
-    timed_out: int = Field(default=0, sa_type=Integer)  # 1: its deadline aborted it
+    timed_out: int = Field(default=0, sa_type=Integer)  # 1: aborted because its deadline passed
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
-    attempts: int = 0  # to tell its participants, after the first
+    attempts: int = 0  # broadcasts to its participants after the first
     last_error: str | None = Field(default=None, sa_type=Text)
     trace_id: str | None = Field(default=None, sa_column_kwargs={"default": current_trace_id})
 
 
 class TransactionParticipantRow(SQLModel, table=True):
-    """A topic with messages of a transaction, or a subscription of it with the acknowledgements that it holds."""
+    """Participant of a transaction: a topic with messages, or a subscription with acknowledgements."""
 
     __tablename__ = "transaction_participant"
     __table_args__ = (Index("transaction_participant_by_topic", "topic_id", "subscription"),)
     tc_id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
     sequence: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    subscription: str = Field(primary_key=True)  # empty: messages
+    subscription: str = Field(primary_key=True)  # empty: the topic, for its messages
     topic: str
     positions: bytes = Field(default=b"", sa_type=LargeBinary)  # acknowledged in the transaction, packed
-    settled_us: int | None = Field(default=None, sa_type=Big)  # since when the log tells of it
+    settled_us: int | None = Field(default=None, sa_type=Big)  # null: not settled
     how: str | None = None  # MARKED, GONE or RESOLVED
     last_error: str | None = Field(default=None, sa_type=Text)
 
 
 class BufferRangeRow(SQLModel, table=True):
-    """Entries of one transaction, one after the other in a ledger, until its topic is settled."""
+    """Consecutive entries of one transaction in a ledger. The row stays until the topic is settled."""
 
     __tablename__ = "buffer_range"
     __table_args__ = (
@@ -80,7 +80,7 @@ class BufferRangeRow(SQLModel, table=True):
 
 
 class BufferHiddenRow(SQLModel, table=True):
-    """Entries of a ledger that no consumer sees: markers, and messages of aborted transactions."""
+    """Hidden entries of a ledger: transaction markers, and messages of aborted transactions."""
 
     __tablename__ = "buffer_hidden"
     __table_args__ = (Index("buffer_hidden_by_topic", "topic_id", "ledger_id"),)
@@ -90,7 +90,7 @@ class BufferHiddenRow(SQLModel, table=True):
 
 
 class TransactionSnapshotRow(SQLModel, table=True):
-    """Which ledger holds the snapshot of a topic's buffer, and when the next one is due."""
+    """Ledger with the snapshot of a topic's transaction buffer, and the time of the next snapshot."""
 
     __tablename__ = "transaction_snapshot"
     __table_args__ = (
@@ -99,7 +99,7 @@ class TransactionSnapshotRow(SQLModel, table=True):
     )
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     ledger_id: int | None = Field(default=None, sa_type=Big)
-    read_ledger: int = Field(default=-1, sa_type=Big)  # the last entry that the snapshot knows of
+    read_ledger: int = Field(default=-1, sa_type=Big)  # last entry that the snapshot covers
     read_entry: int = Field(default=-1, sa_type=Big)
-    changes: int = Field(default=0, sa_type=Big)  # settled since the newest snapshot was begun
-    due_us: int | None = Field(default=None, sa_type=Big)  # null: nothing has changed
+    changes: int = Field(default=0, sa_type=Big)  # settled since the begin of the newest snapshot
+    due_us: int | None = Field(default=None, sa_type=Big)  # null: no change since the last snapshot

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import adbc_connect, schema_of
+from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import facts as sql
 from logstore.reconciliation.files import PAGE, SCHEMA
 from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
@@ -107,7 +107,7 @@ def _compare(group: int, *, sides: _Sides) -> dict[str, int]:
 def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.Table:
     """With the topic of each ledger that has a row; what storage states of others is asked for later."""
     known = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
-    lists = read(sides.references, "lists", None, schema_of(sql.lists()))
+    lists = read(sides.references, "lists", None, arrow_schema(sql.lists()))
     names = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))
     pairs = zip(known["ledger_id"].to_pylist(), known["list_id"].to_pylist(), strict=True)
     topics = {ledger_id: names.get(list_id, "") for ledger_id, list_id in pairs}
@@ -130,7 +130,7 @@ def _put(path: Path, tables: Iterable[pa.Table]) -> int:
 
 def segments_of(url: str, ledger_ids: Ids) -> pa.Table:
     """Segments that the catalog registered of these ledgers."""
-    with adbc_connect(url) as connection:
+    with open_arrow_reader(url) as connection:
         pages = range(0, len(ledger_ids), sql.MOST_LEDGERS)
         tables = [connection.table(sql.segments(ledger_ids[at : at + sql.MOST_LEDGERS].tolist())) for at in pages]
     return pa.concat_tables(tables)

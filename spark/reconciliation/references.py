@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Select
 
-from infra.catalog.engine.adbc import adbc_connect, schema_of
+from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.engine.dialects import context_in
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.reconciliation import facts as sql
@@ -56,7 +56,7 @@ class _Reading:
     ) -> int:
         """Read a range into files, batch by batch, and say how many facts."""
         files = GroupFiles(self.folder, stem, part.number, schema, self.groups)
-        with adbc_connect(self.url) as connection:
+        with open_arrow_reader(self.url) as connection:
             for rows in connection.batches(query):
                 for batch in facts(rows).to_batches():
                     files.write(batch)
@@ -92,7 +92,7 @@ def bounds(run: JobRun, database_url: str) -> dict[str, int]:
 
 
 def _bounds(database_url: str) -> dict[str, int]:
-    with adbc_connect(database_url) as connection:
+    with open_arrow_reader(database_url) as connection:
         (row,) = connection.table(sql.bounds()).to_pylist()
     return {name: int(value) for name, value in row.items()}
 
@@ -105,7 +105,7 @@ def _ranges(first: int, last: int) -> list[_Range]:
 
 def _begin(here: _Reading) -> dict[str, int]:
     """The bounds; and into a file the lists, for the digests of ledgers: one a topic and component, not a ledger."""
-    with adbc_connect(here.url) as connection:
+    with open_arrow_reader(here.url) as connection:
         rows = connection.table(sql.lists())
     put(here.folder, "lists", 0, rows.to_batches(), rows.schema)
     return _bounds(here.url)
@@ -114,7 +114,7 @@ def _begin(here: _Reading) -> dict[str, int]:
 @lru_cache(maxsize=2)
 def _lists(folder: Path) -> dict[int, dict[str, Any]]:
     """In an executor: lists by id, read once a process and run."""
-    table = read(folder, "lists", None, schema_of(sql.lists()))
+    table = read(folder, "lists", None, arrow_schema(sql.lists()))
     return {row["list_id"]: row for row in table.to_pylist()}
 
 
@@ -144,7 +144,7 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
         How many, and how many tiered copies they have.
     """
     first, end, own = part.first, part.end, here.application
-    with adbc_connect(here.url) as connection:
+    with open_arrow_reader(here.url) as connection:
         copies = connection.table(sql.copies(first, end))
         named = connection.table(sql.named_ledgers(first, end)).to_pylist()
         (most,) = connection.table(sql.most_segments(first, end))["segments"].to_pylist()
@@ -213,7 +213,7 @@ def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) ->
 @lru_cache(maxsize=2)
 def _applications(here: _Reading, part: _Range) -> dict[int, str]:
     """Of ledgers that were written under another name of the application; there are none as a rule."""
-    with adbc_connect(here.url) as connection:
+    with open_arrow_reader(here.url) as connection:
         rows = connection.table(sql.applications(part.first, part.end, here.application)).to_pylist()
     return {row["ledger_id"]: row["application"] for row in rows}
 

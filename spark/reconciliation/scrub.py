@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import ArrowReader, adbc_connect
+from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import CorruptData
@@ -90,7 +90,7 @@ def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) ->
     counts, page = Counter[str](), Counter[str]()
     max_bytes = min(_PAGE_BYTES, _PAGE_S * job.bytes_per_s)
     first = last = -1
-    with adbc_connect(database_url) as catalog:
+    with open_arrow_reader(database_url) as catalog:
         for ledger_id, size_bytes, objects in _copies(catalog, job):
             is_full = page["size_bytes"] + size_bytes > max_bytes or page["objects"] + objects > max_objects
             if ledger_id != last:
@@ -143,7 +143,7 @@ def _lanes(page: _Range, *, bytes_per_s: int, at_once: int) -> list[_Lane]:
 def _read(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
     """In an executor: the objects of one lane; findings into one file. A task may run twice."""
     page, counts = lane.page, Counter[str]()
-    with adbc_connect(addresses.database_url) as catalog:
+    with open_arrow_reader(addresses.database_url) as catalog:
         segments = catalog.table(sql.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
         copies = catalog.table(sql.scrubbed_copies(page.first, page.end, page.topics)).to_pylist()
     reader = _Reader(addresses, Pace(lane.bytes_per_s))
@@ -199,12 +199,12 @@ class _Reader:
         return _finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None
 
     def _names_segment(self, segment: Segment) -> bool:
-        with adbc_connect(self._addresses.database_url) as catalog:
+        with open_arrow_reader(self._addresses.database_url) as catalog:
             rows = catalog.table(sql.scrubbed_segments(segment.ledger_id, segment.ledger_id + 1, ())).to_pylist()
         return segment in map(_segment, rows)
 
     def _names_copy(self, ledger_id: LedgerId, uuid: str) -> bool:
-        with adbc_connect(self._addresses.database_url) as catalog:
+        with open_arrow_reader(self._addresses.database_url) as catalog:
             rows = catalog.table(sql.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
         return any(context_in(row["context"]).get("uuid") == uuid for row in rows)
 

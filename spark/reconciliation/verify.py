@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import ArrowReader, adbc_connect
+from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import context_in
 from infra.catalog.reconciliation import facts as sql
 from infra.catalog.reconciliation.known import known_ledgers
@@ -90,7 +90,7 @@ def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAdd
     with (
         replacing(folder / f"findings-{task.number:06d}.parquet") as new,
         pq.ParquetWriter(new, SCHEMA) as writer,
-        adbc_connect(addresses.database_url) as catalog,
+        open_arrow_reader(addresses.database_url) as catalog,
     ):
         for number in task.pages:
             found = verified(list(files.page(number).values()), stores, catalog, before_us, addresses.application)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Select
 
 from infra.catalog import SqlCatalog
-from infra.catalog.engine.adbc import adbc_connect
+from infra.catalog.engine.adbc import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.own_stores import OwnStores
@@ -36,7 +36,7 @@ def by_size(database_url: str, sizes: Callable[[], Iterable[Select[Any]]], topic
         topics: Which; none: all.
     """
     found = Counter[int]()
-    with adbc_connect(database_url) as connection:
+    with open_arrow_reader(database_url) as connection:
         for query in sizes():
             for row in connection.table(query).to_pylist():
                 found[row["topic_id"]] += row["size"]

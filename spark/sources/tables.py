@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from infra.catalog.engine.adbc import adbc_connect, schema_of
+from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import InvalidInput
 from logstore.log.entries import schema as entry_schema
@@ -134,7 +134,7 @@ class Ledgers(DataSource):
 
     def schema(self) -> StructType:
         """As `facts.ledgers` says."""
-        return from_arrow_schema(schema_of(sql.ledgers(0, 1, self.addresses.application)))
+        return from_arrow_schema(arrow_schema(sql.ledgers(0, 1, self.addresses.application)))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
         """Of every id, until filters narrow them."""
@@ -157,7 +157,7 @@ class _LedgerReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Ranges of ids."""
-        with adbc_connect(self._addresses.database_url) as connection:
+        with open_arrow_reader(self._addresses.database_url) as connection:
             (row,) = connection.table(sql.bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
         return [_Part((at, min(at + _ROWS, end))) for at in range(first, end, _ROWS)] or [_Part((0, 0))]
@@ -165,7 +165,7 @@ class _LedgerReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In an executor."""
         spare_the_collector()
-        with adbc_connect(self._addresses.database_url) as connection:
+        with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
             yield from connection.batches(sql.ledgers(first, end, self._addresses.application))
 
@@ -225,7 +225,7 @@ class _EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Runs of segments."""
-        with adbc_connect(self._addresses.database_url) as connection:
+        with open_arrow_reader(self._addresses.database_url) as connection:
             rows = connection.table(sql.topic_segments(self._topic_id)).to_pylist()
         return [_Part(rows[at : at + _SEGMENTS]) for at in range(0, len(rows), _SEGMENTS)] or [_Part([])]
 

@@ -13,7 +13,7 @@ from threading import Lock
 from activities.records.following import RecordFollowing
 from activities.records.rebuilding import Loaded, Rebuilding
 from infra.catalog import open_catalog
-from infra.catalog.engine.connections import shown_url
+from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.records.following import open_replica
 from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused
@@ -141,7 +141,9 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     source = RecordLog(known.own(*at(Role.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
     followed = RecordLog(known.own(*at(Role.REPLICA, bucket))) if copied else source
-    url = shown_url(settings.database_url)  # whatever the password: every run of the same command comes to one name
+    url = mask_passwords(
+        settings.database_url
+    )  # whatever the password: every run of the same command comes to one name
     follow = Follow(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
         bucket=bucket,

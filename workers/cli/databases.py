@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 def known_database(url: str | None) -> str | None:
     """The URL of a database that can hold a catalog."""
-    from infra.catalog.engine.connections import parsed_url, shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import mask_passwords, parse_database_url  # noqa: PLC0415 - start-up time
 
     if url is None:
         return None
     try:
-        parsed_url(url)
+        parse_database_url(url)
     except InvalidInput as error:
-        raise InvalidInput("into", expected=error.expected, found=shown_url(url)) from None
+        raise InvalidInput("into", expected=error.expected, found=mask_passwords(url)) from None
     return url
 
 
@@ -144,9 +144,9 @@ def _abandoned(context: CommandContext, rebuild: str, into: str | None) -> Answe
 
 def shown_database(url: str) -> str:
     """The URL of a database without its password."""
-    from infra.catalog.engine.connections import shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import mask_passwords  # noqa: PLC0415 - start-up time
 
-    return shown_url(url)
+    return mask_passwords(url)
 
 
 def _answer(result: "RebuildCatalogResult", into: str) -> Answer:

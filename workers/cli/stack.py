@@ -98,11 +98,11 @@ config = group("config", "Settings and where they come from.")
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
 def show(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
-    from infra.catalog.engine.connections import shown_url  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.connections import mask_passwords  # noqa: PLC0415 - start-up time
 
     loaded = context.loaded
     values = loaded.settings.model_dump(mode="json")
-    values["database_url"] = shown_url(values["database_url"])
+    values["database_url"] = mask_passwords(values["database_url"])
     rows = [
         {"name": name, "value": None if value == "" else value, "origin": loaded.origins[name]}
         for name, value in values.items()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from infra.catalog.engine.connections import parsed_url
+from infra.catalog.engine.connections import parse_database_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
 from workers.settings.tls_files import read_chain
@@ -41,7 +41,7 @@ def files_of_certificates(settings: Settings) -> dict[str, str]:
     """Files by the settings that name them; the database's stands in its URL."""
     found = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
     with suppress(InvalidInput):  # of the URL: the connection reports it
-        found["database_url"] = str(parsed_url(settings.database_url).query.get("sslcert", ""))
+        found["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
     return {name: path for name, path in found.items() if path}
 
 

@@ -21,7 +21,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from infra.catalog.engine.connections import shown_url
+from infra.catalog.engine.connections import mask_passwords
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.markers import Role
@@ -203,7 +203,7 @@ async def _which(client: Client, settings: Settings, parts: RebuildParts, *, ski
     target = await asyncio.to_thread(parts.database.target)
     if target.rebuild:
         if target.state == _READY and not await _runs(client, REBUILD_CATALOG.id(target.rebuild)):
-            shown = shown_url(settings.database_url)
+            shown = mask_passwords(settings.database_url)
             raise PreconditionFailed(
                 f"database {shown}: expected an empty one to rebuild into, found the catalog that rebuild"
                 f" {target.rebuild} has completed"

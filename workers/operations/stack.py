@@ -12,7 +12,7 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
 
-from infra.catalog import Database, SqlCatalog, open_catalog, shown_url, upgrade, version
+from infra.catalog import Database, SqlCatalog, mask_passwords, open_catalog, upgrade, version
 from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.ports import WantedPorts
@@ -80,7 +80,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         "ui": where.ui,
         "s3": where.s3,
         "zookeeper": where.zookeeper,
-        "database": shown_url(settings.database_url),
+        "database": mask_passwords(settings.database_url),
         "worker_pids": pids,
         "home": str(settings.home.absolute()),
     }
@@ -142,7 +142,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
     try:
         upgrade(database, bundles=settings.bundles)
         return {
-            "database": shown_url(settings.database_url),
+            "database": mask_passwords(settings.database_url),
             "version": version(database),
             "catalog_id": SqlCatalog(database).identities.catalog_id(),
             "buckets": adopt_buckets(settings, database) if settings.has_object_store else {},

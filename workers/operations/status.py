@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from infra.catalog import Database, check_version, open_catalog
-from infra.catalog.engine.versions import check_takes_writes, lost_write_ahead
+from infra.catalog.engine.versions import check_writable, find_lost_write_ahead
 from infra.coordination.directory import OwnershipDirectory
 from infra.coordination.identity import check_path
 from infra.objects import read_store_clock_s
@@ -133,7 +133,7 @@ def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
         database = Database(settings.database_url)
     except SextonError:
         return None  # the check of the database reports it
-    problem = lost_write_ahead(database, pids)
+    problem = find_lost_write_ahead(database, pids)
     database.close()
     return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
 
@@ -142,7 +142,7 @@ def _check_database(settings: Settings) -> str:
     database = Database(settings.database_url)
     try:
         check_version(database)
-        check_takes_writes(database)
+        check_writable(database)
     finally:
         database.close()
     return "this build's version, and takes writes"

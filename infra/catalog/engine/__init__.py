@@ -1,1 +1,1 @@
-"""The database under the catalog: transactions, its faults, its version, and parameters in bulk."""
+"""Database of the catalog: connections, transactions, error translation, versions and bulk parameters."""

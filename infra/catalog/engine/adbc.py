@@ -1,4 +1,4 @@
-"""Bulk reads: a statement's rows as Arrow batches, by a connection that can only read; and bulk loads.
+"""Bulk reads of rows as Arrow batches over a read-only connection, and bulk loads.
 
 A row costs about a tenth of what it costs as a Python object. Source: Arrow Database Connectivity (ADBC).
 """
@@ -14,35 +14,38 @@ import pyarrow as pa
 from sqlalchemy import URL, BigInteger, Column, Integer, LargeBinary, Select
 
 from infra.catalog.engine import faults
-from infra.catalog.engine.connections import ARROWS, CONNECT_S, held, parsed_url
+from infra.catalog.engine.connections import ARROW_SQLITE, CONNECT_TIMEOUT_S, parse_database_url, registered_open
 from logstore.errors import CatalogBusy, CorruptData, ServiceFailed, SextonError, StoreUnavailable
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
 _BATCH_ROWS: Final = 65_536
-_PATIENT: Final = ("busy_timeout=5000",)
-_UNSAFE: Final = ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF", "cache_size=-131072")
-_CONTENDED: Final = re.compile(r"database (table )?is locked|SQLSTATE: (40001|40P01|55P03)")
-_DAMAGED: Final = re.compile(r"malformed|Type mismatch|Invalid UTF8|Failed to parse|SQLSTATE: XX00[12]")
-_LOST: Final = re.compile(r"SQLSTATE: (57P0|08|53)|\[libpq\] (Failed to connect|Execution error)|terminat|unexpectedly")
-_DISK: Final = re.compile(r"^IO: |I/O error|unable to open|Failed to step query")
+_READER_PRAGMAS: Final = ("busy_timeout=5000",)
+_WRITER_PRAGMAS: Final = ("locking_mode=EXCLUSIVE", "journal_mode=OFF", "synchronous=OFF", "cache_size=-131072")
+_CONTENTION_TEXT: Final = re.compile(r"database (table )?is locked|SQLSTATE: (40001|40P01|55P03)")
+_DAMAGE_TEXT: Final = re.compile(r"malformed|Type mismatch|Invalid UTF8|Failed to parse|SQLSTATE: XX00[12]")
+_CONNECTION_LOSS_TEXT: Final = re.compile(
+    r"SQLSTATE: (57P0|08|53)|\[libpq\] (Failed to connect|Execution error)|terminat|unexpectedly"
+)
+_DISK_FAILURE_TEXT: Final = re.compile(r"^IO: |I/O error|unable to open|Failed to step query")
 
 
-def sql_text(query: Select[Any], dialect: str) -> str:
-    """The statement as text without parameters, for `sqlite` or `postgresql`: numbers and texts stand in it."""
-    made = import_module(f"sqlalchemy.dialects.{dialect}").dialect(paramstyle="named")  # another one doubles each "%"
-    return str(query.compile(dialect=made, compile_kwargs={"literal_binds": True}))
+def compile_sql(query: Select[Any], dialect: str) -> str:
+    """Compile the statement for `sqlite` or `postgresql`, with literals in place of parameters."""
+    # Another parameter style would double each "%".
+    sql_dialect = import_module(f"sqlalchemy.dialects.{dialect}").dialect(paramstyle="named")
+    return str(query.compile(dialect=sql_dialect, compile_kwargs={"literal_binds": True}))
 
 
-def schema_of(query: Select[Any]) -> pa.Schema:
-    """The columns of a statement's rows: 64-bit integers and texts."""
-    kinds = ((name, column.type) for name, column in query.selected_columns.items())
-    return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in kinds])
+def arrow_schema(query: Select[Any]) -> pa.Schema:
+    """Return the schema of the statement's rows: 64-bit integers and texts."""
+    types = ((name, column.type) for name, column in query.selected_columns.items())
+    return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in types])
 
 
 def arrow_type(column: Column[Any]) -> pa.DataType:
-    """The type that a bulk load hands to a column: PostgreSQL takes numbers of the very width alone."""
+    """Return the type for a bulk load of the column. PostgreSQL accepts only integers of the column's width."""
     if isinstance(column.type, BigInteger):
         return pa.int64()
     if isinstance(column.type, Integer):
@@ -51,110 +54,114 @@ def arrow_type(column: Column[Any]) -> pa.DataType:
 
 
 class ArrowReader:
-    """One connection of one thread."""
+    """Bulk reader over one open connection. Not thread-safe."""
 
     def __init__(self, connection: "Connection", url: URL) -> None:
-        """Read by an open connection to the database of that URL."""
         self._connection, self._url = connection, url
         self.dialect = url.get_backend_name()
 
     def batches(self, query: Select[Any]) -> Iterator[pa.RecordBatch]:
-        """The rows, in batches of `schema_of(query)`; none without a row. They are fetched as they are drawn.
+        """Yield the rows in batches of `arrow_schema(query)`, each with at least one row, fetched on demand.
 
-        The text columns of a query hold no NULL. SQLite's rows say of what kind they are one by one, and its driver
-        takes the kind of a column from the first batch: where these were all NULL, a text behind them fails.
+        Text columns of the query must not contain NULL. SQLite types each value by itself, and its driver takes the
+        type of a column from the first batch: a text after a batch of NULLs fails.
 
         Raises:
-            StoreUnavailable: The database does not answer, or no longer.
+            StoreUnavailable: The database does not answer, or the connection was lost.
             CatalogBusy: Contention.
-            CorruptData: A row holds what its column cannot.
-            ServiceFailed: What stands there is no database.
+            CorruptData: A value does not match its column.
+            ServiceFailed: The file is not a database.
         """
-        schema = schema_of(query)
-        with _told(self._url), self._connection.cursor() as cursor:
+        schema = arrow_schema(query)
+        with _translate_errors(self._url), self._connection.cursor() as cursor:
             if self.dialect == "sqlite":
                 cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-            cursor.execute(sql_text(query, self.dialect))
+            cursor.execute(compile_sql(query, self.dialect))
             for batch in cursor.fetch_record_batch():
                 if batch.num_rows:
-                    yield _as(batch, schema)
+                    yield _cast_batch(batch, schema)
 
     def table(self, query: Select[Any]) -> pa.Table:
-        """All rows at once; raises as `batches`."""
-        return pa.Table.from_batches(self.batches(query), schema_of(query))
+        """Read all rows, with the errors of `batches`."""
+        return pa.Table.from_batches(self.batches(query), arrow_schema(query))
 
 
 @contextmanager
-def adbc_connect(database_url: str) -> Iterator[ArrowReader]:
-    """A connection that can only read, to the database of the setting `database_url`, for as long as the block.
+def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
+    """Open a read-only connection to the database of the setting `database_url` while the block runs.
 
     Raises:
-        InvalidInput: The URL is of neither database.
-        PreconditionFailed: This process has the SQLite file open as a `Database`: two libraries on one file harm it.
-        StoreUnavailable: It does not answer, or there is no such file.
-        ServiceFailed: What stands there is no database.
+        InvalidInput: The URL names neither SQLite nor PostgreSQL.
+        PreconditionFailed: This process has the SQLite file open as a `Database`, and two libraries would damage it.
+        StoreUnavailable: The database does not answer, or the file does not exist.
+        ServiceFailed: The file is not a database.
     """
-    url = parsed_url(database_url)
+    url = parse_database_url(database_url)
     with ExitStack() as stack:
-        with _told(url):
-            connection = stack.enter_context(_connected(url))
+        with _translate_errors(url):
+            connection = stack.enter_context(_open_connection(url))
         yield ArrowReader(connection, url)
 
 
 @contextmanager
-def adbc_writing(database_url: str) -> Iterator["ArrowWriter"]:
-    """A connection with one open transaction, which is committed when the block ends, and undone when it raises.
+def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
+    """Open a connection with one transaction, which is committed when the block ends without an error.
 
-    A SQLite file is written without a journal, and without waiting for the disk: it is of no use unless the block ends
-    well, and the caller sees to it that no process takes it for a database before.
+    A SQLite file is written without a journal and without waiting for the disk. Unless the block succeeds, the file is
+    unusable. The caller ensures that no process opens it as a database before.
 
     Raises:
-        As `adbc_connect`.
+        InvalidInput: The URL names neither SQLite nor PostgreSQL.
+        PreconditionFailed: This process has the SQLite file open as a `Database`, and two libraries would damage it.
+        StoreUnavailable: The database does not answer, or the file does not exist.
+        ServiceFailed: The file is not a database.
     """
-    url = parsed_url(database_url)
+    url = parse_database_url(database_url)
     with ExitStack() as stack:
-        with _told(url):
-            connection = stack.enter_context(_connected(url, writes=True))
+        with _translate_errors(url):
+            connection = stack.enter_context(_open_connection(url, writes=True))
         writer = ArrowWriter(connection, url)
         yield writer
-        with _told(url):
+        with _translate_errors(url):
             connection.commit()
 
 
 class ArrowWriter:
-    """One connection of one thread, in a transaction."""
+    """Bulk writer over one open transaction. Not thread-safe."""
 
     def __init__(self, connection: "Connection", url: URL) -> None:
-        """Write by an open connection to the database of that URL."""
         self._connection, self._url = connection, url
         self.dialect = url.get_backend_name()
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement without parameters; its rows."""
-        with _told(self._url), self._connection.cursor() as cursor:
+        """Run a statement without parameters, and return its rows."""
+        with _translate_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def ingest(self, table: str, rows: pa.RecordBatchReader) -> None:
-        """Append rows to a table; columns that they lack get their default."""
-        with _told(self._url), self._connection.cursor() as cursor:
+        """Append rows to a table. Missing columns get their default."""
+        with _translate_errors(self._url), self._connection.cursor() as cursor:
             cursor.adbc_ingest(table, rows, mode="append")
 
 
-def _connected(url: URL, *, writes: bool = False) -> AbstractContextManager["Connection"]:
-    return (_sqlite if url.get_backend_name() == "sqlite" else _postgresql)(url, writes=writes)
+def _open_connection(url: URL, *, writes: bool = False) -> AbstractContextManager["Connection"]:
+    return (_open_sqlite if url.get_backend_name() == "sqlite" else _open_postgresql)(url, writes=writes)
 
 
 @contextmanager
-def _sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
-    from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - bulk jobs alone need it
+def _open_sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
+    from adbc_driver_sqlite import dbapi  # noqa: PLC0415 - only bulk jobs need it
 
     path, mode = str(url.database), "rw" if writes else "ro"
-    with held(path, ARROWS), dbapi.connect(f"file:{quote(path)}?mode={mode}", autocommit=not writes) as connection:
+    with (
+        registered_open(path, ARROW_SQLITE),
+        dbapi.connect(f"file:{quote(path)}?mode={mode}", autocommit=not writes) as connection,
+    ):
         if writes:
-            connection.adbc_connection.set_autocommit(True)  # pragmas take no effect in a transaction
+            connection.adbc_connection.set_autocommit(True)  # pragmas have no effect in a transaction
         with connection.cursor() as cursor:
-            for pragma in _UNSAFE if writes else _PATIENT:
+            for pragma in _WRITER_PRAGMAS if writes else _READER_PRAGMAS:
                 cursor.execute(f"PRAGMA {pragma}")
                 cursor.fetchall()
         if writes:
@@ -162,51 +169,52 @@ def _sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
         yield connection
 
 
-def _postgresql(url: URL, *, writes: bool) -> AbstractContextManager["Connection"]:
-    """The words of the URL that psycopg gives to libpq are given to it here as well."""
+def _open_postgresql(url: URL, *, writes: bool) -> AbstractContextManager["Connection"]:
+    """Connect with the arguments that psycopg would pass to libpq for the URL."""
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415
 
-    _, words = url.get_dialect()().create_connect_args(url)
-    words.setdefault("connect_timeout", CONNECT_S)
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     if not writes:
-        words["options"] = f"{words.get('options', '')} -c default_transaction_read_only=on".strip()
-    connection: Connection = dbapi.connect(make_conninfo(**words), autocommit=not writes)
+        arguments["options"] = f"{arguments.get('options', '')} -c default_transaction_read_only=on".strip()
+    connection: Connection = dbapi.connect(make_conninfo(**arguments), autocommit=not writes)
     return connection
 
 
-def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    cast = batch.rename_columns(schema.names).cast(schema)
-    cast.validate(full=True)  # that texts are UTF-8, for one
-    return cast
+def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    typed_batch = batch.rename_columns(schema.names).cast(schema)
+    typed_batch.validate(full=True)  # also checks that texts are UTF-8
+    return typed_batch
 
 
 @contextmanager
-def _told(url: URL) -> Iterator[None]:
-    """Faults of the world become errors of ours; a bug stays as it is."""
+def _translate_errors(url: URL) -> Iterator[None]:
+    """Raise faults of the database as errors of Sexton. Other errors are bugs and pass unchanged."""
     try:
         yield
     except SextonError:
         raise
     except Exception as error:
-        known = _translated(error, url)
-        if known is None:
+        translated_error = _translate(error, url)
+        if translated_error is None:
             raise
-        raise known from error
+        raise translated_error from error
 
 
-def _translated(error: Exception, url: URL) -> SextonError | None:
-    """As `faults.translated`, of what this driver says in words alone."""
-    said = " ".join(str(error).split())
+def _translate(error: Exception, url: URL) -> SextonError | None:
+    """Translate by the message's text, because the driver gives no other information."""
+    message = " ".join(str(error).split())
     is_sqlite = url.get_backend_name() == "sqlite"
-    if isinstance(error, pa.ArrowInvalid) or _DAMAGED.search(said):
-        return CorruptData(f"database: a row holds what its column cannot: {said}")
-    if _CONTENDED.search(said):
-        return CatalogBusy(f"catalog: contended: {said}")
-    if is_sqlite and "file is not a database" in said:
-        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=faults.CORRECT)
-    if is_sqlite and _DISK.search(said):
-        return StoreUnavailable(faults.unopened(url, reading=True))
-    if not is_sqlite and _LOST.search(said):
-        return StoreUnavailable(f"database: {faults.missed(said, url, lost='Failed to connect' not in said)}")
+    if isinstance(error, pa.ArrowInvalid) or _DAMAGE_TEXT.search(message):
+        return CorruptData(f"database: a row holds what its column cannot: {message}")
+    if _CONTENTION_TEXT.search(message):
+        return CatalogBusy(f"catalog: contended: {message}")
+    if is_sqlite and "file is not a database" in message:
+        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=faults.URL_ADVICE)
+    if is_sqlite and _DISK_FAILURE_TEXT.search(message):
+        return StoreUnavailable(faults.describe_unopened(url, reading=True))
+    if not is_sqlite and _CONNECTION_LOSS_TEXT.search(message):
+        was_connected = "Failed to connect" not in message
+        return StoreUnavailable(f"database: {faults.describe_lost_server(message, url, was_connected=was_connected)}")
     return None

@@ -1,8 +1,8 @@
-"""Connections to the database of the setting `database_url`: which one it names, and how it is opened.
+"""Connections to the database of the setting `database_url`.
 
-Python's driver and that of Arrow each bring a SQLite of their own. POSIX frees every lock that a process has on a file
-as soon as any part of it closes the file: each would free the other's, and another process could then empty the log
-that is being read or written. So a process opens a file by one of the two at a time.
+Python's driver and Arrow's driver each contain a SQLite library. When a process closes any handle of a file, POSIX
+releases all locks of the process on that file. So one library would release the other's locks, and another process
+could then reset the write-ahead file in use. A process therefore opens a file with one of the libraries at a time.
 
 Source: https://www.sqlite.org/howtocorrupt.html, "multiple copies of SQLite linked into the same application".
 """
@@ -28,102 +28,102 @@ from logstore.errors import InvalidInput, PreconditionFailed
 if TYPE_CHECKING:
     import psycopg
 
-_URLS: Final = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
-_SECRET: Final = re.compile(
-    r"^([\w+.-]*:/{1,2}[^:/?]*:|[^:?]*:(?!/))[^@]*(?:@[^?@]*)*(?=@)"  # up to the last @ before words of libpq
+_SUPPORTED_URLS: Final = "sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE"
+_PASSWORD: Final = re.compile(
+    r"^([\w+.-]*:/{1,2}[^:/?]*:|[^:?]*:(?!/))[^@]*(?:@[^?@]*)*(?=@)"  # up to the last @ before libpq's arguments
     r"|((?:password|secret)=)[^&]*"
 )
 
 
-def shown_url(url: str) -> str:
-    """The URL as it may be printed: no password, wherever it stands in it."""
-    return _SECRET.sub(lambda found: f"{found[1] or found[2]}***", url)
+def mask_passwords(url: str) -> str:
+    """Return the URL with `***` in place of passwords, also of those in its arguments."""
+    return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***", url)
 
 
-def parsed_url(url: str) -> URL:
-    """Read `sqlite:///PATH` or `postgresql+psycopg://…`.
+def parse_database_url(url: str) -> URL:
+    """Parse `sqlite:///PATH` or `postgresql+psycopg://…`.
 
     Raises:
-        InvalidInput: Neither of the two, or SQLite without a plain path: every connection to `:memory:` would
-            see a database of its own.
+        InvalidInput: The URL is neither of the two, or its SQLite path is not a regular file. `:memory:` is refused
+            because each connection would get another database.
     """
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # from None: their messages show the password
-        raise InvalidInput("database_url", expected=_URLS, found=shown_url(url)) from None
+    except (ArgumentError, ValueError):  # from None: these messages contain the password
+        raise InvalidInput("database_url", expected=_SUPPORTED_URLS, found=mask_passwords(url)) from None
     if parsed.drivername == "postgresql+psycopg":
         return parsed
     path = parsed.database or ""
-    plain = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
-    if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and plain:
+    is_plain_path = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
+    if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and is_plain_path:
         if not _can_hold_database(Path(path)):  # SQLite would read a FIFO for ever
             raise InvalidInput("database_url", expected="SQLite in a regular file", found=path)
         return parsed
-    shown = parsed.render_as_string(hide_password=True)
-    raise InvalidInput("database_url", expected=_URLS, found=shown_url(shown))
+    masked_url = mask_passwords(parsed.render_as_string(hide_password=True))
+    raise InvalidInput("database_url", expected=_SUPPORTED_URLS, found=masked_url)
 
 
 def _can_hold_database(path: Path) -> bool:
-    """Whether the path is a regular file, a folder that SQLite refuses, or not there yet."""
+    """Whether the path is a regular file, does not exist, or is a directory, which SQLite refuses itself."""
     try:
         return stat.S_IFMT(path.stat().st_mode) in {stat.S_IFREG, stat.S_IFDIR}
-    except OSError:  # SQLite says so when it opens it
+    except OSError:  # SQLite reports it when it opens the file
         return True
 
 
-_OPENING = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
-CONNECT_S: Final = 10
+_WRITER_PRAGMAS = ("busy_timeout=5000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536", "busy_timeout=0")
+CONNECT_TIMEOUT_S: Final = 10
 
-PYTHONS: Final = "Python's"
-ARROWS: Final = "Arrow's"
-_OTHER: Final = {PYTHONS: ARROWS, ARROWS: PYTHONS}
+PYTHON_SQLITE: Final = "Python's"
+ARROW_SQLITE: Final = "Arrow's"
+_OTHER_LIBRARY: Final = {PYTHON_SQLITE: ARROW_SQLITE, ARROW_SQLITE: PYTHON_SQLITE}
 
 _lock = threading.Lock()
-_open: Counter[tuple[str, str]] = Counter()
+_open_counts: Counter[tuple[str, str]] = Counter()
 
 
-def hold(path: str, library: str) -> None:
-    """Say that a connection to the file is about to be opened.
+def register_open(path: str, library: str) -> None:
+    """Count a connection of the library that is about to be opened.
 
     Raises:
-        PreconditionFailed: The other library has one open.
+        PreconditionFailed: The other library has the file open.
     """
-    real = os.path.realpath(path)
+    real_path = os.path.realpath(path)
     with _lock:
-        if _open[real, _OTHER[library]]:
+        if _open_counts[real_path, _OTHER_LIBRARY[library]]:
             raise PreconditionFailed(
                 f"database: expected {path} opened by one SQLite library of this process, found it open by"
-                f" {_OTHER[library]} as well; close that one first, or read in another process"
+                f" {_OTHER_LIBRARY[library]} as well; close that one first, or read in another process"
             )
-        _open[real, library] += 1
+        _open_counts[real_path, library] += 1
 
 
 @contextmanager
-def held(path: str, library: str) -> Iterator[None]:
-    """Hold it for as long as the block; raises as `hold`."""
-    hold(path, library)
+def registered_open(path: str, library: str) -> Iterator[None]:
+    """Count a connection while the block runs, with the errors of `register_open`."""
+    register_open(path, library)
     try:
         yield
     finally:
-        free(path, library)
+        register_close(path, library)
 
 
-def free(path: str, library: str) -> None:
-    """Say that one is closed."""
+def register_close(path: str, library: str) -> None:
+    """Discount a connection that is closed."""
     with _lock:
-        _open[os.path.realpath(path), library] -= 1
+        _open_counts[os.path.realpath(path), library] -= 1
 
 
 def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
-    """An engine on PostgreSQL whose statements wait no longer than the patience for a lock."""
-    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S}
+    """Build an engine for PostgreSQL. Its statements wait at most `patience_s` for a lock."""
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_TIMEOUT_S}
     engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
     def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
-        """No wait for a lock is endless, and a process that was paused in a transaction loses it."""
+        """Bound waits for locks. End the transaction of a process that is paused in it."""
         connection.autocommit = True
-        limit = int(patience_s * 1000)
-        for name, value in (("lock_timeout", limit), ("idle_in_transaction_session_timeout", 4 * limit)):
+        patience_ms = int(patience_s * 1000)
+        for name, value in (("lock_timeout", patience_ms), ("idle_in_transaction_session_timeout", 4 * patience_ms)):
             connection.execute(f"SET {name} = {value}".encode())
         connection.autocommit = False
 
@@ -132,52 +132,52 @@ def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engi
 
 
 def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    """An engine on a SQLite file, in our mode: it has a write-ahead file, and a commit waits for the disk."""
+    """Build an engine for a SQLite file with a write-ahead file. A commit waits for the disk."""
     path = str(url.database)
-    engine = _of_file(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
-    event.listen(engine, "connect", _prepare_sqlite)
+    engine = _file_engine(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
+    event.listen(engine, "connect", _prepare_writer)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def looking_engine(url: URL) -> Engine:
-    """An engine on a SQLite file that is opened read-only."""
+def read_only_sqlite_engine(url: URL) -> Engine:
+    """Build an engine that opens a SQLite file read-only."""
     uri = f"file:{quote(str(url.database))}?mode=ro"
-    engine = _of_file(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
-    event.listen(engine, "connect", _take_no_transaction)
+    engine = _file_engine(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
+    event.listen(engine, "connect", _disable_driver_transactions)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _of_file(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
-    """An engine that lets no bulk read of this process open the file meanwhile."""
+def _file_engine(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
+    """Build an engine whose connections exclude Arrow's library from the file."""
     path = str(url.database)
 
     def creator() -> sqlite3.Connection:
-        hold(path, PYTHONS)
+        register_open(path, PYTHON_SQLITE)
         try:
             return connect()
         except BaseException:
-            free(path, PYTHONS)
+            register_close(path, PYTHON_SQLITE)
             raise
 
     engine = create_engine(url, hide_parameters=True, creator=creator, **pool)
-    event.listen(engine, "close", lambda *_: free(path, PYTHONS))
+    event.listen(engine, "close", lambda *_: register_close(path, PYTHON_SQLITE))
     return engine
 
 
-def _take_no_transaction(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None  # the driver is not to begin anything by itself
-    # the driver would fail a whole result for one text that a disk has damaged
+def _disable_driver_transactions(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
+    # Without this, one damaged text would make the driver fail the whole result.
     connection.text_factory = lambda stored: stored.decode("utf-8", "replace")
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    _take_no_transaction(connection, None)
-    for pragma in _OPENING:
+def _prepare_writer(connection: sqlite3.Connection, _: object) -> None:
+    _disable_driver_transactions(connection, None)
+    for pragma in _WRITER_PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    reads = connection.get_execution_options().get("sexton_reads", False)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    is_read_only = connection.get_execution_options().get("sexton_reads", False)
+    connection.exec_driver_sql("BEGIN" if is_read_only else "BEGIN IMMEDIATE")

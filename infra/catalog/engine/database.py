@@ -1,4 +1,4 @@
-"""Transactions on SQLite and PostgreSQL: how they begin, are retried as a whole, and how errors are translated."""
+"""Transactions on SQLite and PostgreSQL: begin, retry of whole transactions, and translation of errors."""
 
 import random
 import time
@@ -13,77 +13,83 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from infra.catalog.engine.connections import looking_engine, parsed_url, postgresql_engine, sqlite_engine
-from infra.catalog.engine.faults import contended, may_have_landed, sentence, translated
+from infra.catalog.engine.connections import (
+    parse_database_url,
+    postgresql_engine,
+    read_only_sqlite_engine,
+    sqlite_engine,
+)
+from infra.catalog.engine.faults import is_contention, may_have_landed, message_line, translate_database_error
 from logstore import failpoints
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PATIENCE_S = 30.0
-_PAUSE_S = (0.0005, 0.003)  # between tries for SQLite's one write lock; its own busy handler starved a writer for 6 s
+_DEFAULT_PATIENCE_S = 30.0
+# Range of the pause between attempts to get SQLite's write lock. SQLite's busy handler starved a writer for 6 s.
+_RETRY_PAUSE_S = (0.0005, 0.003)
 
 
 class Database:
-    """One engine; `read` and `write` run a function in one transaction of the right kind."""
+    """Database of the catalog. `read` and `write` run a function in one transaction. Construction opens nothing.
 
-    def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _PATIENCE_S) -> None:
-        """Prepare to connect; nothing is opened yet.
+    Args:
+        url: `sqlite:///path` or `postgresql+psycopg://…`.
+        pool_size: Most connections. A thread that finds none free waits.
+        patience_s: How long contention is retried before `CatalogBusy`.
 
-        Args:
-            url: `sqlite:///path` or `postgresql+psycopg://…`.
-            pool_size: Connections at the most; a thread that finds none free waits.
-            patience_s: How long contention is borne before `CatalogBusy`.
+    Raises:
+        InvalidInput: The URL names neither SQLite nor PostgreSQL.
+    """
 
-        Raises:
-            InvalidInput: Not the URL of one of the two, or a folder that cannot be made.
-        """
-        parsed = parsed_url(url)
+    def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:
+        parsed = parse_database_url(url)
         self._url = url
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._patience_s = patience_s
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
         self.engine = sqlite_engine(parsed, pool) if self.is_sqlite else postgresql_engine(parsed, pool, patience_s)
-        self._reader = self.engine.execution_options(**_reading(self.is_sqlite))
+        self._reader = self.engine.execution_options(**_read_options(self.is_sqlite))
         self._guard: Callable[[Connection], None] | None = None
 
-    def guarded(self, guard: Callable[[Connection], None]) -> "Database":
-        """The same database with a check: `guard` runs in each writing transaction until it has raised nothing once.
+    def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
+        """Return the same database with a check of writing transactions.
 
-        An error that it raises refuses that transaction.
+        `guard` runs at the begin of each writing transaction until one with it has committed. An error of `guard`
+        refuses the transaction.
         """
-        twin = copy(self)
-        twin._guard = guard  # noqa: SLF001 - another of this class
-        return twin
+        database = copy(self)
+        database._guard = guard  # noqa: SLF001 - an instance of this class
+        return database
 
     @contextmanager
-    def only_looking(self) -> Iterator["Database"]:
-        """The same database for reads that must not change it, not even to bring a SQLite file into our mode."""
-        if not self.is_sqlite:  # its reads change nothing as they are
+    def open_read_only(self) -> Iterator["Database"]:
+        """Open the database for reads that must not change it. Otherwise an open enables SQLite's write-ahead file."""
+        if not self.is_sqlite:  # PostgreSQL's reads change nothing
             yield self
             return
-        twin = Database(self._url, pool_size=1, patience_s=self._patience_s)
-        twin.engine = looking_engine(self.engine.url)
-        twin._reader = twin.engine.execution_options(**_reading(True))
-        with closing(twin):
-            yield twin
+        database = Database(self._url, pool_size=1, patience_s=self._patience_s)
+        database.engine = read_only_sqlite_engine(self.engine.url)
+        database._reader = database.engine.execution_options(**_read_options(True))
+        with closing(database):
+            yield database
 
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that only reads, and sees one moment from its first statement on."""
+        """Run `work` in a read-only transaction with one snapshot, taken at its first statement."""
         return self._run(self._reader, work, self._patience_s)
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A transaction as `read` has, which stays open for as long as the block; contention is not borne.
+        """Open a read-only transaction with one snapshot while the block runs. Contention is not retried.
 
         Raises:
             CatalogBusy: Contention, or no connection is free.
-            StoreUnavailable: No connection, or the database took it away: it was idle for too long.
+            StoreUnavailable: The database does not answer, or it ended an idle transaction.
         """
         try:
             with self._reader.connect() as connection, connection.begin():
@@ -91,71 +97,72 @@ class Database:
         except PoolExhausted as error:
             raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
         except DBAPIError as error:
-            if contended(error):
-                raise CatalogBusy(f"catalog: contended: {sentence(error)}") from error
-            raise translated(error, self.engine.url) from error
+            if is_contention(error):
+                raise CatalogBusy(f"catalog: contended: {message_line(error)}") from error
+            raise translate_database_error(error, self.engine.url) from error
 
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
-        """Run `work` in a writing transaction and commit; it may run more than once.
+        """Run `work` in a writing transaction and commit. Busy, deadlock and serialization errors repeat it.
+
+        - SQLite uses BEGIN IMMEDIATE. A deferred transaction that reads first fails at once with a snapshot error,
+          whatever the busy timeout.
+        - PostgreSQL uses READ COMMITTED. A statement sees what was committed before it began, so that rows read after a
+          lock was granted are as new as the lock.
 
         Args:
-            work: What to do; PostgreSQL gives up each wait for a lock after `patience_s`.
-            patience_s: How long contention is borne, 0.001 or more; None: the database's own.
-
-        BEGIN IMMEDIATE on SQLite: a deferred transaction that read first fails at once with a snapshot error,
-        whatever the busy timeout. READ COMMITTED on PostgreSQL: a statement sees what was committed before it
-        began, so whatever is read after a row lock was granted is as new as the lock. Busy, deadlock and
-        serialization errors retry the whole of it.
+            work: Function that may run more than once.
+            patience_s: How long contention is retried, and how long PostgreSQL waits for one lock, 0.001 or more.
+                `None` means the database's default.
 
         Raises:
-            CatalogBusy: Contention outlasted the patience.
-            OutcomeUnknown: The connection broke while committing.
-            StoreUnavailable: No connection, or the database's disk is full.
+            CatalogBusy: Contention lasted longer than the patience.
+            OutcomeUnknown: The connection broke during the commit.
+            StoreUnavailable: The database does not answer, or its disk is full.
         """
         if patience_s is None and self._guard is None:
             return self._run(self.engine, work, self._patience_s)
         guard = self._guard
 
-        def prepared(connection: Connection) -> T:
+        def work_with_guard(connection: Connection) -> T:
             if patience_s is not None and not self.is_sqlite:
                 connection.execute(text(f"SET LOCAL lock_timeout = {int(patience_s * 1000)}"))
             if guard is not None:
                 guard(connection)
             return work(connection)
 
-        done = self._run(self.engine, prepared, self._patience_s if patience_s is None else patience_s)
-        self._guard = None  # what it has let pass once it lets pass for good
-        return done
+        result = self._run(self.engine, work_with_guard, self._patience_s if patience_s is None else patience_s)
+        self._guard = None  # one success is enough
+        return result
 
     def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
-        give_up, stale = time.monotonic() + patience_s, True
+        deadline_s, may_be_stale = time.monotonic() + patience_s, True
         while True:
             try:
-                return _once(engine, work, writes=engine is self.engine)
-            except OverflowError as error:  # SQLite's driver: beyond 64 bits
+                return _run_once(engine, work, writes=engine is self.engine)
+            except OverflowError as error:  # SQLite's driver raises it for integers beyond 64 bits
                 raise InvalidInput("value", expected="a number of at most 64 bits", found=str(error)) from error
             except PoolExhausted as error:
                 raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
             except DBAPIError as error:
-                if error.connection_invalidated and stale:
-                    stale = False  # nothing was committed; the pool forgot its old connections, once
+                if error.connection_invalidated and may_be_stale:
+                    may_be_stale = False  # nothing was committed, and the pool has dropped its old connections
                     continue
-                if not contended(error):
-                    raise translated(error, engine.url) from error
-                if time.monotonic() > give_up:
-                    raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {sentence(error)}") from error
-            time.sleep(random.uniform(*_PAUSE_S))  # noqa: S311 - spreads retries, guards nothing
+                if not is_contention(error):
+                    raise translate_database_error(error, engine.url) from error
+                if time.monotonic() > deadline_s:
+                    raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {message_line(error)}") from error
+            time.sleep(random.uniform(*_RETRY_PAUSE_S))  # noqa: S311 - spreads retries, no secret
 
     @property
     def is_absent(self) -> bool:
-        """Whether it is a SQLite file that was not made yet; connecting would make it."""
+        """Whether the database is a SQLite file that does not exist. A connection would create it."""
         return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
 
     def make_folder(self) -> None:
-        """Make the folder of a SQLite file.
+        """Create the folder of a SQLite file.
 
         Raises:
-            InvalidInput: It cannot be made.
+            InvalidInput: The folder cannot be created.
         """
         if not self.is_sqlite:
             return
@@ -166,17 +173,16 @@ class Database:
             raise InvalidInput("database_url", expected=expected, found=self.engine.url.database) from error
 
     def now_us(self, connection: Connection) -> int:
-        """The database's clock, microseconds since 1970: for SQLite this machine's, where it runs."""
+        """Return the database's clock in microseconds since 1970. For SQLite it is this machine's clock."""
         if self.is_sqlite:
             return time.time_ns() // 1000
         return int(connection.execute(_NOW).scalar_one())
 
 
 class OnDatabase:
-    """An adapter of the catalog, over one database."""
+    """Base class of the catalog's adapters, each over one database."""
 
     def __init__(self, database: Database) -> None:
-        """Work on `database`."""
         self._db = database
 
     def _write(self, work: Callable[[Connection], T]) -> T:
@@ -187,7 +193,7 @@ A = TypeVar("A", bound=OnDatabase)
 
 
 def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
-    """Make a method of a function that wants a connection: one transaction that only reads; see `Database.read`."""
+    """Convert a function with a connection into a method that runs it by `Database.read`."""
 
     @wraps(work)
     def method(port: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -199,7 +205,10 @@ def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concaten
 def writes(
     name: str = "",
 ) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
-    """As `reads`, one transaction that writes and may run more than once, as the effect of that name, if it has one."""
+    """Convert a function with a connection into a method that runs it by `Database.write`.
+
+    The function may run more than once. `name` is the name of a failpoint effect around the transaction.
+    """
 
     def decorated(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
         @wraps(work)
@@ -215,18 +224,18 @@ def writes(
 _NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
-def _once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+def _run_once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
     with engine.connect() as connection, connection.begin() as transaction:
         result = work(connection)
         try:
             transaction.commit()
         except BaseException as error:
-            connection.invalidate()  # the pool would hand it out again with the transaction still open
+            connection.invalidate()  # otherwise the pool reuses it with the transaction still open
             if writes and isinstance(error, DBAPIError) and may_have_landed(error):
-                raise OutcomeUnknown(f"catalog: connection lost while committing: {sentence(error)}") from error
+                raise OutcomeUnknown(f"catalog: connection lost while committing: {message_line(error)}") from error
             raise
         return result
 
 
-def _reading(is_sqlite: bool) -> dict[str, Any]:
+def _read_options(is_sqlite: bool) -> dict[str, Any]:
     return {"sexton_reads": True} if is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}

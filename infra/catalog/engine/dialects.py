@@ -1,11 +1,11 @@
-"""The parts of a statement that depend on the database: many values as one parameter, taken keys, JSON, and the clock.
+"""Parts of statements that depend on the database: bulk parameters, conflicts of keys, JSON, and the clock.
 
-A statement's text does not grow with its input, nor reach a limit of parameters. So it is compiled once, and prepared
-once on a connection. SQLite reads the values from JSON, PostgreSQL from arrays.
+The text of a statement does not grow with its input and reaches no limit of parameters. So it is compiled once, and
+prepared once per connection. SQLite reads bulk values from JSON, PostgreSQL from arrays.
 
-An offload context is stored as it was found. It may be damaged: by an edit by hand, by a failing disk, or by an older
-tool. One text that is no JSON makes SQLite fail the whole statement, and the driver the whole result. So contexts are
-read as text, and each is parsed by itself.
+An offload context is stored as it was found. A manual edit, a failing disk or an older tool may have damaged it. One
+text that is not JSON makes SQLite fail the whole statement, and the driver the whole result. So contexts are read as
+text, and each is parsed separately.
 """
 
 import json
@@ -44,14 +44,14 @@ TEXT = Text()
 
 
 class Rows(NamedTuple):
-    """Rows that travel with a statement: what it selects from, and how its parameters are made."""
+    """Bulk parameter of a statement: `source` is its table expression, `packed` builds its values."""
 
     source: FromClause
     dialect: str
     columns: tuple[str, ...]
 
     def packed(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """The statement's parameters; each row has the columns in their order."""
+        """Return the statement's parameters for these rows. Each row has the columns in their order."""
         if self.dialect == "sqlite":
             return {str(self.source.description): json.dumps(rows)}
         cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
@@ -60,36 +60,38 @@ class Rows(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A statement, built once for a dialect, and the rows it takes."""
+    """Statement with a bulk parameter, built once per dialect."""
 
     sql: Executable
     rows: Rows
 
     def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]], **more: object) -> CursorResult[Any]:
-        """Run it for these rows, each with the columns in their order, and with its other parameters."""
+        """Run the statement for these rows, in sorted order, and with the other parameters `more`."""
         return connection.execute(self.sql, {**self.rows.packed(sorted(rows)), **more})
 
 
 def value_of(kind: type[V], row: Row[Any], /, **more: Any) -> V:  # noqa: ANN401 - fields of any type
-    """A row as a value of a dataclass: each field is `more`'s or, if there is one, the column of its name."""
-    found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
-    told = {name: found[name] for name in _fields(kind) if name not in more and name in found}  # type: ignore[arg-type]  # a type is hashable
-    return kind(**told, **more)
+    """Convert a row to a dataclass. A field has the value in `more`, or else the column of its name if there is one."""
+    columns = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    values = {name: columns[name] for name in _fields(kind) if name not in more and name in columns}  # type: ignore[arg-type]  # a type is hashable
+    return kind(**values, **more)
 
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return tuple(field.name for field in fields(kind))
 
 
 def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:
-    """Rows of these columns, `BIG` or `TEXT`, under a name that no other parameter of the statement begins with."""
+    """Build a bulk parameter with columns of type `BIG` or `TEXT`. No other parameter's name may begin with `name`."""
     source: FromClause
     if dialect == "sqlite":
         value = func.json_each(bindparam(name, type_=TEXT)).table_valued("value", name=f"{name}_json").c.value
-        parts = enumerate(columns.items())
         source = select(
-            *(cast(func.json_extract(value, f"$[{at}]"), kind).label(key) for at, (key, kind) in parts)
+            *(
+                cast(func.json_extract(value, f"$[{index}]"), kind).label(key)
+                for index, (key, kind) in enumerate(columns.items())
+            )
         ).subquery(name)
     else:
         arrays = [bindparam(f"{name}_{key}", type_=_array(kind)) for key, kind in columns.items()]
@@ -98,16 +100,16 @@ def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Row
 
 
 def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
-    """Whether the column is one of the ids."""
-    wanted = sorted({int(one) for one in ids})
+    """Return the condition that the column is one of the ids."""
+    id_list = sorted({int(value) for value in ids})
     if connection.dialect.name == "sqlite":
-        return column.in_(select(func.json_each(json.dumps(wanted)).table_valued("value").c.value))
-    return column.in_(select(func.unnest(literal(wanted, _array(BIG)))))
+        return column.in_(select(func.json_each(json.dumps(id_list)).table_valued("value").c.value))
+    return column.in_(select(func.unnest(literal(id_list, _array(BIG)))))
 
 
 def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
-    """An insert that may say what happens where a unique key is taken."""
-    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # the other one's import is spared
+    """Return an insert of the dialect, which supports ON CONFLICT."""
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # imports only the dialect in use
 
 
 def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
@@ -129,50 +131,50 @@ class Clock(FunctionElement[int]):
 
 
 @compiles(Clock)
-def _of_a_server(*_: object, **__: object) -> str:
+def _compile_postgresql_clock(*_: object, **__: object) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
 
 
 @compiles(Clock, "sqlite")
-def _of_this_machine(*_: object, **__: object) -> str:
+def _compile_sqlite_clock(*_: object, **__: object) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
 
 
 def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
-    """The column as its text, under that name; for `context_in`."""
+    """Return the column as text with that label, for `context_in`."""
     return cast(context, Text).label(name)
 
 
 def text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
-    """The column as its text under that name, empty in place of NULL."""
+    """Return the column as text with that label. NULL becomes the empty text."""
     return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
 def context_in(text: str) -> dict[str, str]:
-    """The context that a text means; one that cannot be read is empty."""
+    """Parse a context. A damaged one counts as empty."""
     return context_or_none(text) or {}
 
 
 def context_or_none(text: str) -> dict[str, str] | None:
-    """The context that a text means, or None where it is anything but names with texts."""
-    found = json_object(text)
-    return found if found is not None and all(isinstance(value, str) for value in found.values()) else None
+    """Parse a context. Return `None` unless the text is a JSON object with texts as values."""
+    context = json_object(text)
+    return context if context is not None and all(isinstance(value, str) for value in context.values()) else None
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """A JSON object, or None for anything else."""
+    """Parse a JSON object. Return `None` for any other text."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 class Readable(FunctionElement[Any]):
-    """A column of JSON, NULL where the database keeps what it cannot take apart.
+    """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite accepts any text; PostgreSQL any escape of four hexadecimal digits, also of what is no character, over which
-    it fails the statement. Contexts of ours have none of those that it may refuse.
+    SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits, but fails a statement that parses
+    one which is not a character. Sexton writes no such escape into a context.
     """
 
     name = "readable"
@@ -181,12 +183,12 @@ class Readable(FunctionElement[Any]):
 
 
 @compiles(Readable)
-def _where_each_escape_is_a_character(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+def _compile_postgresql_readable(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
 
 
 @compiles(Readable, "sqlite")
-def _where_it_is_json(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+def _compile_sqlite_readable(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return f"CASE WHEN json_valid({column}) THEN {column} END"

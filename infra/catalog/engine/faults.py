@@ -1,4 +1,4 @@
-"""Errors of the database: each is contention, a fault of the world or a bug of ours, and is told to an operator."""
+"""Translation of database errors into contention, faults of the environment, or bugs, with messages for operators."""
 
 import os
 import re
@@ -12,73 +12,74 @@ from sqlalchemy.exc import DBAPIError
 
 from logstore.errors import CorruptData, InvalidInput, ServiceFailed, StoreUnavailable
 
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-CORRECT = "correct SEXTON_DATABASE_URL, or its permissions"
-_ANY = f"it does not answer; {CORRECT}"
-_SQLITE = {
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+URL_ADVICE = "correct SEXTON_DATABASE_URL, or its permissions"
+_DEFAULT_TEXT = f"it does not answer; {URL_ADVICE}"
+_TEXT_BY_SQLITE_CODE = {
     sqlite3.SQLITE_FULL: "its disk is full; make room",
     sqlite3.SQLITE_READONLY: "it can be read only; make it writable",
-    sqlite3.SQLITE_PERM: f"it may not be used; {CORRECT}",
+    sqlite3.SQLITE_PERM: f"it may not be used; {URL_ADVICE}",
     sqlite3.SQLITE_IOERR: "its disk fails, or a file beside it is gone; stop what uses it, then look at its folder",
 }
-_REFUSED = re.compile(r"authentication|password|role .* does not exist|pg_hba|permission denied", re.IGNORECASE)
-_DISTRUST = re.compile(
+_REFUSAL_TEXT = re.compile(r"authentication|password|role .* does not exist|pg_hba|permission denied", re.IGNORECASE)
+_TLS_PROBLEM_TEXT = re.compile(
     r"(SSL error: |server certificate |server does not support SSL|root certificate |certificate |private key ).*"
 )
-_ENDED = re.compile(r"SSL SYSCALL error|reset by peer|closed the connection unexpectedly", re.IGNORECASE)
-_WITH_TLS = frozenset({"require", "verify-ca", "verify-full"})
-_TRUST = "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL"
-_NO_DATABASE = re.compile(r"database .* does not exist", re.IGNORECASE)
+_CLOSED_TEXT = re.compile(r"SSL SYSCALL error|reset by peer|closed the connection unexpectedly", re.IGNORECASE)
+_TLS_MODES = frozenset({"require", "verify-ca", "verify-full"})
+_TLS_ADVICE = "check sslmode, sslrootcert, sslcert and sslkey in SEXTON_DATABASE_URL"
+_NO_DATABASE_TEXT = re.compile(r"database .* does not exist", re.IGNORECASE)
 
 
-def contended(error: DBAPIError) -> bool:
-    """Whether the same transaction may succeed as soon as another one has ended."""
-    waited = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable")
-    return _sqlite_code(error) in _BUSY or _is_psycopgs(error, *(f"errors.{name}" for name in waited))
+def is_contention(error: DBAPIError) -> bool:
+    """Whether the same transaction may succeed after another one has ended."""
+    names = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable")
+    return _sqlite_code(error) in _BUSY_CODES or _is_psycopg_error(error, *(f"errors.{name}" for name in names))
 
 
 def may_have_landed(error: DBAPIError) -> bool:
-    """Whether a COMMIT that failed like this can have been durable all the same."""
+    """Whether the COMMIT that failed with this error may be durable nevertheless."""
     return error.connection_invalidated or _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
 
-def translated(error: DBAPIError, url: URL) -> Exception:
-    """The error for the caller: a bug stays as it is, a fault of the world becomes an error of ours."""
+def translate_database_error(error: DBAPIError, url: URL) -> Exception:
+    """Return an error of Sexton for a fault of the environment. Return the error itself for a bug."""
     if isinstance(error.orig, sqlite3.Error):
-        return _of_sqlite(error, url)
-    if _is_psycopgs(error, "DataError"):
-        return InvalidInput("value", expected="one that the catalog can hold", found=sentence(error))
-    if _is_psycopgs(error, "errors.ReadOnlySqlTransaction"):
-        return StoreUnavailable(f"database: {_server(url)} takes no writes; is it a standby?")
-    if error.connection_invalidated or _is_psycopgs(error, "OperationalError", "InterfaceError"):
-        return StoreUnavailable(f"database: {missed(sentence(error), url, lost=error.connection_invalidated)}")
+        return _translate_sqlite(error, url)
+    if _is_psycopg_error(error, "DataError"):
+        return InvalidInput("value", expected="one that the catalog can hold", found=message_line(error))
+    if _is_psycopg_error(error, "errors.ReadOnlySqlTransaction"):
+        return StoreUnavailable(f"database: {_format_server(url)} takes no writes; is it a standby?")
+    if error.connection_invalidated or _is_psycopg_error(error, "OperationalError", "InterfaceError"):
+        problem = describe_lost_server(message_line(error), url, was_connected=error.connection_invalidated)
+        return StoreUnavailable(f"database: {problem}")
     return error
 
 
-def _of_sqlite(error: DBAPIError, url: URL) -> Exception:
+def _translate_sqlite(error: DBAPIError, url: URL) -> Exception:
     code = _sqlite_code(error)
     if code == sqlite3.SQLITE_CORRUPT:
         return CorruptData(f"database: {url.database} is damaged; restore it from a backup")
     if code == sqlite3.SQLITE_NOTADB:
-        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=CORRECT)
+        return ServiceFailed("database", f"{url.database} is no SQLite database", advice=URL_ADVICE)
     if code == sqlite3.SQLITE_CANTOPEN or Path(str(url.database)).is_dir():
-        return StoreUnavailable(unopened(url))
-    if isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one is wrong SQL
-        return StoreUnavailable(f"database: {url.database}: {_SQLITE.get(code or 0, _ANY)}")
+        return StoreUnavailable(describe_unopened(url))
+    if isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that code means wrong SQL
+        return StoreUnavailable(f"database: {url.database}: {_TEXT_BY_SQLITE_CODE.get(code or 0, _DEFAULT_TEXT)}")
     return error
 
 
-def sentence(error: DBAPIError) -> str:
-    """The database's own message, on one line."""
+def message_line(error: DBAPIError) -> str:
+    """Return the database's message in one line."""
     return " ".join(str(error.orig).split())
 
 
-def unopened(url: URL, *, reading: bool = False) -> str:
-    """Why a SQLite file cannot be opened, as far as the world tells."""
-    return f"database: {url.database} cannot be opened: {_obstacle(url, reading=reading)}; {CORRECT}"
+def describe_unopened(url: URL, *, reading: bool = False) -> str:
+    """Describe why a SQLite file cannot be opened. `reading` means that the file must exist."""
+    return f"database: {url.database} cannot be opened: {_describe_obstacle(url, reading=reading)}; {URL_ADVICE}"
 
 
-def _obstacle(url: URL, *, reading: bool) -> str:
+def _describe_obstacle(url: URL, *, reading: bool) -> str:
     path = Path(str(url.database))
     if path.is_dir():
         return "it is a folder"
@@ -89,34 +90,35 @@ def _obstacle(url: URL, *, reading: bool) -> str:
     return "no permission" if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK) else "it is busy"
 
 
-def missed(said: str, url: URL, *, lost: bool) -> str:
-    """Why PostgreSQL could not be talked to, or the connection was lost; libpq tells it in words alone."""
-    if _NO_DATABASE.search(said):
-        return f"there is no database {url.database} at {_server(url)}; create it, or correct SEXTON_DATABASE_URL"
-    if distrust := _DISTRUST.search(said):
-        return f"no trusted connection to {_server(url)}: {distrust[0]}; {_TRUST}"
-    if not lost and url.query.get("sslmode") in _WITH_TLS and _ENDED.search(said):
-        why = "it ended the connection, and may want our certificate"  # the reason may be lost with the connection
-        return f"no trusted connection to {_server(url)}: {why}; {_TRUST}"
-    if _REFUSED.search(said):
-        return f"{_server(url)} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
-    if lost:
-        return f"the connection to {_server(url)} was lost; see whether PostgreSQL runs"
-    return f"no PostgreSQL answers at {_server(url)}; start it, or correct SEXTON_DATABASE_URL"
+def describe_lost_server(message: str, url: URL, *, was_connected: bool) -> str:
+    """Describe why PostgreSQL could not be reached, or why the connection was lost, from the text of libpq."""
+    server = _format_server(url)
+    if _NO_DATABASE_TEXT.search(message):
+        return f"there is no database {url.database} at {server}; create it, or correct SEXTON_DATABASE_URL"
+    if tls_problem := _TLS_PROBLEM_TEXT.search(message):
+        return f"no trusted connection to {server}: {tls_problem[0]}; {_TLS_ADVICE}"
+    if not was_connected and url.query.get("sslmode") in _TLS_MODES and _CLOSED_TEXT.search(message):
+        problem = "it ended the connection, and may want our certificate"  # libpq may lose the server's reason
+        return f"no trusted connection to {server}: {problem}; {_TLS_ADVICE}"
+    if _REFUSAL_TEXT.search(message):
+        return f"{server} refuses the user {url.username}; correct SEXTON_DATABASE_URL"
+    if was_connected:
+        return f"the connection to {server} was lost; see whether PostgreSQL runs"
+    return f"no PostgreSQL answers at {server}; start it, or correct SEXTON_DATABASE_URL"
 
 
-def _server(url: URL) -> str:
+def _format_server(url: URL) -> str:
     host = url.host or url.query.get("host") or "localhost"
     return f"{host}:{url.port or url.query.get('port') or 5432}"
 
 
-def _is_psycopgs(error: DBAPIError, *names: str) -> bool:
-    """Whether it is one of these classes of the driver, which is not imported where PostgreSQL is not used."""
+def _is_psycopg_error(error: DBAPIError, *names: str) -> bool:
+    """Whether the error is of one of these classes of psycopg, which is not imported unless PostgreSQL is used."""
     driver = sys.modules.get("psycopg")
     return driver is not None and any(isinstance(error.orig, attrgetter(name)(driver)) for name in names)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:
-    """SQLite's primary result code; None for another database, or an error of the driver's own."""
+    """Return SQLite's primary result code, or `None` for another database or an error of the driver."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None

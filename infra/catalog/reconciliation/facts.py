@@ -1,4 +1,4 @@
-"""Reads of the catalog by bulk jobs: SELECTs, most of them over ranges of a key, run by `adbc_connect`.
+"""Reads of the catalog by bulk jobs: SELECTs, most of them over ranges of a key, run by `open_arrow_reader`.
 
 A range is half-open: `first` is in it, `end` is not. Rows ascend by the key. Each column is a 64-bit integer or a
 text, and where a row has no such text it is empty: see `ArrowReader.batches`.

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.connections import shown_url
+from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records import replica_rows as on
@@ -95,7 +95,7 @@ class SqlReplica:
             told = {"epoch": catalog.epoch, "manifest": row.manifest, "stamp": row.stamp, "replica": row.rebuild or ""}
             return Applied(catalog_id=catalog.catalog_id, **told)
         if found := rows_in(connection):
-            shown = shown_url(self._url)
+            shown = mask_passwords(self._url)
             raise PreconditionFailed(f"database {shown}: expected an empty one or a replica's, found {found}")
         return None
 

@@ -17,8 +17,8 @@ from sqlalchemy import URL, Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import releases_statement
-from infra.catalog.engine.adbc import ArrowWriter, adbc_writing, arrow_type
-from infra.catalog.engine.connections import parsed_url, shown_url
+from infra.catalog.engine.adbc import ArrowWriter, arrow_type, open_arrow_writer
+from infra.catalog.engine.connections import mask_passwords, parse_database_url
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records.log_rows import ADOPTING, REPLICA, end_rebuild, read_log_row
@@ -48,7 +48,7 @@ class SqlRebuild:
         Raises:
             InvalidInput: Not the URL of a database that can hold a catalog.
         """
-        self._url, self._parsed = database_url, parsed_url(database_url)
+        self._url, self._parsed = database_url, parse_database_url(database_url)
 
     def target(self) -> Target:
         """See `Rebuild.target`."""
@@ -56,7 +56,7 @@ class SqlRebuild:
             if database.is_absent or version(database) is None:
                 return Target()
             check_version(database)
-            with database.only_looking() as looking:
+            with database.open_read_only() as looking:
                 return looking.read(self._seen)
 
     def _seen(self, connection: Connection) -> Target:
@@ -68,7 +68,7 @@ class SqlRebuild:
         return Target()
 
     def _not_empty(self, found: str) -> PreconditionFailed:
-        shown = shown_url(self._url)
+        shown = mask_passwords(self._url)
         return PreconditionFailed(f"database {shown}: expected an empty one to rebuild into, found {found}")
 
     def load(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class SqlRebuild:
         else:
             with closing(Database(self._url, pool_size=1)) as database:
                 upgrade(database, bundles=load.manifest.bundles)
-            with effect("records.load_rows"), adbc_writing(self._url) as writer:
+            with effect("records.load_rows"), open_arrow_writer(self._url) as writer:
                 writer.execute(f"LOCK TABLE {', '.join(_HELD)} IN ACCESS EXCLUSIVE MODE")
                 self._check_empty(writer, load)
                 _fill(writer, load, files, proceed)
@@ -111,7 +111,7 @@ class SqlRebuild:
             with effect("records.load_rows"):
                 with closing(Database(url, pool_size=1)) as database:
                     upgrade(database, bundles=load.manifest.bundles)
-                with adbc_writing(url) as writer:
+                with open_arrow_writer(url) as writer:
                     _fill(writer, load, files, proceed)
                 _sync(new)
             with effect("records.name_database"):

@@ -8,7 +8,7 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, text
 
 from infra.catalog import Database
-from infra.catalog.engine.versions import _config
+from infra.catalog.engine.versions import _build_alembic_config
 from logstore.cursors.state import pack_acknowledged
 from logstore.positions import LedgerId
 
@@ -68,7 +68,7 @@ def migrate_to(database: Database, version: str) -> None:
     """Run migrations as far as that version, and no further."""
 
     def work(connection: Connection) -> None:
-        config = _config()
+        config = _build_alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, version)
 

@@ -11,7 +11,7 @@ from sqlalchemy import URL, Select, func, literal_column, select
 from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.engine import adbc
-from infra.catalog.engine.adbc import adbc_connect, sql_text
+from infra.catalog.engine.adbc import compile_sql, open_arrow_reader
 from infra.catalog.reconciliation import facts
 from logstore.errors import (
     CatalogBusy,
@@ -39,7 +39,7 @@ sys.stdin.readline()
 
 
 def _reads(url: str, query: Select[tuple[object, ...]] = _LISTS) -> int:
-    with adbc_connect(url) as reader:
+    with open_arrow_reader(url) as reader:
         return int(reader.table(query).num_rows)
 
 
@@ -58,7 +58,7 @@ def test_connection_reads_and_writes_nothing(url: str, connect: Connect) -> None
     database.close()
     assert _reads(url) == 0
     refused = pytest.raises(Exception, match=r"readonly database|read-only transaction")
-    with adbc_connect(url) as reader, reader._connection.cursor() as cursor, refused:  # there is no way to write
+    with open_arrow_reader(url) as reader, reader._connection.cursor() as cursor, refused:  # there is no way to write
         cursor.execute("UPDATE catalog SET next_ledger_id = 5")
     assert _reads(url, select(t.catalog.c.next_ledger_id).where(t.catalog.c.next_ledger_id == 0)) == 1
 
@@ -95,7 +95,7 @@ def test_sqlite_file_that_is_none_or_damaged_is_said_so(tmp_path: Path) -> None:
 
 def test_sqlite_file_that_somebody_locks_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contention is told from a fault: it is worth asking again."""
-    monkeypatch.setattr(adbc, "_PATIENT", ("busy_timeout=1",))
+    monkeypatch.setattr(adbc, "_READER_PRAGMAS", ("busy_timeout=1",))
     url = migrated(tmp_path / "catalog.db")
     with subprocess.Popen(
         [sys.executable, "-c", _LOCKS, tmp_path / "catalog.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -115,11 +115,11 @@ def test_sqlite_file_is_opened_by_one_library_at_a_time(tmp_path: Path, connect:
     database.read(lambda connection: connection.execute(facts.bounds()).all())
     for path in (url, f"sqlite:///{link}"):
         assert "found it open by Python's as well" in _fails(path, PreconditionFailed)
-    with database.only_looking() as twin:
+    with database.open_read_only() as twin:
         database.close()
         twin.read(lambda connection: connection.execute(facts.bounds()).all())
         assert "found it open by Python's as well" in _fails(url, PreconditionFailed)
-    with adbc_connect(url):
+    with open_arrow_reader(url):
         assert _reads(url, facts.bounds()) == 1
         with pytest.raises(PreconditionFailed, match="found it open by Arrow's as well"):
             database.read(lambda connection: connection.execute(facts.bounds()).all())
@@ -146,7 +146,7 @@ def test_postgresql_whose_connection_is_lost_is_unavailable(postgres_url: str, c
     """A server that goes away in mid-read ends the read with an error, never as if it were whole."""
     migrate(connect(postgres_url))
     end_me = select(func.pg_terminate_backend(func.pg_backend_pid()).label("gone"))
-    with adbc_connect(postgres_url) as reader, pytest.raises(StoreUnavailable, match="was lost"):
+    with open_arrow_reader(postgres_url) as reader, pytest.raises(StoreUnavailable, match="was lost"):
         list(reader.batches(end_me))
 
 
@@ -154,7 +154,7 @@ def test_postgresql_whose_connection_is_lost_is_unavailable(postgres_url: str, c
 def test_postgresql_keeps_the_options_of_its_url(postgres_url: str) -> None:
     """What an operator sets for the catalog's connections holds for those of bulk reads as well."""
     url = postgres_url + "&options=-c%20application_name%3Dmine&connect_timeout=3"
-    with adbc_connect(url) as reader:
+    with open_arrow_reader(url) as reader:
         shown = reader.table(
             select(
                 func.current_setting("application_name").label("name"),
@@ -168,7 +168,7 @@ def test_postgresql_keeps_the_options_of_its_url(postgres_url: str) -> None:
 def test_text_of_a_statement_holds_its_values(dialect: str) -> None:
     """No parameter is left, and a value that looks like one, or like SQL, is what it was."""
     odd = "100% :of it's ?"
-    text = sql_text(
+    text = compile_sql(
         select(literal_column("1").label("one")).where(t.topic.c.name == odd, t.topic.c.topic_id > 7), dialect
     )
     assert "'100% :of it''s ?'" in text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
-from infra.catalog import Database, SqlCatalog, shown_url, upgrade
+from infra.catalog import Database, SqlCatalog, mask_passwords, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
 from tests.every_topic import every_topic
@@ -95,7 +95,7 @@ def test_sqlite_in_a_fifo_or_a_device_is_refused_without_being_opened(
 )
 def test_url_is_shown_without_its_password_whatever_signs_are_in_it(url: str, shown: str) -> None:
     """Signs that should have been encoded, and words of libpq that hold secrets; nothing else is hidden."""
-    assert shown_url(url) == shown
+    assert mask_passwords(url) == shown
 
 
 def test_sqlite_folder_that_cannot_be_made_is_invalid_input(tmp_path: Path) -> None:

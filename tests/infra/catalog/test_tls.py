@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import URL, make_url, text
 
 from infra.catalog import Database
-from infra.catalog.engine.adbc import adbc_connect
-from infra.catalog.engine.faults import missed
+from infra.catalog.engine.adbc import open_arrow_reader
+from infra.catalog.engine.faults import describe_lost_server
 from infra.catalog.reconciliation import facts
 from logstore.errors import StoreUnavailable
 from tests.migrated import migrate
@@ -68,7 +68,7 @@ def _reads(url: str) -> tuple[bool, int]:
             encrypted = bool(connection.connection.driver_connection.pgconn.ssl_in_use)  # type: ignore[union-attr]
     finally:
         database.close()
-    with adbc_connect(url) as reader:
+    with open_arrow_reader(url) as reader:
         return encrypted, reader.table(facts.lists()).num_rows
 
 
@@ -94,7 +94,7 @@ def test_database_that_is_not_trusted_or_does_not_trust_us_is_told_without_the_p
     for part, url in told.items():
         with pytest.raises(StoreUnavailable) as refused:
             Database(url).read(lambda found: found.execute(text("SELECT 1")))
-        with pytest.raises(StoreUnavailable) as bulk, adbc_connect(url):
+        with pytest.raises(StoreUnavailable) as bulk, open_arrow_reader(url):
             pass
         row = run_check("database", _check_database, Settings(home=tmp_path, database_url=url))
         for said in (str(refused.value), str(bulk.value), str(row["detail"])):
@@ -115,6 +115,8 @@ def test_database_that_is_not_trusted_or_does_not_trust_us_is_told_without_the_p
 def test_database_that_ends_a_connection_by_tls_may_not_trust_us(said: str) -> None:
     """The alert that says so may be lost with the connection; without TLS, or later, it says nothing of trust."""
     url = make_url("postgresql+psycopg://u@db.example/s?sslmode=verify-full")
-    assert "no trusted connection to db.example:5432: it ended the connection" in missed(said, url, lost=False)
-    assert "no trusted" not in missed(said, url, lost=True)
-    assert "no trusted" not in missed(said, url.set(query={}), lost=False)
+    assert "no trusted connection to db.example:5432: it ended the connection" in describe_lost_server(
+        said, url, was_connected=False
+    )
+    assert "no trusted" not in describe_lost_server(said, url, was_connected=True)
+    assert "no trusted" not in describe_lost_server(said, url.set(query={}), was_connected=False)

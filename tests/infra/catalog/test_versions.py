@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
-from infra.catalog.engine.versions import VERSIONS, _config
+from infra.catalog.engine.versions import VERSIONS, _build_alembic_config
 from infra.declared.models import metadata
 from logstore.cursors.state import CursorState
 from logstore.delayed.buckets import BucketLimits
@@ -180,7 +180,7 @@ def test_check_version_empty_database_is_refused_and_stays_empty(url: str, conne
 
 def test_versions_are_those_of_alembic() -> None:
     """The constant saves every command the import of Alembic, and must not lag behind."""
-    scripts = ScriptDirectory.from_config(_config())
+    scripts = ScriptDirectory.from_config(_build_alembic_config())
     assert [script.revision for script in scripts.walk_revisions()][::-1] == list(VERSIONS)
     assert scripts.get_current_head() == VERSIONS[-1]
 
@@ -382,6 +382,6 @@ def test_only_a_sqlite_file_is_looked_at_through_an_engine_of_its_own(tmp_path: 
     """A connection to PostgreSQL brings nothing into our mode: its version is read through the engine that is there."""
     for url, own in ((f"sqlite:///{tmp_path}/catalog.db", True), ("postgresql+psycopg://nobody@127.0.0.1/none", False)):
         database = Database(url)
-        with database.only_looking() as looking:
+        with database.open_read_only() as looking:
             assert (looking.engine is not database.engine) is own
         database.close()

@@ -9,13 +9,13 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from infra.catalog import tables
-from infra.declared import source
+from infra.declared import render_tables
 from infra.declared.models import metadata
 
 
 def test_source_of_the_declared_classes_is_the_module_of_tables() -> None:
     """`make tables` was run after the last edit."""
-    assert Path(tables.__file__).read_text(encoding="utf-8") == source(metadata)
+    assert Path(tables.__file__).read_text(encoding="utf-8") == render_tables(metadata)
 
 
 @pytest.mark.parametrize("kind", [SQLiteDialect_pysqlite, PGDialect_psycopg])

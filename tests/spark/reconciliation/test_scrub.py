@@ -181,7 +181,7 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
         def copy(self, row: dict[str, int], _: str) -> None:
             read.append(("copy", row["ledger_id"], 0))
 
-    monkeypatch.setattr(scrub, "adbc_connect", lambda _: Catalog())
+    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: Catalog())
     monkeypatch.setattr(scrub, "_Reader", Reader)
     monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
     monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
@@ -217,7 +217,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
         def table(self, query: str) -> pa.Table:
             return pa.Table.from_pylist([{"ledger_id": ledger} for ledger in range(9 if query == "segments" else 0)])
 
-    monkeypatch.setattr(scrub, "adbc_connect", lambda _: nullcontext(Catalog()))
+    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext(Catalog()))
     monkeypatch.setattr(scrub, "_Reader", Reader)
     monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
     monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
@@ -236,7 +236,7 @@ def test_page_is_some_minutes_of_the_rate(
 ) -> None:
     """A page of 8 GiB at 1 MiB/s would hold the only lane of its worker for two hours."""
     ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
-    monkeypatch.setattr(scrub, "adbc_connect", lambda _: nullcontext())
+    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext())
     monkeypatch.setattr(scrub, "_copies", lambda *_: iter(ledgers))
     job = CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
     counts = scrub._cut("", tmp_path, job, max_objects=20_000)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.postgres
 def _found(world: SqlWorld) -> Counter[int]:
     world.database.close()  # a file is opened by one of the two libraries at a time
     found = Counter[int]()
-    with adbc.adbc_connect(world.url) as reader:
+    with adbc.open_arrow_reader(world.url) as reader:
         for query in delayed_sizes():
             for row in reader.table(query).to_pylist():
                 found[row["topic_id"]] += row["size"]

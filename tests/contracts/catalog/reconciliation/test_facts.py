@@ -30,7 +30,7 @@ _ALL = (0, 2**62)
 def _connect(world: SqlWorld) -> AbstractContextManager[adbc.ArrowReader]:
     """A file is opened by one of the two libraries at a time; the catalog opens it again when it is used again."""
     world.database.close()
-    return adbc.adbc_connect(world.url)
+    return adbc.open_arrow_reader(world.url)
 
 
 def _read(world: SqlWorld, query: Select[Any]) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
     assert [list(part) for part in parts] == [ids[:2], ids[2:]]
     with _connect(sql_world) as reader:
         empty = reader.table(facts.ledgers(ids[3] + 1, 2**62, "sexton"))
-    assert (empty.num_rows, empty.schema) == (0, adbc.schema_of(facts.ledgers(0, 1, "sexton")))
+    assert (empty.num_rows, empty.schema) == (0, adbc.arrow_schema(facts.ledgers(0, 1, "sexton")))
 
 
 def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: SqlWorld) -> None:
