@@ -182,8 +182,9 @@ class Rebuilding:
     def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
         """Look at what storage holds beyond the last flush, in some shards of the primary bucket.
 
-        Before the manifest of the new epoch that only tells whether the rebuild can succeed. Behind it nobody adds to
-        storage any more, and what was found before is replaced.
+        The look before the manifest of the new epoch only tells whether the rebuild can succeed. The old catalog may
+        append meanwhile, so that look checks no object that the loaded rows do not name. The look behind the manifest
+        checks all, and replaces what the first one has staged.
 
         Idempotency: what was found in a shard before is replaced.
         Heartbeat: shards done, every two seconds.
@@ -198,7 +199,7 @@ class Rebuilding:
         with beating(lambda: (done,)):
             for shard in range(request.first, request.end):
                 between_units()
-                found = adopter.adopt(shard, unflushed_from=unflushed_from)
+                found = adopter.adopt(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
                 objects, staged, done = objects + found.objects, staged + found.staged, done + 1
         return AdoptedShards(objects=objects, staged=staged)
 

@@ -126,6 +126,7 @@ class AdoptShardsInput:
 
     first: int  # inclusive
     end: int  # exclusive
+    is_growing: bool = False  # whether the old catalog may still append
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

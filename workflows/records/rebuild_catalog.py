@@ -104,7 +104,7 @@ class RebuildCatalog:
         self._at("loading", records=rows.records)
         await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
         if workflow.patched(_LOOKS_BEFORE_IT_PUBLISHES):
-            await self._look("looking")
+            await self._look("looking", is_growing=True)
         self._at("publishing")
         published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **options.CATALOG)
         await self._look("adopting")
@@ -122,10 +122,10 @@ class RebuildCatalog:
             begun_us=begun_us,
         )
 
-    async def _look(self, step: str) -> None:
+    async def _look(self, step: str, *, is_growing: bool = False) -> None:
         for first in range(0, SHARDS, _PART):
             self._at(step, shards=first)
-            part = AdoptShardsInput(first=first, end=min(first + _PART, SHARDS))
+            part = AdoptShardsInput(first=first, end=min(first + _PART, SHARDS), is_growing=is_growing)
             await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
 
     def _at(self, step: str, *, told: str = "", shards: int = -1, versions: int = -1, records: int = -1) -> None:

@@ -9,6 +9,9 @@ known:
 4. the first segment of the ids that follow those given out before the last flush: rebuilds leave ids out, so these may
    be far above the highest one that the catalog knows.
 
+While the old catalog may still append, only objects of the first kind are asked for. An append between a listing and a
+HEAD is no lie.
+
 What HEAD does not find either is looked for in a second listing, of the ledger alone. Any object that turns up proves
 the listing wrong, and nothing is decided by it.
 
@@ -49,10 +52,11 @@ def prove_absent(
     objects: ObjectStore,
     ledger_id: LedgerId,
     owner: LedgerOwner,
-    numbers: Iterable[int],
+    numbers: Collection[int],
     *,
     listed: Collection[int],
     stated: bool,
+    is_growing: bool = False,
 ) -> None:
     """Check that a ledger lacks what a listing did not show of it.
 
@@ -63,6 +67,7 @@ def prove_absent(
         numbers: Of its registered segments.
         listed: Numbers of the segments that the listing showed.
         stated: Whether it showed a `meta.json`.
+        is_growing: Whether writers may still add segments. Segments that are not registered then prove nothing.
 
     Raises:
         UnlistedObjectError: Something of it stands.
@@ -72,7 +77,8 @@ def prove_absent(
     require_none(objects, (segment_key(ledger_id, number) for number in numbers if number not in listed))
     for found in objects.list(ledger_prefix(ledger_id)):
         number = segment_number(found.key)
-        if (meta_digest(found.key) and not stated) or (number is not None and number not in listed):
+        is_unlisted = number is not None and number not in listed and (number in numbers or not is_growing)
+        if (meta_digest(found.key) and not stated) or is_unlisted:
             raise UnlistedObjectError(found.key)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from logstore.errors import CorruptData, InvalidInput, PreconditionFailed
@@ -118,7 +119,9 @@ class Adopter:
         self._adoption, self._objects, self._buckets = adoption, objects, buckets
         self._application, self._threads = application, threads
 
-    def adopt(self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),)) -> Adopted:
+    def adopt(
+        self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
+    ) -> Adopted:
         """Look at the ledgers with id % 256 = `shard`, and stage what the catalog does not say of them.
 
         Idempotency: what was staged of the shard before is replaced; what a topic was settled with stays.
@@ -127,6 +130,8 @@ class Adopter:
             shard: 0 to 255.
             unflushed_from: Lowest ids of ledgers that may be younger than the rows, one for each range of ids in which
                 there may be some. Those that the catalog knows are passed over.
+            is_growing: Whether the old catalog may still append. An object that no row names may then be younger than
+                the listing that lacks it, so only objects that rows name prove a listing wrong.
 
         Raises:
             InvalidInput: Not 0 to 255.
@@ -142,7 +147,9 @@ class Adopter:
         unlisted: UnlistedObjectError | None = None
         for _ in range(_LISTINGS):
             try:
-                return self._adopt_by_listing(shard, issued, unflushed_from)
+                return self._adopt_by_listing(
+                    shard, issued, () if is_growing else unflushed_from, is_growing=is_growing
+                )
             except UnlistedObjectError as error:
                 unlisted = error
         raise PreconditionFailed(
@@ -151,14 +158,16 @@ class Adopter:
             " command again"
         ) from unlisted
 
-    def _adopt_by_listing(self, shard: int, issued: Issued, unflushed_from: Sequence[LedgerId]) -> Adopted:
+    def _adopt_by_listing(
+        self, shard: int, issued: Issued, unflushed_from: Sequence[LedgerId], *, is_growing: bool
+    ) -> Adopted:
         self._objects.confirm()
         counted = _Counted(self._objects.list(shard_prefix(shard)))
         above, staged, strangers, absent = LedgerId(-1), 0, set[LedgerId](), False
         with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
             for page in self._pages(shard, counted):
                 strangers |= {stored.ledger_id for known, stored in page if known is None and stored is not None}
-                found = self._compare(pool, page, issued)
+                found = self._compare(pool, page, issued, is_growing=is_growing)
                 absent |= any(one.standing in {Standing.ABSENT, Standing.ENDED} for one in found)
                 with effect("adoption.stage"):
                     self._adoption.stage(shard, found, above=above, up_to=_ledger_id(page[-1]))
@@ -251,20 +260,22 @@ class Adopter:
             yield from page
             after = page[-1].ledger_id
 
-    def _compare(self, pool: ThreadPoolExecutor, page: list[_Pair], issued: Issued) -> list[StagedLedger]:
+    def _compare(
+        self, pool: ThreadPoolExecutor, page: list[_Pair], issued: Issued, *, is_growing: bool
+    ) -> list[StagedLedger]:
         """Ledgers first, then the objects of those that may hold what was registered since: many at once."""
         strangers = [stored.ledger_id for known, stored in page if known is None and stored is not None]
         fates = self._adoption.fates(strangers) if strangers else {}
+        look_at = partial(self._look, is_growing=is_growing)
         looks = [
-            (stored, pool.submit(copy_context().run, self._look, known, stored, fates, issued))
-            for known, stored in page
+            (stored, pool.submit(copy_context().run, look_at, known, stored, fates, issued)) for known, stored in page
         ]
         told = [(found, stored, self._reads(pool, found, stored)) for stored, look in looks if (found := look.result())]
         read = [(found, stored, tuple(filter(None, (one.result() for one in reads)))) for found, stored, reads in told]
         probes = [
             pool.submit(copy_context().run, self._probe_uploads, found, stored, uploads)
             for found, stored, uploads in read
-            if found.reads_segments
+            if found.reads_segments and not is_growing
         ]
         for probe in probes:
             probe.result()
@@ -289,7 +300,13 @@ class Adopter:
         ]
 
     def _look(
-        self, known: KnownLedger | None, stored: _Stored | None, fates: Mapping[LedgerId, Fate], issued: Issued
+        self,
+        known: KnownLedger | None,
+        stored: _Stored | None,
+        fates: Mapping[LedgerId, Fate],
+        issued: Issued,
+        *,
+        is_growing: bool,
     ) -> _Look | None:
         if known is None:
             return self._stranger(stored, fates, issued) if stored else None
@@ -300,7 +317,15 @@ class Adopter:
             short = absent = False  # it can be read all the same; reconciliation tells of what the primary copy lacks
         if (short or absent) and known.primary:
             stated = bool(stored and stored.statements)
-            prove_absent(self._objects, known.ledger_id, known.owner, known.segments, listed=there, stated=stated)
+            prove_absent(
+                self._objects,
+                known.ledger_id,
+                known.owner,
+                known.segments,
+                listed=there,
+                stated=stated,
+                is_growing=is_growing,
+            )
         if not short and not absent and not known.takes_segments:
             return None
         gone = Standing.ABSENT if known.listed else Standing.ENDED

@@ -80,6 +80,7 @@ class Chain:
         self.world, self.new_database, self.page = world, new_database, page
         self.clock = Clock()
         self.require_no_workers: Callable[[], None] = lambda: None
+        self.before_step: dict[str, Callable[[], None]] = {}
         with self.process() as log:
             self.catalog_id = log.catalog.identities.catalog_id()
         self.answered: dict[Position, str] = {}
@@ -166,23 +167,29 @@ class Chain:
         request = RebuildStep(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdopted:
-            stored = [found for key in self.world.store.keys if (found := ledger_in(key)) is not None]
-            shards = sorted({ledger_id % SHARDS for ledger_id in stored})  # 256 of them would take a second
             adopted = RebuildAdopted()
             for name in _STEPS:
                 if name in {"look", "adopt_shards"} and database.target().state == "READY":
                     continue  # the workflow is behind it
+                self.before_step.get(name, lambda: None)()
                 if name == step:
                     arm(dies_at, "crash")
                 looks = name in {"look", "adopt_shards"}
                 activity: Any = activities.adopt_shards if looks else getattr(activities, name)
-                parts = [AdoptShardsInput(first=shard, end=shard + 1) for shard in shards]
+                parts = [
+                    AdoptShardsInput(first=shard, end=shard + 1, is_growing=name == "look") for shard in self._shards()
+                ]
                 for given in parts if looks else [request]:
                     done = ActivityEnvironment().run(activity, given)
                 adopted = done if name == "finish_adoption" else adopted
             return adopted
 
         return run
+
+    def _shards(self) -> list[int]:
+        """Return the shards that hold objects. All 256 would take a second."""
+        ledger_ids = [ledger_id for key in self.world.store.keys if (ledger_id := ledger_in(key)) is not None]
+        return sorted({ledger_id % SHARDS for ledger_id in ledger_ids})
 
     def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> Loaded:
         database = Database(url)

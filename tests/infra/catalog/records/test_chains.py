@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import SHARDS, ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
+from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId, Position
 from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
@@ -245,6 +247,48 @@ def test_rebuild_that_takes_over_adopts_what_the_old_catalog_answers_meanwhile(c
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
     assert len(chain.answered) > MAX_UNANSWERED_S
+
+
+@pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("lacks", ["nothing", "a flushed segment"])
+def test_rebuild_that_takes_over_is_not_refused_while_the_old_catalog_appends(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """Append behind each listing of a shard until the new epoch begins. No such append proves a listing wrong."""
+    topic, url, store = _topic(chain), chain.new_database(), chain.world.store
+    chain.append(topic, "flushed", "flushed too")
+    chain.append(topic, "flushed later")
+    chain.flush()
+    chain.append(topic, "tail")
+    if lacks != "nothing":
+        store.delete([segment_key(min(chain.answered).ledger_id, 1)])
+    list_prefix, is_begun, appends = store.list, False, 0
+    now = iter(range(1_000))
+    chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=lambda _: None)
+
+    def begin() -> None:
+        nonlocal is_begun
+        is_begun = True
+
+    with chain.process() as old:
+
+        def list_then_append(prefix: str, **options: Any) -> Iterator[ObjectInfo]:
+            nonlocal appends
+            listed = [*list_prefix(prefix, **options)]
+            if not is_begun and prefix.count("/") == 2:
+                chain.append_by(old, topic, f"behind listing {appends}")
+                appends += 1
+            yield from listed
+
+        monkeypatch.setattr(store, "list", list_then_append)
+        chain.before_step["adopt_shards"] = begin
+        done = chain.rebuild(url, take_over=True)
+    assert done is not None
+    assert appends
+    chain.adopt_newest(url)
+    assert done.missing_data == (0 if lacks == "nothing" else 1)
+    if lacks == "nothing":
+        assert chain.read(topic) == chain.answered
 
 
 def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
