@@ -1,10 +1,10 @@
-"""`build-delayed-index`: buckets of delayed messages of many topics, from the delivery times in their logs.
+"""`build-delayed-index`: build the buckets of delayed messages of many topics from the delivery times in their logs.
 
-Each topic's log is cut into stretches, one a bucket, and each stretch is read by one task, which asks the store for one
-column of the segments that have delayed entries and writes a snapshot file as a seal would. All stretches of a topic
-agree on what consumers may see and on the time, so that together they are the index of that moment.
+Each topic's log is cut into ranges, one per bucket. One task reads each range: it fetches one column of the segments
+that have delayed entries, and writes a snapshot file as a seal would. All ranges of a topic use the same frontier and
+the same time, so that together they are the index of one moment.
 
-Source: PIP-195, where an index is rebuilt by one reader of the whole log.
+Source: PIP-195, where one reader of the whole log rebuilds an index.
 """
 
 from collections import defaultdict
@@ -30,141 +30,147 @@ from spark.sources.objects import NativeAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The part of one topic's log that is to be read."""
+class _TopicPlan:
+    """Ranges of one topic's log that are to be read."""
 
     built: BuiltIndex  # without its files
     now_ms: int
-    stretches: tuple[LogRange, ...]
+    ranges: tuple[LogRange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """One bucket."""
+class _RangeTask:
+    """Range of a log that becomes one bucket."""
 
     topic_id: TopicId
-    number: int  # of the topic's stretches
-    stretch: LogRange
+    number: int  # among the topic's ranges
+    log_range: LogRange
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """The outcome of a piece."""
+class _RangeResult:
+    """Result of one range."""
 
     topic_id: TopicId
     number: int
-    messages: int = 0  # none: all of them are due, and there is no file
-    why: str = ""  # it could not be read
+    messages: int = 0  # 0 means that all messages are due, and that there is no file
+    error: str = ""  # why the range could not be read
 
 
 def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
-        StoreUnavailable: Storage or database did not answer.
+        StoreUnavailable: Storage or the database did not answer.
     """
     cores = run.spark.sparkContext.defaultParallelism
     (topics,) = run.spread("look at topics", [job.topics], partial(by_size, addresses.database_url, delayed_sizes))
     planned = run.spread("cut logs into buckets", dealt(topics, WAVES * cores), partial(_plan, addresses, job))
-    plans = [plan for some in planned for plan in some if plan is not None]
-    pieces = sorted((piece for plan in plans for piece in _pieces(plan)), key=lambda one: -one.stretch.entries)
-    tasks = dealt(pieces, WAVES * cores)
+    plans = [plan for task_plans in planned for plan in task_plans if plan is not None]
+    ranges = sorted(
+        (range_task for plan in plans for range_task in _range_tasks(plan)), key=lambda task: -task.log_range.entries
+    )
+    tasks = dealt(ranges, WAVES * cores)
     written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
-    return _concluded(run.folder, len(topics), plans, [one for some in written for one in some])
+    results = [result for task_results in written for result in task_results]
+    return _write_lists(run.folder, len(topics), plans, results)
 
 
-def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_Plan | None]:
-    """In an executor: what is to be read of topics; None of one that is deleted, or about to be."""
+def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
+    """Plan topics, in an executor. A topic that is deleted or being deleted has `None`."""
     with open_catalog(addresses.database_url) as catalog:
-        log = _log(addresses, catalog)
-        return [_planned(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
+        log = _open_log(addresses, catalog)
+        return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
-def _log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
+def _open_log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
     primary, tiered = log_stores(addresses, catalog)
     return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
-def _planned(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _Plan | None:
+def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _TopicPlan | None:
     if not is_active(catalog, topic_id):
         return None
     if job.workflow_id:
         catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
     listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
     now_ms = catalog.delayed.now_ms()
-    found = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
-    delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in found]
-    ends = [(Position(one.ledger_id, one.first_entry), last_position(one)) for one in found]
-    segments = ((first, last, entries) for (first, last), entries in zip(ends, delayed, strict=True))
-    stretches = cut_log(segments, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    segments = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
+    delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in segments]
+    bounds = [(Position(segment.ledger_id, segment.first_entry), last_position(segment)) for segment in segments]
+    sized = ((first, last, entries) for (first, last), entries in zip(bounds, delayed, strict=True))
+    ranges = cut_log(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)
     built = BuiltIndex(
         topic_id=topic_id,
         expected_version=listed.version,
-        removed=tuple(one.bucket_id for one in listed.buckets),
-        sealed_to=max([listed.sealed_to, *(last for _, last in ends[-1:])]),
+        removed=tuple(bucket.bucket_id for bucket in listed.buckets),
+        sealed_to=max([listed.sealed_to, *(last for _, last in bounds[-1:])]),
         files=(),
     )
-    return _Plan(built=built, now_ms=now_ms, stretches=tuple(stretches))
+    return _TopicPlan(built=built, now_ms=now_ms, ranges=tuple(ranges))
 
 
-def _pieces(plan: _Plan) -> Iterator[_Piece]:
-    for number, stretch in enumerate(plan.stretches):
-        yield _Piece(topic_id=plan.built.topic_id, number=number, stretch=stretch, now_ms=plan.now_ms)
+def _range_tasks(plan: _TopicPlan) -> Iterator[_RangeTask]:
+    for number, log_range in enumerate(plan.ranges):
+        yield _RangeTask(topic_id=plan.built.topic_id, number=number, log_range=log_range, now_ms=plan.now_ms)
 
 
-def _write(addresses: NativeAddresses, folder: Path, pieces: list[_Piece]) -> list[_Written]:
-    """In an executor: pieces, each into one file. A task may run twice."""
+def _write(addresses: NativeAddresses, folder: Path, tasks: list[_RangeTask]) -> list[_RangeResult]:
+    """Write one file per range, in an executor. A task may run twice."""
     with open_catalog(addresses.database_url) as catalog:
-        log = _log(addresses, catalog)
-        return [_written(catalog, log, folder, piece) for piece in pieces]
+        log = _open_log(addresses, catalog)
+        return [_write_range(catalog, log, folder, task) for task in tasks]
 
 
-def _written(catalog: SqlCatalog, log: DelayedLog, folder: Path, piece: _Piece) -> _Written:
-    topic_id, stretch = piece.topic_id, piece.stretch
-    frontier = catalog.transactions.frontier(topic_id, from_ledger=stretch.first.ledger_id)
-    wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=piece.now_ms)
-    behind = Position(stretch.first.ledger_id, stretch.first.entry_id - 1)
+def _write_range(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _RangeTask) -> _RangeResult:
+    topic_id, log_range = task.topic_id, task.log_range
+    frontier = catalog.transactions.frontier(topic_id, from_ledger=log_range.first.ledger_id)
+    wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
+    behind = Position(log_range.first.ledger_id, log_range.first.entry_id - 1)
     try:
-        segments = log.segments(topic_id, behind=behind, last=stretch.last)
+        segments = log.segments(topic_id, behind=behind, last=log_range.last)
         rows = merge_ranges([rows for _, rows in log.rows(segments, wanted) if len(rows)])
-    except (MissingData, CorruptData) as lost:  # no other topic waits for a person
-        return _Written(topic_id=topic_id, number=piece.number, why=str(lost))
+    except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
+        return _RangeResult(topic_id=topic_id, number=task.number, error=str(damage))
     if len(rows):
-        with replacing(IndexFiles(folder).snapshot_path(_name(topic_id, piece.number))) as new:
-            writer = SnapshotWriter(new, topic_id, stretch.first, stretch.last)
+        with replacing(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
+            writer = SnapshotWriter(new, topic_id, log_range.first, log_range.last)
             writer.add(rows)
             writer.close()
-    return _Written(topic_id=topic_id, number=piece.number, messages=len(rows))
+    return _RangeResult(topic_id=topic_id, number=task.number, messages=len(rows))
 
 
-def _name(topic_id: TopicId, number: int) -> str:
+def _file_name(topic_id: TopicId, number: int) -> str:
     return f"bucket-{topic_id}-{number:05d}.parquet"
 
 
-def _concluded(folder: Path, topics: int, plans: list[_Plan], written: list[_Written]) -> BulkSummary:
-    """Lists of the topics whose buckets are all there, and what the job came to."""
-    whys = {one.topic_id: one.why for one in written if one.why}
-    kept = [one for one in written if one.messages and one.topic_id not in whys]
-    numbers: dict[TopicId, list[int]] = defaultdict(list)
-    for one in kept:
-        numbers[one.topic_id].append(one.number)
-    readable = [plan.built for plan in plans if plan.built.topic_id not in whys]
-    built = [
-        replace(one, files=tuple(_name(one.topic_id, number) for number in sorted(numbers[one.topic_id])))
-        for one in readable
-        if one.removed or numbers[one.topic_id]
+def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: list[_RangeResult]) -> BulkSummary:
+    """Write the lists of topics whose ranges were all read, and return the summary of the job."""
+    error_by_topic = {result.topic_id: result.error for result in results if result.error}
+    buckets = [result for result in results if result.messages and result.topic_id not in error_by_topic]
+    numbers_by_topic: dict[TopicId, list[int]] = defaultdict(list)
+    for bucket in buckets:
+        numbers_by_topic[bucket.topic_id].append(bucket.number)
+    readable = [plan.built for plan in plans if plan.built.topic_id not in error_by_topic]
+    built_indexes = [
+        replace(
+            built,
+            files=tuple(_file_name(built.topic_id, number) for number in sorted(numbers_by_topic[built.topic_id])),
+        )
+        for built in readable
+        if built.removed or numbers_by_topic[built.topic_id]
     ]
-    parts = dealt(built, MAX_PARTS_PER_JOB)
+    parts = dealt(built_indexes, MAX_PARTS_PER_JOB)
     for number, part in enumerate(parts):
         IndexFiles(folder).write_part(number, part)
     counts = {
         "topics": topics,
-        "buckets": len(kept),
-        "messages": sum(one.messages for one in kept),
-        "empty": len(readable) - len(built),
+        "buckets": len(buckets),
+        "messages": sum(bucket.messages for bucket in buckets),
+        "empty": len(readable) - len(built_indexes),
         "gone": topics - len(plans),
-        "unreadable": len(whys),
+        "unreadable": len(error_by_topic),
         "parts": len(parts),
     }
-    return BulkSummary(counts=counts, facts=left_out(whys))
+    return BulkSummary(counts=counts, facts=left_out(error_by_topic))

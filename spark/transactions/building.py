@@ -1,6 +1,6 @@
-"""`build-transaction-snapshots`: the buffers of many topics, each rebuilt from its whole log by one task.
+"""`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their whole logs.
 
-A topic's log is read in order, so a task has whole topics; those with most segments are spread first.
+A log is read in order, so that one task reads all of a topic. Topics with most segments are distributed first.
 """
 
 from collections.abc import Iterator
@@ -29,43 +29,45 @@ class _Task:
 
 
 @dataclass(slots=True)
-class _Done:
-    """The outcome of one task."""
+class _TaskResult:
+    """Counts of one task, which rise while it runs."""
 
     buffers: int = 0
     empty: int = 0
     gone: int = 0
     unreadable: int = 0
-    why: dict[TopicId, str] = field(default_factory=dict)
+    error_by_topic: dict[TopicId, str] = field(default_factory=dict)
 
 
 def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
-        StoreUnavailable: Storage or database did not answer.
+        StoreUnavailable: Storage or the database did not answer.
     """
     (topics,) = run.spread(
         "look at topics", [job.topics], partial(by_size, addresses.database_url, lambda: [topic_sizes()])
     )
     parts = dealt(topics, min(WAVES * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
-    tasks = [_Task(part, tuple(some)) for part, some in enumerate(parts)]
-    done = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
-    counts = {name: sum(getattr(one, name) for one in done) for name in ("buffers", "empty", "gone", "unreadable")}
-    whys = {topic_id: why for one in done for topic_id, why in one.why.items()}
-    return BulkSummary(counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=left_out(whys))
+    tasks = [_Task(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
+    results = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
+    counts = {
+        name: sum(getattr(result, name) for result in results) for name in ("buffers", "empty", "gone", "unreadable")
+    }
+    error_by_topic = {topic_id: error for result in results for topic_id, error in result.error_by_topic.items()}
+    return BulkSummary(counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=left_out(error_by_topic))
 
 
-def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _Done:
-    """In an executor: some topics into one file. A task may run twice."""
-    done = _Done()
+def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult:
+    """Write the buffers of some topics into one file, in an executor. A task may run twice."""
+    result = _TaskResult()
     with open_catalog(addresses.database_url) as catalog:
-        done.buffers = BufferFiles(folder).write_part(task.part, _buffers(addresses, catalog, task, done))
-    return done
+        result.buffers = BufferFiles(folder).write_part(task.part, _rebuild(addresses, catalog, task, result))
+    return result
 
 
-def _buffers(
-    addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, done: _Done
+def _rebuild(
+    addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, result: _TaskResult
 ) -> Iterator[tuple[TopicId, Buffer]]:
     objects, tiered = log_stores(addresses, catalog)
     contents = ComponentLedgers(
@@ -81,17 +83,17 @@ def _buffers(
     )
     for topic_id in map(TopicId, task.topics):
         if not is_active(catalog, topic_id):
-            done.gone += 1
+            result.gone += 1
             continue
         try:
-            found = rebuilder.rebuild(topic_id)
+            buffer = rebuilder.rebuild(topic_id)
         except UnknownObject:
-            done.gone += 1
-        except (MissingData, CorruptData) as lost:  # no other topic waits for a person
-            done.unreadable += 1
-            done.why[topic_id] = str(lost)
+            result.gone += 1
+        except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
+            result.unreadable += 1
+            result.error_by_topic[topic_id] = str(damage)
         else:
-            if found.hidden or found.open or catalog.transaction_snapshots.current(topic_id).ledger_id is not None:
-                yield topic_id, found
+            if buffer.hidden or buffer.open or catalog.transaction_snapshots.current(topic_id).ledger_id is not None:
+                yield topic_id, buffer
             else:
-                done.empty += 1
+                result.empty += 1
