@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from logstore.errors import AlreadyExists, CatalogAdopting, CatalogBusy, CatalogMismatch, CatalogOutdated
+from logstore.errors import (
+    AlreadyExists,
+    CatalogAdopting,
+    CatalogBusy,
+    CatalogMismatch,
+    CatalogOutdated,
+    StoreUnavailable,
+)
 from logstore.failpoints import effect
 from logstore.ports.catalog import KnownManifest, RecordLogState, Records
 from logstore.ports.objects import OwnedStore
@@ -263,8 +270,9 @@ def require_current(records: Records, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest.
 
     If the known one is the newest, that takes one LIST, and one GET of the next number: a listing may lack it. If the
-    listing lacks the known one, too, a newer one is looked for by name. A replica's database may be behind: every write
-    to it is refused anyway.
+    listing lacks the known one, too, a newer one is looked for by name. A living log holds the known manifest or a
+    newer one, so a listing without any proves nothing. A replica's database may be behind: every write to it is refused
+    anyway.
 
     Args:
         records: The catalog.
@@ -274,14 +282,22 @@ def require_current(records: Records, objects: OwnedStore) -> None:
         CatalogOutdated: There is a manifest that this catalog has not begun.
         CatalogMismatch: The newest manifest is another catalog's.
         CorruptData, Unsupported: It cannot be read.
-        StoreUnavailable, ServiceRefused: The store did not answer, refuses us, or a listing lacks what HEAD finds.
+        StoreUnavailable, ServiceRefused: The store did not answer, refuses us, or a listing lacks what HEAD finds, or
+            lacks every manifest of a log that has begun.
     """
     known = records.known()
     if known.replica:  # behind its source, and read alone
         return
     log = RecordLog(objects)
     newest = log.manifest(known.manifest + 1)
-    if newest is None and (log.newest_number(known.manifest) or 0) > known.manifest:
-        newest = log.newest(known.manifest)
+    if newest is None:
+        number = log.newest_number(known.manifest) or 0
+        if number < known.manifest:
+            raise StoreUnavailable(
+                f"records bucket: expected manifest {known.manifest} or a newer one, found none by LIST and HEAD. If"
+                " they were removed, and the database is no backup: sexton records rewrite"
+            )
+        if number > known.manifest:
+            newest = log.newest(known.manifest)
     if newest is not None:
         require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it

@@ -12,7 +12,8 @@ replicas stand in registers as well, which are read without one: each is entered
 ended before that is deleted. A pin that is registered counts whether or not it is listed. A replica that is registered
 and not listed counts as having applied nothing.
 
-Manifests have numbers, so what a listing hides of them is asked for by name.
+Manifests have numbers, so what a listing hides of them is asked for by name. A mark tells a log whose manifests are
+all hidden from one that has not begun: sweeps remove the first manifest, and no number bounds where the others stand.
 """
 
 import re
@@ -43,6 +44,9 @@ REPLICAS: Final = "records/replicas/"
 REGISTERS: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTERS}pins/"
 _REPLICA_NAMES: Final = f"{REGISTERS}replicas/"
+_BEGUN: Final = f"{REGISTERS}begun"
+"""Mark of a log into which a manifest was ever put. It stands behind the first one, and no sweep removes it."""
+
 _REGISTERED: Final = frozenset({"rebuild"})
 """Pins without which data is lost. A raid, a shipment or a seed whose blocks are removed fails, and begins anew."""
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
@@ -81,6 +85,7 @@ class RecordLog:
         """Work on the records bucket."""
         self._objects = objects
         self._pin_names, self._replica_names = Registry(objects, _PIN_NAMES), Registry(objects, _REPLICA_NAMES)
+        self._is_marked = False  # whether this process knows the mark of a log that has begun to stand
         self._entered = set[str]()  # replicas whose names this process has seen to stand
         self._last: Manifest | None = None  # manifests never change: the one that was read last is kept
 
@@ -107,7 +112,8 @@ class RecordLog:
         Raises:
             CorruptData, Unsupported: It cannot be read, or a newer build wrote it.
             StoreUnavailable: The store did not answer, the newest one went while it was read, or HEAD finds a manifest
-                that the listing lacks: the known one or, where nothing is listed, one behind it.
+                that the listing lacks: the known one or, where nothing is listed, one behind it. Or no manifest is
+                known or listed, and the log has begun.
         """
         number = self.newest_number(after)
         if number is None:
@@ -124,6 +130,11 @@ class RecordLog:
             hidden = after if self._stands(after) else None if numbers else self._find_later(after)
             if hidden is not None:
                 raise _hidden(hidden)
+        if not numbers and not after and self._objects.head(_BEGUN) is not None:
+            raise StoreUnavailable(
+                f"{PREFIX}: expected a manifest, because HEAD finds {_BEGUN}, found none by LIST; nothing is decided by"
+                " such a listing"
+            )
         return numbers[-1] if numbers else None
 
     def certain_newest(self, after: int = 0) -> Manifest | None:
@@ -193,6 +204,16 @@ class RecordLog:
         """
         with effect("records.put_manifest"):
             self._put(manifest.key, manifest.to_json())
+        self._mark_begun()
+
+    def _mark_begun(self) -> None:
+        """Mark the log behind every manifest, because the process that put the first one may have died, or be older."""
+        if self._is_marked:
+            return
+        if self._objects.head(_BEGUN) is None:
+            with effect("records.mark_begun"), suppress(AlreadyExists):
+                self._put(_BEGUN, _WORD)
+        self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
         """Store versions, ascending by id and sub, as blocks that no manifest names yet.

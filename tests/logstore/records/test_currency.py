@@ -61,9 +61,52 @@ def test_newer_manifests_of_which_sweeps_removed_the_first_refuse_the_database(
         require_current(world.catalog.records, world.objects)
 
 
-def test_record_log_that_is_lost_refuses_no_append(world: RecordsWorld) -> None:
-    """A flush refuses it, and says what to do."""
+@pytest.mark.parametrize("ahead", [5_000, 17_280])  # seven hours and a day of flushes every 5 s
+def test_backup_that_is_far_behind_its_record_log_is_refused_behind_an_empty_listing(
+    world: RecordsWorld, ahead: int
+) -> None:
+    """No number bounds how far: a listing without any manifest proves nothing."""
+    world.create()
+    world.flush()
+    _publish_as_another(world, ahead)
+    world.objects.delete([manifest_key(1)])
+    world.objects.unlisted = {PREFIX: 1_000}
+    with pytest.raises(StoreUnavailable, match="expected manifest 1 or a newer one, found none"):
+        require_current(world.catalog.records, world.objects)
+
+
+@pytest.mark.parametrize("first_is_swept", [True, False])
+def test_backup_from_before_the_first_flush_is_refused_behind_an_empty_listing(
+    world: RecordsWorld, first_is_swept: bool
+) -> None:
+    """Sweeps remove the first manifest, and leave the mark of a log that has begun."""
+    world.create()
+    world.flush()
+    _publish_as_another(world, 2)
+    if first_is_swept:
+        world.objects.delete([manifest_key(1)])
+    world.sql("UPDATE record_log SET manifest = 0, stamp = '', pending = '{}'")
+    world.objects.unlisted = {PREFIX: 1_000}
+    with pytest.raises((CatalogOutdated, StoreUnavailable)):
+        require_current(world.catalog.records, world.objects)
+    with pytest.raises(StoreUnavailable, match="records/registers/begun"):
+        world.flush()
+    assert not world.objects.head(manifest_key(3))
+
+
+def test_record_log_that_has_not_begun_refuses_nothing(world: RecordsWorld) -> None:
+    """No manifest is known, listed or marked."""
+    world.create()
+    require_current(world.catalog.records, world.objects)
+    assert world.flush().manifest == 1
+
+
+def test_record_log_that_is_lost_is_written_anew(world: RecordsWorld) -> None:
+    """It looks as if a listing hid it. So appends are refused, until the log is mended as the refusal says."""
     world.create()
     world.flush()
     world.objects.delete([manifest_key(1)])
+    with pytest.raises(StoreUnavailable, match="sexton records rewrite"):
+        require_current(world.catalog.records, world.objects)
+    world.flusher.rewrite()
     require_current(world.catalog.records, world.objects)

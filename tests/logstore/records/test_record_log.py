@@ -55,6 +55,22 @@ def test_newest_manifest_is_the_one_of_the_highest_number(log: RecordLog, object
     assert log.numbers(after=10) == [11, 100]
 
 
+@pytest.mark.parametrize("point", ["records.put_manifest.after", "records.mark_begun.before"])
+def test_log_whose_writer_died_before_the_mark_is_marked_behind_the_next_manifest(
+    log: RecordLog, objects: FakeObjectStore, point: str
+) -> None:
+    """The first manifest stands until then: it is older than all that sweeps keep, or among them."""
+    arm(point, "crash")
+    with pytest.raises(SimulatedCrash):
+        log.put_manifest(manifest(1))
+    disarm()
+    RecordLog(objects).put_manifest(manifest(2))
+    objects.delete([manifest_key(1)])
+    objects.unlisted = {"records/manifest/": 1}
+    with pytest.raises(StoreUnavailable, match="records/registers/begun"):
+        RecordLog(objects).newest()
+
+
 def test_of_two_manifests_of_one_number_one_is_put(log: RecordLog) -> None:
     """The other writer is told, and reads whose it is."""
     log.put_manifest(manifest(1, "ours"))
