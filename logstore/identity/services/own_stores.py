@@ -167,6 +167,7 @@ class OwnStore:
         self._lock = threading.Lock()
         self._seen = False
         self._ask_at_s = self._answered_s = 0.0  # the second: when the last question that was answered was asked
+        self._failed_questions, self._last_failure = 0, ""
 
     def confirm(self) -> None:
         """See `OwnedStore.confirm`."""
@@ -199,14 +200,18 @@ class OwnStore:
     def _require_current(self) -> None:
         if self._still_current is not None:
             asked_s = self._now_s()
-            self._still_current()
+            try:
+                self._still_current()
+            except RetryableError as error:
+                self._failed_questions, self._last_failure = self._failed_questions + 1, str(error)
+                raise
             self._answered_s, self._ask_at_s = asked_s, asked_s + ASKED_EVERY_S
 
     def _ask_again(self) -> None:
         """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
 
-        One thread asks, and the others go on meanwhile: what must not go on asks for itself, in `removing` and, once
-        the last answer is too old, in `_writing`.
+        One thread asks, and the others go on meanwhile. What must not go on needs an answer: in `removing` one of its
+        own, in `_writing` a recent one, for which all uploads ask once.
         """
         if self._still_current is None or self._now_s() < self._ask_at_s or not self._lock.acquire(blocking=False):
             return
@@ -228,10 +233,30 @@ class OwnStore:
         Behind a store that does not answer this one question a process of an old catalog would append for ever. What it
         appends once a rebuild has looked at storage is lost.
         """
+        failed_questions = self._failed_questions
         store = self._own()
-        if self._now_s() - self._answered_s >= MAX_UNANSWERED_S:
-            self._require_current()
+        if self._needs_answer():
+            self._require_answer(failed_questions)
         return store
+
+    def _needs_answer(self) -> bool:
+        return self._still_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
+
+    def _require_answer(self, failed_questions: int) -> None:
+        """Ask once on behalf of all uploads that wait here. They share the answer, and the lack of one.
+
+        Args:
+            failed_questions: How many questions had failed when the upload began.
+
+        Raises:
+            StoreUnavailable: A question has failed since.
+        """
+        with self._lock:
+            if not self._needs_answer():
+                return
+            if self._failed_questions > failed_questions:
+                raise StoreUnavailable(f"the record log gave no answer: {self._last_failure}")
+            self._require_current()
 
     def removing(self) -> ObjectStore:
         """See `OwnedStore.removing`; what cannot be undone needs an answer of this moment, and there must be one."""

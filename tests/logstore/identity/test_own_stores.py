@@ -1,5 +1,7 @@
 """Buckets are compared before their first use, adopted once with evidence, and asked again before absence counts."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +26,7 @@ from logstore.records.manifest import manifest_key
 from tests.every_topic import every_topic
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
+from tests.logstore.eventually import assert_eventually
 
 LOGS = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
 COLD = NamedBucket(role=Role.TIERED, bucket="cold", address="http://store")
@@ -277,6 +280,46 @@ def test_process_whose_questions_get_no_answer_writes_no_longer_than_a_rebuild_w
     asked.refuses = None
     store.put_if_absent("late", b"", metadata={})
     assert "late" in bucket.keys
+
+
+@pytest.mark.parametrize("refuses", [None, StoreUnavailable("no answer")])
+def test_parallel_uploads_after_an_idle_minute_share_one_question(
+    refuses: Exception | None, catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """A question takes a LIST and a GET or more, and where no answer comes, uploads do not wait one after the other."""
+    asked, uploads, clock_reads = _Catalog(), 16, Counter[int]()
+
+    def read_clock() -> float:
+        clock_reads[threading.get_ident()] += 1
+        return asked.now_s
+
+    def ask_behind_all() -> None:
+        """Answer once each upload has seen that the last answer is too old: at its second look at the clock."""
+        if asked.asked:
+            assert_eventually(lambda: len(clock_reads) == uploads and min(clock_reads.values()) > 1, within_s=60)
+        asked.still_current()
+
+    store = OwnStores(catalog.identities).own(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
+    store.require()
+    clock_reads.clear()
+    asked.now_s += MAX_UNANSWERED_S + 1
+    asked.refuses = refuses
+    with ThreadPoolExecutor(uploads) as pool:
+        errors = list(pool.map(lambda number: _upload_error(store, f"k{number}"), range(uploads)))
+    assert asked.asked == 2
+    if refuses is None:
+        assert errors == [None] * uploads
+    else:
+        assert all(isinstance(error, StoreUnavailable) and "no answer" in str(error) for error in errors)
+        assert not any(key.startswith("k") for key in bucket.keys)
+
+
+def _upload_error(store: OwnStore, key: str) -> Exception | None:
+    try:
+        store.put_if_absent(key, b"", metadata={})
+    except StoreUnavailable as error:
+        return error
+    return None
 
 
 def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
