@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyroaring import BitMap
 
@@ -128,13 +128,22 @@ def require_current_releases(
         )
 
 
+class DelayedRange(NamedTuple):
+    """The entries of a segment that may hold delayed messages."""
+
+    ledger_id: LedgerId
+    entries: range
+    is_counted: bool
+    """Whether the segment's row counts its delayed messages. Rows from before migration 0007 do not."""
+
+
 def require_no_delayed_entries(
     subscription: str,
     state: CursorState,
     spans: Sequence[LedgerSpan],
     *,
     up_to: Position,
-    delayed: Iterable[tuple[LedgerId, range]],
+    delayed: Iterable[DelayedRange],
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
@@ -145,20 +154,21 @@ def require_no_delayed_entries(
         state: Cursor of the subscription.
         spans: The topic's ledgers, as far as readers may see.
         up_to: Position of the cumulative acknowledgement.
-        delayed: Ledger and entries of each segment that has delayed messages, or may have some.
+        delayed: Segments that hold, or may hold, entries with a delivery time.
 
     Raises:
         AcknowledgementStale: An entry of `delayed` up to `up_to` is visible and not acknowledged.
     """
     unacknowledged = unacknowledged_entries(state, spans, up_to)
-    for ledger_id, entries in delayed:
-        if waiting := unacknowledged.get(ledger_id, BitMap()) & BitMap(entries):
-            first, last = waiting.min(), waiting.max()
+    for segment in delayed:
+        if waiting := unacknowledged.get(segment.ledger_id, BitMap()) & BitMap(segment.entries):
+            first, last = (f"{segment.ledger_id}:{entry_id}" for entry_id in (waiting.min(), waiting.max()))
+            kind = "delayed messages" if segment.is_counted else "messages of an earlier build, which may be delayed,"
             raise AcknowledgementStale(
                 subscription,
                 up_to=str(up_to),
-                expected="the releases of a read, because messages before it have a delivery time",
-                found=f"none, and a segment with delayed messages at {ledger_id}:{first} to {ledger_id}:{last}",
+                expected="the releases of a read, because messages before it may have a delivery time",
+                found=f"none, and a segment with {kind} at {first} to {last}",
                 advice="Read and pass the releases of that read (--releases), or acknowledge single entries"
                 " (--position).",
             )

@@ -18,6 +18,7 @@ from infra.catalog.engine.dialects import among
 from infra.catalog.transactions.participant_rows import held, hold, join
 from logstore.cursors.state import (
     CursorState,
+    DelayedRange,
     LedgerSpan,
     apply_acknowledgement,
     complete_state,
@@ -151,10 +152,12 @@ def _apply(
     return Acknowledged(mark_delete=state.mark_delete)
 
 
-def _delayed_ranges(
-    connection: Connection, write: Acknowledge, mark_delete: Position
-) -> Iterator[tuple[LedgerId, range]]:
-    """Yield the entries of the segments between mark-delete and `up_to` that may hold delayed messages, in order."""
+def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedRange]:
+    """Yield the segments between mark-delete and `up_to` that may hold delayed messages, in order.
+
+    Segments from before migration 0007 may hold some, even in a topic without an index: delayed messages are older
+    than their index.
+    """
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
     after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (
@@ -163,7 +166,7 @@ def _delayed_ranges(
     )
     before = tuple_(segment.ledger_id, segment.first_entry) <= (write.up_to.ledger_id, write.up_to.entry_id)
     query = (
-        select(segment.ledger_id, segment.first_entry, segment.entries)
+        select(segment.ledger_id, segment.first_entry, segment.entries, segment.delayed)
         .select_from(
             t.segment.join(t.ledger, segment.ledger_id == ledger.ledger_id).join(
                 t.ledger_list, ledger.list_id == lists.list_id
@@ -173,11 +176,11 @@ def _delayed_ranges(
             lists.topic_id == write.topic_id,
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.between(mark_delete.ledger_id, write.up_to.ledger_id),
-            func.coalesce(segment.delayed, 1) > 0,  # null: not known, from before segments counted them
+            func.coalesce(segment.delayed, 1) > 0,
             after,
             before,
         )
         .order_by(segment.ledger_id, segment.first_entry)
     )
-    for ledger_id, first, entries in connection.execute(query):
-        yield LedgerId(ledger_id), range(first, first + entries)
+    for ledger_id, first, entries, delayed in connection.execute(query):
+        yield DelayedRange(LedgerId(ledger_id), range(first, first + entries), is_counted=delayed is not None)
