@@ -54,6 +54,8 @@ SIDE_BY_SIDE: Final = (
 """Of three ledgers that go, two stand side by side in a shard."""
 ENDS_WITHIN_S: Final = 400.0
 """Bound of each wait. On a busy machine a worker alone takes a minute to start."""
+STOPS_WITHIN_S: Final = 60.0
+"""Bound between the signal that stops a process and its end. A process that hangs must not pass for a slow one."""
 _FIRST_IDS: Final = itertools.count(1_000, 1_000)
 
 

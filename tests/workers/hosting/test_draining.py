@@ -21,7 +21,7 @@ from infra.stack.home import StackHome
 from infra.stack.workers import live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.names import TopicName
-from tests.faults.real import eventually
+from tests.faults.real import STOPS_WITHIN_S, eventually
 from tests.ownership.proxy import Proxy
 from tests.servers import settings_on
 from workers.assembly.adapters import open_log
@@ -32,7 +32,6 @@ from workers.settings import Settings
 pytestmark = pytest.mark.external_service
 
 Start = Callable[..., subprocess.Popen[bytes]]
-_ENDS_WITHIN_S = 400.0
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
         assert _asked(settings, "w1", "/healthz") == (200, "ok\n")
         assert first.poll() is None
         storage.mend()
-        assert await asyncio.to_thread(first.wait, _ENDS_WITHIN_S) == 0
+        assert await asyncio.to_thread(first.wait, STOPS_WITHIN_S) == 0
         start("w2")
         assert (await handle.result()).done.blocks > 0
         assert await _attempts(handle) == [1]
@@ -142,12 +141,12 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/two")
         first.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(first.wait, _ENDS_WITHIN_S) == 1
+        assert await asyncio.to_thread(first.wait, STOPS_WITHIN_S) == 1
         assert "1 activities did not end" in (settings.home / "w1.log").read_text(encoding="utf-8")
         starting = start("w3", drain_timeout=0)
         await eventually(lambda: _asked(settings, "w3", "/healthz")[0] == 200, "it starts, and storage hangs")
         starting.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(starting.wait, _ENDS_WITHIN_S) == 1
+        assert await asyncio.to_thread(starting.wait, STOPS_WITHIN_S) == 1
         storage.mend()
         start("w2")
         assert (await handle.result()).done.blocks > 0

@@ -15,6 +15,7 @@ from kazoo.security import make_digest_acl
 
 from infra.coordination.session import Ensemble
 from infra.stack import stack
+from tests.faults.real import STOPS_WITHIN_S
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noqa: F401 - fixtures
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
@@ -65,9 +66,9 @@ def start(settings: Settings) -> Iterator[Start]:
         log.close()
 
 
-def _ended(one: subprocess.Popen[str]) -> tuple[int, str]:
+def _ended(one: subprocess.Popen[str], *, within_s: float = _WITHIN_S) -> tuple[int, str]:
     """Its exit code and what it printed."""
-    said, _ = one.communicate(timeout=_WITHIN_S)
+    said, _ = one.communicate(timeout=within_s)
     return one.returncode, said
 
 
@@ -146,7 +147,7 @@ def test_worker_that_is_told_to_end_before_it_could_join_ends(start: Start, look
     second = start("w1", session_timeout=120)
     assert_eventually(lambda: len(looker.get_children("/sessions")) == 2, within_s=_WITHIN_S)
     second.terminate()
-    code, said = _ended(second)
+    code, said = _ended(second, within_s=STOPS_WITHIN_S)
     assert code == 0, said
 
 
@@ -155,7 +156,7 @@ def test_worker_that_drains_gives_up_everything_at_once(start: Start, looker: Ka
     one = start("w1")
     assert_eventually(lambda: _owned(looker) == 64, within_s=_WITHIN_S)
     one.terminate()
-    code, _ = _ended(one)
+    code, _ = _ended(one, within_s=STOPS_WITHIN_S)
     assert code == 0
     assert not _alive(looker, "w1")
     assert _owned(looker) == 0
