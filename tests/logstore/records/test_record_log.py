@@ -244,6 +244,32 @@ def test_replica_that_a_listing_hides_counts_as_having_applied_nothing(
     assert RecordLog(objects).certain_replicas() == []
 
 
+def test_replica_that_another_process_forgot_is_entered_again(log: RecordLog, objects: FakeObjectStore) -> None:
+    """A process remembers which names it has entered; a registration does not rely on that."""
+    log.acknowledge("a", 7, 1, 10)
+    RecordLog(objects).forget_replica("a")
+    log.register("a", 11)
+    assert RecordLog(objects).is_registered("a")
+    objects.unlisted = {REPLICAS: 1}
+    assert [replica.replica_id for replica in RecordLog(objects).certain_replicas()] == ["a"]
+
+
+def test_replica_that_is_forgotten_while_replicas_are_listed_is_not_waited_for(
+    log: RecordLog, objects: FakeObjectStore
+) -> None:
+    """Its name was read before, and the listing lacks it rightly."""
+    log.acknowledge("a", 7, 1, 10)
+    log.acknowledge("b", 8, 1, 10)
+    forget = Fault(
+        operation=Operation.LIST,
+        kind=FaultKind.CALL,
+        action=lambda: RecordLog(objects).forget_replica("a"),
+        matches=lambda prefix: prefix == REPLICAS,
+    )
+    objects.plan(forget)
+    assert [replica.replica_id for replica in log.certain_replicas()] == ["b"]
+
+
 @pytest.mark.parametrize("point", ["records.acknowledge.after", "records.forget.before", "records.forget.after"])
 def test_replica_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, point: str) -> None:
     """Its name is entered behind its word, and ended before that is deleted."""
