@@ -85,13 +85,18 @@ class Rebuilding:
     def begin(self, request: RebuildStep) -> RebuildBegun:
         """Hold the manifest with its blocks, and see that buckets and database are fit for the rebuild.
 
+        A database that was loaded is refused at once if another manifest stands where its own has to stand.
+
         Idempotency: a pin is renewed; nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
         """
-        manifest = self._start.pin(request.rebuild, self._id(request).manifest, now_us=_now_us())
+        number, is_loaded = self._id(request).manifest, self._is_loaded(request)
+        if is_loaded:
+            self._start.require_own_successor(self._opened().records, number)
+        manifest = self._start.pin(request.rebuild, number, now_us=_now_us())
         self._markers()
         return RebuildBegun(
-            loaded=self._is_loaded(request),
+            loaded=is_loaded,
             flushed_us=manifest.flushed_us,
             blocks=len(manifest.blocks),
             versions=sum(block.records for block in manifest.blocks),

@@ -28,6 +28,7 @@ def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
         raise PreconditionFailed(
             f"absent share: expected at most {max_share:g} of all listed ledgers without objects, found {share:.3g}:"
             f" {absent:,} of {ledgers:,}; nothing was settled. See that the buckets and their endpoint are the right"
-            " ones and hold what they should, then run the same command again; if their data is lost for good, give"
+            " ones and hold what they should, then run the same command again, or give another database with"
+            " --into if the old catalog has flushed since; if their data is lost for good, give"
             f" --max-absent-share {rounded_up(share)}"
         )

@@ -106,7 +106,8 @@ def rebuild(
     What changed after the last flush, and left no trace in storage, is lost: `unflushed_window` says since when.
 
     Nothing is deleted: objects that no record names stay, and `orphans plan` reports them. Listings that lack what HEAD
-    finds, and too many ledgers without objects, end the command before anything is settled; run again, it goes on.
+    finds, and too many ledgers without objects, end the command before anything is settled. Run again, it goes on,
+    unless the old catalog has flushed since: then give another `--into`.
     """
     if abandon is not None:
         return _abandoned(context, abandon, into)

@@ -155,7 +155,7 @@ class Adopter:
         raise PreconditionFailed(
             f"{shard_prefix(shard)}: expected a listing of all objects, found {_LISTINGS} that lack {unlisted}: HEAD"
             " finds it, LIST does not; nothing was settled. Let the store list again what it holds, then run the same"
-            " command again"
+            " command again, or give another database with --into if the old catalog has flushed since"
         ) from unlisted
 
     def _adopt_by_listing(

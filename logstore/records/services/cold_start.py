@@ -106,6 +106,25 @@ class ColdStart:
         """Release them."""
         self._log.unpin(rebuild)
 
+    def require_own_successor(self, records: Records, number: int) -> None:
+        """Refuse a loaded database that can no longer become the catalog.
+
+        Args:
+            records: Of the loaded database.
+            number: Of the manifest from which it was loaded.
+
+        Raises:
+            PreconditionFailed: The next manifest is of another rebuild, or a flush of the old catalog.
+        """
+        state = records.state()
+        if state.manifest > number:
+            return
+        (stamp,) = state.pending
+        successor = self._log.manifest(number + 1)
+        is_replaced = successor is None and self._log.manifest(number) is None
+        if is_replaced or (successor is not None and successor.stamp != stamp):
+            raise _overtaken(number + 1, successor)
+
     def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
         """Put the manifest of the new epoch behind the one that was loaded, and settle it; its number.
 
@@ -149,11 +168,15 @@ class ColdStart:
         )
 
     def _ours(self, expected: Manifest) -> Manifest:
-        found = self.manifest(expected.number)
-        if found.stamp != expected.stamp:
-            raise PreconditionFailed(
-                f"{manifest_key(expected.number)}: expected the manifest of this rebuild, found one of epoch"
-                f" {found.epoch}: another rebuild won, or the catalog that was thought lost still writes; this database"
-                " is not the catalog: give another one"
-            )
-        return found
+        successor = self.manifest(expected.number)
+        if successor.stamp != expected.stamp:
+            raise _overtaken(expected.number, successor)
+        return successor
+
+
+def _overtaken(number: int, successor: Manifest | None) -> PreconditionFailed:
+    shown = f"one of epoch {successor.epoch}" if successor else "nothing: newer ones have replaced it"
+    return PreconditionFailed(
+        f"{manifest_key(number)}: expected the manifest of this rebuild, found {shown}: another rebuild won, or the"
+        " catalog that was thought lost still writes; this database is not the catalog: give another one with --into"
+    )

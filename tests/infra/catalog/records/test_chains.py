@@ -392,13 +392,18 @@ def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
         chain.rebuild(chain.new_database(), step="adopt_shards", dies_at="adoption.stage.before")
     if build != "this":
         _forget_next_ids(chain)
-    chain.world.store.unlisted = {hidden: listings}
+    unlisted, count = chain.world.store.unlisted, len(chain.manifests())
+    chain.before_step["adopt_shards"] = lambda: unlisted.update({hidden: listings})
     url = chain.new_database()
     if listings == FOREVER:
+        unlisted[hidden] = FOREVER
         with pytest.raises(PreconditionFailed, match="HEAD finds it, LIST does not"):
             chain.rebuild(url)
-        chain.world.store.unlisted.clear()
+        assert len(chain.manifests()) == count + 1, "only the second look asks for it"
+        unlisted.clear()
+        chain.before_step.clear()
     assert chain.rebuild(url) is not None
+    assert not unlisted
     chain.adopt_newest(url)
     assert dict(chain.read(topic)) | _read_young(chain) == chain.answered
 
@@ -442,9 +447,15 @@ def test_marker_behind_the_flush_undoes_no_flushed_seek_and_loses_no_acknowledge
 
 
 @pytest.mark.parametrize("new_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("hidden", ["by its listing", "for good"])
-def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(chain: Chain, hidden: str) -> None:
-    """The old catalog goes on as if nobody had begun; the same command goes on once storage shows all."""
+def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, hidden: str, flushes: bool
+) -> None:
+    """The old catalog goes on as if nobody had begun. Once storage shows all the same command goes on.
+
+    If the old catalog has flushed since, the loaded database is refused before any listing.
+    """
     topic, url = _begun(chain), chain.new_database()
     numbers, store = chain.log().numbers(), chain.world.store
     first = min(chain.answered).ledger_id
@@ -462,6 +473,14 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(chain: Chai
         assert stored
         store.put_if_absent(key, stored.body, metadata=stored.metadata)
     chain.append(topic, "by the old catalog")
+    if flushes:
+        chain.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "list", None)
+            with pytest.raises(PreconditionFailed, match="not the catalog: give another one with --into"):
+                chain.rebuild(url)
+        assert len(chain.log().numbers()) == len(numbers) + 1
+        url = chain.new_database()
     assert chain.rebuild(url) is not None
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
