@@ -1,6 +1,7 @@
 """A lost database, rebuilt on real servers behind a LIST that hides objects: nothing that was stored is lost."""
 
 import json
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,7 @@ def test_rebuild_behind_listings_that_hide_objects_stops_and_goes_on_later(
     _ends_well(settings, topic, before, objects)
 
 
+@pytest.mark.sigkill
 @pytest.mark.parametrize("hidden", [pytest.param(name, marks=pytest.mark.all_faults) for name in _HIDDEN])
 def test_rebuild_behind_a_listing_that_hides_objects_once_ends_well(
     settings: Settings, wire: Wire, hidden: str
@@ -107,6 +109,8 @@ def test_rebuild_behind_a_listing_that_hides_objects_once_ends_well(
     topic = _write(settings)
     before, objects = _read(settings, topic), _objects(settings)
     lose(settings)
+    died = command(settings, dies_at="records.settle.after")  # behind the first look, which would use up the listing
+    assert died.returncode == -signal.SIGKILL, died.stderr
     wire.weather.unlisted = {_HIDDEN[hidden]: 1}
     _ends_well(settings.model_copy(update={"s3_endpoint": f"http://{wire.address}"}), topic, before, objects)
     assert wire.weather.met["listings that hide objects"] == 1
