@@ -58,6 +58,8 @@ class Answers:
 
     @activity.defn(name="rebuild.finish_adoption")
     def finish_adoption(self, _: RebuildStep) -> RebuildAdopted:
+        if self._fault == "outdated":
+            raise ApplicationError("database: older than its record log", type="CatalogOutdated", non_retryable=True)
         return RebuildAdopted(adopted_segments=2)
 
     @activity.defn(name="rebuild.let_go")
@@ -99,6 +101,11 @@ async def rebuild_refused(house: House) -> Handle:
 async def rebuild_failed(house: House) -> Handle:
     """A bug in a step."""
     return await _STAGED.ended(house, _REQUEST, fault="bug")
+
+
+async def rebuild_outdated(house: House) -> Handle:
+    """Another rebuild won before the flush."""
+    return await _STAGED.ended(house, _REQUEST, fault="outdated")
 
 
 async def rebuild_cancelled(house: House) -> Handle:

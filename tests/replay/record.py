@@ -46,7 +46,7 @@ from workflows.offload.values import OffloadAsk
 
 HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"
-VERSION_BY_TYPE = {"rebuild-catalog": "v2"}
+VERSION_BY_TYPE = {"rebuild-catalog": "v3"}
 """Of types that have gone on since; the others have `VERSION`."""
 
 Scene = Callable[[House], Awaitable[Handle]]
@@ -553,6 +553,7 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         rebuilding.rebuild_complete,
         rebuilding.rebuild_refused,
         rebuilding.rebuild_failed,
+        rebuilding.rebuild_outdated,
         rebuilding.rebuild_cancelled,
         rebuilding.rebuild_running,
     ),

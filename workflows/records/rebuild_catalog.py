@@ -39,6 +39,7 @@ _ROWS: workflow.ActivityConfig = options.bulk("")
 _PART = 16  # shards of one activity
 _LETS_GO_AT_EVERY_END = "let-go-at-every-end"
 _LOOKS_BEFORE_IT_PUBLISHES = "look-before-publish"
+_REFUSES_AS_OUTDATED = "refuse-as-outdated"
 GUARDS = frozenset(
     {
         "AlreadyExists",
@@ -79,6 +80,8 @@ class RebuildCatalog:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
             refusal = refusals.refusal_of(error, GUARDS)
+            if refusal and refusal.type == "CatalogOutdated" and not workflow.patched(_REFUSES_AS_OUTDATED):
+                refusal = None  # runs of earlier builds fail by it
             if refusal is None:  # it fails, or was cancelled: raids need not wait for it any more
                 if workflow.patched(_LETS_GO_AT_EVERY_END):
                     await self._let_go()
