@@ -58,11 +58,13 @@ _ALL: Final = (
     "records.load_rows.after",
     "records.name_database.before",
     "records.name_database.after",
+    "adoption.stage.before",  # in the look before the manifest
+    "adoption.stage.after",
     "records.put_manifest.before",
     "records.put_manifest.after",
     "records.settle.before",
     "records.settle.after",
-    "adoption.stage.before",
+    "adoption.stage.before",  # in the look behind it: the workflow is past the first one
     "adoption.stage.after",
     "adoption.settle.before",
     "adoption.settle.after",
