@@ -158,7 +158,8 @@ class Rebuilding:
         The looks at storage so far must be plausible, or the old epoch does not end. Right before the put no worker of
         the old catalog may live: hours may have gone by since the command asked. A rebuild that takes over waits behind
         the put until each process of the old catalog has asked for the newest manifest. What they answered until then
-        is in storage, and is adopted.
+        is in storage, and is adopted. An attempt that finds the manifest waits for the rest of that time, with or
+        without the option: an attempt that took over may have been ended within its wait.
 
         Idempotency: keyed by the stamp that was loaded: a manifest that carries it is ours, whichever attempt has put
             it.
@@ -168,17 +169,20 @@ class Rebuilding:
         base = self._start.manifest(self._id(request).manifest)
         skipped = _left_out(self._published(request))
         loaded = self._opened()
-        if not self._start.is_followed(base.number):
+        is_followed = self._start.is_followed(base.number)
+        if not is_followed:
             loaded.adopter.require_plausible(request.max_absent_share)
             if self._require_no_workers:
                 self._require_no_workers()
         number = self._start.publish(loaded.records, base, unreadable=skipped)
-        if request.take_over or self._require_no_workers is None:
-            self._await_old_processes()
+        if is_followed:
+            self._await_old_processes(self._start.find_epoch_age_s(request.rebuild, base, now_us=_now_us()))
+        elif request.take_over or self._require_no_workers is None:
+            self._await_old_processes(0.0)
         return PublishedManifest(manifest=number)
 
-    def _await_old_processes(self) -> None:
-        until_s = self._clock.monotonic_s() + MAX_UNANSWERED_S + _IN_FLIGHT_S
+    def _await_old_processes(self, epoch_age_s: float) -> None:
+        until_s = self._clock.monotonic_s() + MAX_UNANSWERED_S + _IN_FLIGHT_S - max(epoch_age_s, 0.0)
         while self._clock.monotonic_s() < until_s:
             between_units()
             self._clock.sleep(1.0)

@@ -21,6 +21,7 @@ from logstore.records.services.record_log import RecordLog
 
 _PINNED_US: Final = 7 * 86_400 * 1_000_000
 _WHAT: Final = "rebuild"
+_STORE_TIME_STEP_S: Final = 1.0  # S3 tells times of objects in whole seconds
 
 
 class ColdStart:
@@ -72,6 +73,18 @@ class ColdStart:
         Until it does the old catalog is the catalog, and its workers may go on.
         """
         return self._log.manifest(number + 1) is not None
+
+    def find_epoch_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
+        """Return how long ago the manifest behind another one was put, at least, by the store's clock alone.
+
+        The pin is renewed, because the time of an object that was just put is the store's time. Answers of 0 or less
+        mean that the store tells no time, or that the manifest was put just now.
+        """
+        renewed_us = self._log.put_us(self._log.pin(rebuild, base.number, now_us + _PINNED_US, _WHAT))
+        put_us = self._log.put_us(manifest_key(base.number + 1))
+        if renewed_us is None or put_us is None:
+            return 0.0
+        return (renewed_us - put_us) / 1_000_000 - _STORE_TIME_STEP_S
 
     def rows_epoch(self, base: Manifest) -> int:
         """Epoch of the catalog whose rows a manifest holds: uploads of that epoch may be in no block.

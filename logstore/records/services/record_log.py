@@ -251,8 +251,8 @@ class RecordLog:
         found = self._objects.head(key)
         return found[0].modified_us if found else None
 
-    def pin(self, pin_id: str, manifest: int, until_us: int, what: str) -> None:
-        """Keep a manifest and its blocks until a time; again with a later time, for longer.
+    def pin(self, pin_id: str, manifest: int, until_us: int, what: str) -> str:
+        """Keep a manifest and its blocks until a time; again with a later time, for longer. Return the key of the pin.
 
         Raises:
             InvalidInput: `what` is not one word.
@@ -267,6 +267,7 @@ class RecordLog:
             self._pin_names.enter(key)
             self._pin_names.end(lambda name: name.startswith(folder) and name != key)
         self._only(folder, key)
+        return key
 
     def pin_newest(self, pin_id: str, until_us: int, what: str, *, after: int = 0) -> Manifest | None:
         """Pin the newest manifest that shows a moment of its own and give it; None where there is none.

@@ -78,7 +78,8 @@ class Chain:
             page: Changes that the flush of a rebuild takes at one moment.
         """
         self.world, self.new_database, self.page = world, new_database, page
-        self.clock = Clock()
+        self.slept: list[float] = []  # waits of rebuilds, of a second each
+        self.clock = Clock(monotonic_s=lambda: float(len(self.slept)), sleep=self.slept.append)
         self.require_no_workers: Callable[[], None] = lambda: None
         self.before_step: dict[str, Callable[[], None]] = {}
         with self.process() as log:

@@ -291,6 +291,39 @@ def test_rebuild_that_takes_over_is_not_refused_while_the_old_catalog_appends(
         assert chain.read(topic) == chain.answered
 
 
+@pytest.mark.parametrize("death", ["records.put_manifest.after", "records.settle.after"])
+@pytest.mark.parametrize("take_over", [True, False])
+def test_rebuild_that_goes_on_with_one_that_took_over_waits_too(chain: Chain, death: str, take_over: bool) -> None:
+    """The first one was ended within its wait, and the command may be given without the option."""
+    topic, times = _begun(chain), iter(range(1_000))
+    url = chain.new_database()
+    with chain.process() as old:
+        assert chain.rebuild(url, take_over=True, step="publish", dies_at=death) is None
+        assert not chain.slept
+
+        def sleep(_: float) -> None:
+            if next(times) < MAX_UNANSWERED_S:
+                chain.append_by(old, topic, "while it waits")
+
+        now = iter(range(1_000))
+        chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=sleep)
+        assert chain.rebuild(url, take_over=take_over) is not None
+    chain.adopt_newest(url)
+    assert chain.read(topic) == chain.answered
+    assert len(chain.answered) > MAX_UNANSWERED_S
+
+
+@pytest.mark.parametrize(("age_s", "waits"), [(0, 65), (30, 36), (65, 1), (66, 0), (3_600, 0)])
+def test_rebuild_waits_for_the_rest_of_the_time_alone(chain: Chain, age_s: int, waits: int) -> None:
+    """Old processes had the time since the manifest of the new epoch was put, by the store's clock."""
+    _begun(chain)
+    url = chain.new_database()
+    chain.rebuild(url, take_over=True, step="publish", dies_at="records.put_manifest.after")
+    chain.world.records.advance(seconds=age_s)
+    assert chain.rebuild(url) is not None
+    assert len(chain.slept) == waits
+
+
 def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
     """Hours may lie between its begin and its load. Refused it has ended no epoch; behind its manifest nobody asks."""
     topic, url = _begun(chain), chain.new_database()
