@@ -85,7 +85,7 @@ class Postgres:
         while True:
             try:
                 self._server.ensure_postgres_running()
-            except (subprocess.TimeoutExpired, AssertionError):  # it replays its log, and is not ready yet
+            except (subprocess.TimeoutExpired, subprocess.CalledProcessError, AssertionError):  # it replays its log
                 if time.monotonic() > give_up:
                     raise
                 time.sleep(_LOOK_S)

@@ -6,7 +6,7 @@ Segments that no row names are passed over, so that no writer registers them whe
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, and_, func, literal, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
@@ -18,6 +18,7 @@ from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.reconciliation.filing import file_page
 from infra.catalog.reconciliation.known import segment_sums
+from infra.catalog.records.outbox_rows import record
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause, Claim
@@ -122,10 +123,14 @@ class SqlReconciliation(OnDatabase):
                 {ledger_id: at for ledger_id, at in passed if takes_segments(LedgerState(ledgers[ledger_id].state))},
             )
             ids = sorted({ledger_id for ledger_id, _ in passed})
+            now_us = self._db.now_us(connection)
+            # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
+            changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
+            record(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_topic(connection, ids), "span": Span.of(ids)}
             keys = [segment_key(ledger_id, at) for ledger_id, at in passed[:_MOST_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
-            audit(connection, "pass-over-segments", cause, at_us=self._db.now_us(connection), detail=detail, **about)
+            audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
         return kept
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:

@@ -64,6 +64,14 @@ def test_segment_of_a_ledger_that_lost_rows_of_segments_is_kept(sql_world: SqlWo
     assert "rows of segments are lost: expected 2 segments" in kept[0]
 
 
+def test_number_that_is_passed_over_reaches_replicas(sql_world: SqlWorld) -> None:
+    """No segment of that number tells it to them, so the ledger itself is recorded as changed."""
+    (ledger,) = filled(sql_world, new_topic(sql_world).topic_id, 1)
+    sql_world.sql("DELETE FROM record_outbox")
+    assert pass_over(sql_world, (ledger, 3)) == {}
+    assert sql_world.sql("SELECT kind, id, sub FROM record_outbox") == [("ledger", ledger, "")]
+
+
 def test_closed_ledger_keeps_its_numbers(world: World) -> None:
     """It takes no segment whatever its number; deletion would ask for every number below a higher one."""
     topic = new_topic(world)
