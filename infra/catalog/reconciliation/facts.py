@@ -13,6 +13,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.runs import stalled
 from infra.catalog.engine.dialects import Clock, as_text, text_or_empty
 from infra.catalog.log.components import BY_ROW
+from infra.catalog.reconciliation.known import segment_totals
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
@@ -60,10 +61,10 @@ def segment_moments(first: int, end: int) -> Select[Any]:
 def ledgers_without_segment_rows(first: int, end: int) -> Select[Any]:
     """Those of these ledgers whose rows of segments are not what the ledger's row counts, at one moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
-    counted = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
-    columns = [total.label(name) for name, total in counted.items()]
+    totals = segment_totals()
+    columns = [total.label(name) for name, total in totals.items()]
     sums = select(c.ledger_id, *columns).where(*_within(c.ledger_id, first, end)).group_by(c.ledger_id).subquery()
-    differs = or_(*(_L[name] != func.coalesce(sums.c[name], zero) for name in counted))
+    differs = or_(*(_L[name] != func.coalesce(sums.c[name], zero) for name in totals))
     source = t.ledger.outerjoin(sums, sums.c.ledger_id == _L.ledger_id)
     return select(_L.ledger_id).select_from(source).where(*_within(_L.ledger_id, first, end), differs)
 

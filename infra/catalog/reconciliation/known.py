@@ -150,14 +150,18 @@ def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
 
 def segment_sums() -> list[ColumnElement[int]]:
     """Return as `summed_segments`, `summed_entries` and `summed_size_bytes` what a ledger's rows in `segment` hold."""
-    c, zero = t.segment.c, literal_column("0", t.Big)
-    sums = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
+    of_ledger, zero = t.segment.c.ledger_id == _L.ledger_id, literal_column("0", t.Big)
     return [
-        func.coalesce(select(cast(total, t.Big)).where(c.ledger_id == _L.ledger_id).scalar_subquery(), zero).label(
-            f"summed_{name}"
-        )
-        for name, total in sums.items()
+        func.coalesce(select(total).where(of_ledger).scalar_subquery(), zero).label(f"summed_{name}")
+        for name, total in segment_totals().items()
     ]
+
+
+def segment_totals() -> dict[str, ColumnElement[int]]:
+    """Return aggregates over rows of `segment`, by the column of `ledger` that counts the same."""
+    c = t.segment.c
+    totals = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
+    return {name: cast(total, t.Big) for name, total in totals.items()}
 
 
 def _cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:

@@ -1,0 +1,26 @@
+"""Tables that several layers name by hand say the same."""
+
+from dataclasses import fields
+
+import pytest
+
+from infra.catalog import tables as t
+from infra.catalog.log.components import BY_ROW
+from infra.catalog.reconciliation.known import segment_totals
+from logstore.log.ledgers import Component
+from logstore.reconciliation.known_ledgers import LedgerRows, SegmentSums, doubt_unreferenced
+
+
+@pytest.mark.parametrize("component", Component)
+def test_doubt_names_the_table_that_names_ledgers_of_the_component(component: Component) -> None:
+    """Those of data are named by their place in the list."""
+    table = t.ledger_list if component is Component.MANAGED_LEDGER else BY_ROW[component.value].table
+    doubt = doubt_unreferenced(LedgerRows(has_row=True, component=component.value, counted=SegmentSums(segments=1)))
+    assert doubt is not None
+    assert f"the row of {table.name} that named the ledger is lost" in doubt.reason
+
+
+def test_totals_of_segments_are_what_rows_of_ledgers_count() -> None:
+    """A total that one of them lacks would be compared by nobody."""
+    assert list(segment_totals()) == [field.name for field in fields(SegmentSums)]
+    assert set(segment_totals()) <= set(t.ledger.c.keys())
