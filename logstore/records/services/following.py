@@ -21,7 +21,7 @@ than tombstones that are gone.
 Source: Aerospike's XDR; scylladb#3560 and #8970 (field case 105), and data that returns from a node that was away.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -108,7 +108,7 @@ class Follower:
         if self._followed.newest() is None:
             return FollowedRecords(replica=name)
         self._source.register(name, now_us)
-        self._forget_seeds(but=name)
+        self._forget_seeds(but={name, seen.replica if seen else name})
         copied = self._acknowledgements().get(self._follow.bucket) if self._follow.copied else None
         known = self._followed.certain_newest()
         after = max(known.number if known else 0, copied.manifest if copied else 0)
@@ -127,14 +127,14 @@ class Follower:
             self._source.forget_replica(seen.replica)
         return self._told(done, newest)
 
-    def _forget_seeds(self, *, but: str) -> None:
+    def _forget_seeds(self, *, but: Collection[str]) -> None:
         """Forget seeds that died, for which raids would wait, and names that count no more.
 
-        A seed that lives sees it at its end.
+        Names that stand in the register alone are among them. A seed that lives sees it at its end.
         """
-        for one in self._source.replicas():
-            if self._is_mine(one.replica_id) and (one.revoked or not one.manifest) and one.replica_id != but:
-                self._source.forget_replica(one.replica_id)
+        for word in self._source.certain_replicas():
+            if self._is_mine(word.replica_id) and (word.revoked or not word.manifest) and word.replica_id not in but:
+                self._source.forget_replica(word.replica_id)
 
     def _is_mine(self, name: str) -> bool:
         return name.rpartition("-")[0] == self._follow.replica

@@ -15,6 +15,7 @@ Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on di
 scylla-manager#4258 (field cases 105 and 107).
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,7 @@ _FEW: Final = 8
 """Up to this number, candidates of one shard are looked up one by one; for more, the whole shard is listed."""
 
 _NONE = -1
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +290,14 @@ class Raider:
             state = replica_state(one, newest=newest.number, now_us=now_us, eligible_age_s=age_s)
             if state is ReplicaState.STALE and not one.revoked:
                 self._log.revoke(one.replica_id)
-        applied = applied_everywhere(self._log.certain_replicas(), newest=newest.number)
+        replicas = self._log.certain_replicas()
+        applied = applied_everywhere(replicas, newest=newest.number)
+        for word in replicas:
+            if word.manifest == applied < newest.number and not word.revoked:
+                _LOG.info(
+                    "raid: tombstones that came after manifest %d of %d stay, because replica %s has applied no more",
+                    *(applied, newest.number, word.replica_id),
+                )
         for candidates in scan.candidates.values():
             candidates.needed |= (candidates.newest_tombstone == _NONE) | (candidates.newest_tombstone > applied)
 

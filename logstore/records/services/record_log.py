@@ -56,7 +56,8 @@ _REVOKED: Final = "revoked"
 _WORD: Final = b"{}"
 """Content of an object whose key says all: a pin, an acknowledgement, a revocation."""
 
-_EVER_US: Final = 2**62
+NEVER_STALE_US: Final = 2**62
+"""When a replica was heard of that is registered and not listed: no time is known."""
 
 KEPT: Final = 100
 """So many of the newest manifests are never removed by a sweep."""
@@ -315,6 +316,7 @@ class RecordLog:
         """Say in the name of a replica that it has applied this manifest and all before.
 
         Tombstones wait for it from then on, until it has been silent for the eligible age. What is revoked stays so.
+        Nothing is said if the replica is forgotten meanwhile.
 
         Args:
             replica_id: Its catalog's id, or another name that stays.
@@ -328,8 +330,17 @@ class RecordLog:
             self._put(key, _WORD)
         if replica_id not in self._entered:
             self._replica_names.enter(replica_id)
+            if self._is_forgotten(folder, key):
+                self._replica_names.end(lambda name: name == replica_id)
+                return
             self._entered.add(replica_id)
         self._only(folder, key)
+
+    def _is_forgotten(self, folder: str, key: str) -> bool:
+        """Whether an acknowledgement that was put is gone, and no newer one has taken its place."""
+        if any(self._objects.head(key) is not None for _ in range(2)):
+            return False
+        return not any(_REPLICA.fullmatch(item.key) for item in self._objects.list(folder))
 
     def register(self, replica_id: str, at_us: int) -> None:
         """Let tombstones wait for a replica that is about to be seeded: it has applied nothing, and is not revoked.
@@ -404,7 +415,7 @@ class RecordLog:
         if unlisted:
             unlisted &= self._replica_names.standing()  # some may have been forgotten meanwhile
         return listed + [
-            Acknowledgement(replica_id=one, manifest=0, epoch=0, at_us=_EVER_US)
+            Acknowledgement(replica_id=one, manifest=0, epoch=0, at_us=NEVER_STALE_US)
             for one in sorted(unlisted)
             if not self.is_revoked(one)
         ]

@@ -5,15 +5,17 @@ over. Whoever reads asks for one number after the other until there is none, so 
 Nothing is overwritten or removed: a name that comes again gets a new number. What is entered here must be rare.
 
 Dying anywhere is harmless, and so is repeating: a name that stands is not entered again. Two that enter the same name
-at once may enter it twice, and both entries end together.
+at once may enter it twice, and both entries end together. An entry carries the digest of its name, by which an answer
+that was cut off is known; entries of earlier builds carry none.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from logstore.errors import AlreadyExists
+from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
-from logstore.log.services.read_back import require_stored
+from logstore.log.ledgers import DIGEST, digest_of
+from logstore.log.services.read_back import read_twice, require_stored
 from logstore.ports.objects import ObjectStore
 from logstore.units import between_units
 
@@ -33,6 +35,7 @@ class Registry:
 
         Raises:
             StoreUnavailable: The store did not answer.
+            CorruptData: An entry is not what was entered.
         """
         number = self._over
         for number, entered in self._standing():  # noqa: B007 - the last one is where to go on
@@ -52,11 +55,17 @@ class Registry:
             number += 1
 
     def end(self, should_end: Callable[[str], bool]) -> None:
-        """End the entries of some names. Raises as `enter`."""
-        for number, name in list(self._standing()):
-            if should_end(name):
+        """End the entries of some names. If none is found, look once more: an answer may deny an entry.
+
+        Raises as `enter`.
+        """
+        for _ in range(2):
+            numbers = [number for number, name in self._standing() if should_end(name)]
+            for number in numbers:
                 with effect("records.end_entry"):
                     self._put(f"{self._key(number)}-ended", _ENDED)
+            if numbers:
+                return
 
     def standing(self) -> frozenset[str]:
         """Names that were entered and have not ended. Raises as `enter`."""
@@ -64,18 +73,33 @@ class Registry:
 
     def _standing(self) -> Iterator[tuple[int, str]]:
         number, all_over = self._over, True
-        while (entry := self._objects.get(self._key(number))) is not None:
+        while (name := self._read(number)) is not None:
             between_units()
             if self._objects.get(f"{self._key(number)}-ended") is None:
                 all_over = False
-                yield number, entry.body.decode()
+                yield number, name
             number += 1
             if all_over:
                 self._over = max(self._over, number)
+
+    def _read(self, number: int) -> str | None:
+        key = self._key(number)
+
+        def read() -> str | None:
+            entry = self._objects.get(key)
+            if entry is None:
+                return None
+            expected, found = entry.metadata.get(DIGEST), digest_of(entry.body)
+            if expected not in {None, found}:
+                raise CorruptData(f"{key}: expected a name with the digest {expected}, found {found}")
+            return entry.body.decode()
+
+        return read_twice(read)
 
     def _key(self, number: int) -> str:
         return f"{self._folder}{number:06d}"
 
     def _put(self, key: str, body: bytes) -> None:
-        self._objects.put_if_absent(key, body, metadata={})
-        require_stored(self._objects, key, size_bytes=len(body), metadata={})
+        metadata = {} if body == _ENDED else {DIGEST: digest_of(body)}
+        self._objects.put_if_absent(key, body, metadata=metadata)
+        require_stored(self._objects, key, size_bytes=len(body), metadata=metadata)

@@ -23,7 +23,7 @@ from logstore.failpoints import effect
 from logstore.ports.objects import OwnedStore
 from logstore.records.jobs import ShippedBlocks
 from logstore.records.manifest import Block, Manifest
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
 from logstore.records.services.sweeping import Sweeper
 from logstore.records.tombstones import Acknowledgement, ReplicaState, replica_state
 from logstore.units import between_units
@@ -65,9 +65,9 @@ class Replication:
         return tuple(self._replicas)
 
     def standings(self) -> list[Replica]:
-        """Every replica that is named, or that has acknowledged anything, ascending by name."""
+        """Every replica that is named or registered, or that has acknowledged anything, ascending by name."""
         newest, now_us = self._source.newest_moment(), self._now_us()
-        told = {one.replica_id: one for one in self._source.replicas()}
+        told = {word.replica_id: word for word in self._source.certain_replicas()}
         number = newest.number if newest else 0
         found = []
         for name in sorted({*told, *self._replicas}):
@@ -79,8 +79,9 @@ class Replication:
                 continue
             state = replica_state(word, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s)
             lag_s = self._lag_s(newest, word.manifest)
+            at_us = None if word.at_us == NEVER_STALE_US else word.at_us
             found.append(
-                Replica(replica=name, state=state, manifest=word.manifest, newest=number, lag_s=lag_s, at_us=word.at_us)
+                Replica(replica=name, state=state, manifest=word.manifest, newest=number, lag_s=lag_s, at_us=at_us)
             )
         return found
 

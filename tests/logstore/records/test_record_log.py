@@ -285,6 +285,35 @@ def test_replica_that_dies_midway_makes_no_listing_doubtful(log: RecordLog, poin
     assert RecordLog(log._objects).certain_replicas() == log.replicas()
 
 
+def _plan_before_entry(objects: FakeObjectStore, action: Callable[[], None]) -> None:
+    objects.plan(
+        Fault(
+            operation=Operation.PUT,
+            kind=FaultKind.CALL,
+            action=action,
+            matches=lambda key: key.startswith(f"{REGISTERS}replicas/"),
+        )
+    )
+
+
+def test_replica_that_is_forgotten_while_it_acknowledges_stands_in_no_register(
+    log: RecordLog, objects: FakeObjectStore
+) -> None:
+    """Raids would wait for it for ever: nobody acknowledges in its name any more."""
+    _plan_before_entry(objects, lambda: RecordLog(objects).forget_replica("a"))
+    log.acknowledge("a", 2, 1, 10)
+    assert log.certain_replicas() == []
+    log.acknowledge("a", 3, 1, 11)
+    assert RecordLog(objects).is_registered("a")
+
+
+def test_replica_that_acknowledges_twice_at_once_stays_registered(log: RecordLog, objects: FakeObjectStore) -> None:
+    """The later word takes the place of the earlier one, which is no forgetting."""
+    _plan_before_entry(objects, lambda: RecordLog(objects).acknowledge("a", 3, 1, 11))
+    log.acknowledge("a", 2, 1, 10)
+    assert RecordLog(objects).is_registered("a")
+
+
 def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, objects: FakeObjectStore) -> None:
     """Where a sweep may have overlooked the pin, for many newer ones had come, the newest of those is taken."""
     assert log.pin_newest("raid", 10, "raid") is None

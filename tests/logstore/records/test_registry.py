@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.errors import UploadUnproven
+from logstore.errors import CorruptData, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.services.registry import Registry
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -48,6 +48,28 @@ def test_what_has_ended_is_not_asked_for_again(objects: FakeObjectStore) -> None
     asked = len(objects.calls)
     assert names.standing() == frozenset()
     assert len(objects.calls) - asked == 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CUT, FaultKind.ABSENT])
+def test_one_answer_that_lies_about_an_entry_lets_no_name_stand_for_ever(
+    objects: FakeObjectStore, kind: FaultKind
+) -> None:
+    """Whoever ends a name forgets what it was for, and does not come back to it."""
+    _reopened(objects).enter("a")
+    objects.plan(Fault(operation=Operation.GET, kind=kind, matches=f"{_FOLDER}000000".__eq__))
+    _reopened(objects).end("a".__eq__)
+    assert _reopened(objects).standing() == frozenset()
+
+
+def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None:
+    """The digest tells. An entry of an earlier build has none, and is read as it is."""
+    objects.put_if_absent(f"{_FOLDER}000000", b"of an earlier build", metadata={})
+    _reopened(objects).enter("a")
+    objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, matches=f"{_FOLDER}000001".__eq__))
+    assert _reopened(objects).standing() == {"of an earlier build", "a"}
+    objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, times=2, matches=f"{_FOLDER}000001".__eq__))
+    with pytest.raises(CorruptData, match="000001: expected a name with the digest"):
+        _reopened(objects).standing()
 
 
 def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
