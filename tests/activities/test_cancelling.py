@@ -110,7 +110,7 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
 ) -> None:
     """While it reads the primary copy, and while it proves the tiered one; what it may have sent is an intent."""
     (ledger,) = world.fill_readable(1)
-    monkeypatch.setattr(writing, "_READ_BACK", 64)  # bytes: the object is read in many parts
+    monkeypatch.setattr(writing, "_READ_BACK_PART_BYTES", 64)  # bytes: the object is read in many parts
     calls = Calls(env := environment())
     (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):

@@ -168,7 +168,8 @@ class Writers:
         if not known:
             return
         self._answers.asked[topic_id] = known[-1]
-        log.subscriptions.acknowledge(topic_id, SUBSCRIPTION, up_to=known[-1])
+        releases = log.subscriptions.get(topic_id, SUBSCRIPTION).releases  # messages before it have a delivery time
+        log.subscriptions.acknowledge(topic_id, SUBSCRIPTION, up_to=known[-1], releases=releases)
         self._answers.acknowledged[topic_id] = known[-1]
         self._answers.did("acknowledgement")
 
