@@ -189,6 +189,15 @@ class _Endless(io.RawIOBase):
         return len(piece)
 
 
+def test_parse_lines_file_that_fails_while_it_is_read_names_the_option() -> None:
+    """This one opens like any regular file, and the disk answers with an I/O error."""
+    with (
+        rereadable("/proc/self/mem") as source,
+        pytest.raises(InvalidInput, match=r"^file: .* found 'line 1: Input/output error'$"),
+    ):
+        list(parse_lines(source, with_producer=False))
+
+
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_rereadable_no_file_names_the_option(tmp_path: Path, name: str) -> None:
     """A file that cannot be opened is bad input."""

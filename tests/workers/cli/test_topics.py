@@ -66,6 +66,16 @@ def test_topic_append_bad_last_line_writes_nothing(run: Run, services: FakeServi
     assert services.log.appends == []
 
 
+@pytest.mark.parametrize("file", [".", "absent", "/proc/self/mem"])
+def test_topic_append_file_that_cannot_be_read_is_bad_input(
+    run: Run, services: FakeServices, orders: str, file: str
+) -> None:
+    """A folder, no file, and one whose disk fails."""
+    error = document(run("topic", "append", orders, "--file", file, "--json"), 2)["error"]
+    assert error["field"] == "file"
+    assert services.log.appends == []
+
+
 def test_topic_append_empty_file_counts_zero(run: Run, services: FakeServices, orders: str) -> None:
     """Nothing to append is no error, and no append."""
     (services.cwd / "none.jsonl").touch()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from typing import IO, NoReturn, TypeVar, cast
 
@@ -117,10 +118,10 @@ def parse_lines(
         limit: Delivery times that lie further ahead are refused.
 
     Raises:
-        InvalidInput: `line N: field`, at the first line that is not an entry.
+        InvalidInput: `line N: field`, at the first line that is not an entry, or `file`, at one that cannot be read.
     """
     before = -1
-    for number, raw in enumerate(iter(lambda: source.readline(MAX_LINE + 2), b""), start=1):
+    for number, raw in _read_lines(source):
         if not raw.strip() and len(raw) <= MAX_LINE:
             continue
         entry = parse_line(raw, number, limit)
@@ -131,6 +132,15 @@ def parse_lines(
                 _refuse(number, "sequence_id", f"more than {before}, the one before", entry.sequence_id)
             before = entry.sequence_id
         yield number, entry
+
+
+def _read_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for number in count(1):
+        with _refusing_unreadable(f"line {number}"):
+            raw = source.readline(MAX_LINE + 2)
+        if not raw:
+            return
+        yield number, raw
 
 
 def parse_line(raw: bytes, number: int, limit: DeliveryLimit | None = None) -> NewEntry:
