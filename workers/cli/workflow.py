@@ -89,8 +89,8 @@ def list_workflows(
 ) -> Answer:
     """List jobs, newest first.
 
-    Completed runs that a schedule started are shown with --all, or where --type names their type; `sexton schedule
-    list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
+    Completed runs of recurring jobs are left out unless a person started them; --all or --type shows them. `sexton
+    schedule list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
     """
     encoded, finished_recurring = encoded_topic(topic), all_runs or type is not None
 

@@ -5,7 +5,7 @@ run. That is enough, because each run reads its open work from SQL.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -49,7 +49,18 @@ RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-_SCHEDULE_IDS: Final = (_SWEEP, _TRIM, _PLAN, _SCRUB, TRANSACTIONS, _DELAYED, RECORDS, _DEFRAGMENT, _RAID, _REPLICATE)
+JOB_BY_SCHEDULE: Final[Mapping[str, Job[Any, Any]]] = {
+    _SWEEP: SWEEP_DELETIONS,
+    _TRIM: TRIM_TOPICS,
+    _PLAN: RECONCILE_ORPHANS,
+    _SCRUB: SCRUB_LEDGERS,
+    TRANSACTIONS: SWEEP_TRANSACTIONS,
+    _DELAYED: SEAL_BUCKETS,
+    RECORDS: SWEEP_RECORDS,
+    _DEFRAGMENT: DEFRAGMENT_RECORDS,
+    _RAID: RAID_TOMBSTONES,
+    _REPLICATE: REPLICATE_RECORDS,
+}
 _OFF_NOTE: Final = "its interval is 0s"
 """Note of a schedule that the settings turned off. A pause by hand leaves another note."""
 _MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # minimum of the server
@@ -90,9 +101,8 @@ class ScheduleRow:
 def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
     """Return every recurring job of this build. `sexton-records` only checks that the endless flush job is running."""
 
-    def recurring_job(
-        schedule_id: str, job: Job[Any, Any], interval_s: int, summary: str, **fields: object
-    ) -> RecurringJob:
+    def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
+        job = JOB_BY_SCHEDULE[schedule_id]
         request = job.request(actor=schedule_id, reason="schedule", **fields)
         return RecurringJob(schedule_id=schedule_id, job=job, request=request, interval_s=interval_s, summary=summary)
 
@@ -104,18 +114,16 @@ def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[Recur
     replicate_s = settings.replicate_interval if settings.replicas else 0
     wake, flush = "wake coordinators with work that nobody does", "see that changed records are flushed"
     return (
-        recurring_job(_SWEEP, SWEEP_DELETIONS, sweep_s, "sweep deletions that nobody works on", policy=policy),
-        recurring_job(_TRIM, TRIM_TOPICS, settings.trim_interval, "trim all topics", policy=policy),
-        recurring_job(_PLAN, RECONCILE_ORPHANS, settings.plan_interval, "compare storage with the catalog", queue=bulk),
-        recurring_job(_SCRUB, SCRUB_LEDGERS, settings.scrub_interval, "compare digests", **scrub_fields),
-        recurring_job(TRANSACTIONS, SWEEP_TRANSACTIONS, sweep_s, wake, queue=transactions),
-        recurring_job(_DELAYED, SEAL_BUCKETS, settings.delayed_interval, "seal delayed messages of all topics"),
-        replace(recurring_job(RECORDS, SWEEP_RECORDS, sweep_s, flush, queue=records), triggers_immediately=True),
-        recurring_job(_DEFRAGMENT, DEFRAGMENT_RECORDS, defragment_s, "defragment the record log", **record_fields),
-        recurring_job(
-            _RAID, RAID_TOMBSTONES, settings.raid_interval, "raid tombstones that cover nothing", **record_fields
-        ),
-        recurring_job(_REPLICATE, REPLICATE_RECORDS, replicate_s, "replicate the record log", **record_fields),
+        recurring_job(_SWEEP, sweep_s, "sweep deletions that nobody works on", policy=policy),
+        recurring_job(_TRIM, settings.trim_interval, "trim all topics", policy=policy),
+        recurring_job(_PLAN, settings.plan_interval, "compare storage with the catalog", queue=bulk),
+        recurring_job(_SCRUB, settings.scrub_interval, "compare digests", **scrub_fields),
+        recurring_job(TRANSACTIONS, sweep_s, wake, queue=transactions),
+        recurring_job(_DELAYED, settings.delayed_interval, "seal delayed messages of all topics"),
+        replace(recurring_job(RECORDS, sweep_s, flush, queue=records), triggers_immediately=True),
+        recurring_job(_DEFRAGMENT, defragment_s, "defragment the record log", **record_fields),
+        recurring_job(_RAID, settings.raid_interval, "raid tombstones that cover nothing", **record_fields),
+        recurring_job(_REPLICATE, replicate_s, "replicate the record log", **record_fields),
     )
 
 
@@ -137,7 +145,7 @@ async def list_schedules(client: Client) -> list[ScheduleRow]:
 
 async def describe_schedules(client: Client) -> list[ScheduleDescription]:
     """Return the descriptions of Sexton's schedules in the namespace. Their arguments may be encrypted."""
-    handles = [client.get_schedule_handle(schedule_id) for schedule_id in _SCHEDULE_IDS]
+    handles = [client.get_schedule_handle(schedule_id) for schedule_id in JOB_BY_SCHEDULE]
     descriptions = await asyncio.gather(*(_describe_schedule(handle) for handle in handles))
     return list(filter(None, descriptions))
 

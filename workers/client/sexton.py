@@ -301,7 +301,7 @@ class Sexton(StoreJobs, TransactionJobs):
             status: Name of a status in Temporal's queries, for example `Running`.
             topic: Encoded topic name.
             limit: Maximum number of jobs.
-            finished_recurring: Whether to include completed runs that a schedule started.
+            finished_recurring: Whether to include completed runs of recurring jobs that no person started.
         """
         return await query_workflows(
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring

@@ -10,6 +10,7 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import PreconditionFailed, UnknownObject
+from workers.client.schedules import JOB_BY_SCHEDULE
 from workflows import search_attributes
 
 
@@ -43,7 +44,8 @@ async def query_workflows(
 ) -> list[WorkflowRow]:
     """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
 
-    Without `finished_recurring`, completed runs that a schedule started are left out. Open and failed ones stay.
+    Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them. A schedule
+    or another job started the others. Open and failed runs stay.
     """
     value_by_field = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
     conditions = []
@@ -52,7 +54,11 @@ async def query_workflows(
             quoted = value.replace("\\", "\\\\").replace('"', '\\"')
             conditions.append(f'{field} = "{quoted}"')
     if not finished_recurring:
-        conditions.append('(ExecutionStatus != "Completed" OR TemporalScheduledById IS NULL)')
+        recurring_types = ", ".join(f'"{job.name}"' for job in JOB_BY_SCHEDULE.values())
+        conditions.append(
+            f'(ExecutionStatus != "Completed" OR WorkflowType NOT IN ({recurring_types})'
+            " OR (TemporalScheduledById IS NULL AND ParentWorkflowId IS NULL))"
+        )
     query = " AND ".join(conditions)
     return [_row_from_execution(execution) async for execution in client.list_workflows(query, limit=limit)]
 
