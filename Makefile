@@ -38,9 +38,11 @@ tables: setup ## Write the tables that queries import from their declared classe
 	$(BIN)/python -m infra.declared > .tables.py
 	mv .tables.py infra/catalog/tables.py
 
-reference: setup ## Write docs/reference/workflows.md, the contracts of all workflows, from the code
-	$(BIN)/python -m workers.reference > .reference.md
+reference: setup ## Write docs/reference/workflows.md and docs/reference/settings.md from the code
+	$(BIN)/python -m workers.reference workflows > .reference.md
 	mv .reference.md docs/reference/workflows.md
+	$(BIN)/python -m workers.reference settings > .reference.md
+	mv .reference.md docs/reference/settings.md
 
 fmt: setup ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)

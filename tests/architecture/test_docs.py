@@ -3,7 +3,7 @@
 import ast
 import re
 from codeop import CommandCompiler
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from temporalio.workflow import _Definition
 from tests.architecture.source import FOLDERS, ROOT
 from workers.hosting.worker_sets import WORKFLOWS
 from workers.reference.page import render_page
+from workers.reference.settings_page import render_settings_page
+from workers.settings.model import Settings
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
 _BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
@@ -44,9 +46,17 @@ def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
     assert shown == {wing: _inside(ROOT / wing) for wing in FOLDERS}
 
 
-def test_page_of_the_reference_is_what_the_code_says() -> None:
+@pytest.mark.parametrize(("page", "render"), [("workflows.md", render_page), ("settings.md", render_settings_page)])
+def test_page_of_the_reference_is_what_the_code_says(page: str, render: Callable[[], str]) -> None:
     """`make reference` was run after the last edit."""
-    assert (ROOT / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8") == render_page()
+    assert (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8") == render()
+
+
+def test_page_of_settings_has_a_row_with_a_meaning_for_every_setting() -> None:
+    """Fields of `Settings` and rows of the page are compared by name."""
+    rows = [line.strip("| ").split(" | ") for line in render_settings_page().splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == list(Settings.model_fields)
+    assert all(len(row) == 4 and row[3] for row in rows)
 
 
 @pytest.mark.parametrize("piece", _PIECES, ids=range(len(_PIECES)))

@@ -1,7 +1,10 @@
-"""Print the text of `docs/reference/workflows.md`."""
+"""Print one page of `docs/reference`: `workflows` or `settings`."""
 
 import sys
 
 from workers.reference.page import render_page
+from workers.reference.settings_page import render_settings_page
 
-sys.stdout.write(render_page())
+_RENDERER_BY_PAGE = {"workflows": render_page, "settings": render_settings_page}
+
+sys.stdout.write(_RENDERER_BY_PAGE[sys.argv[1] if len(sys.argv) > 1 else "workflows"]())

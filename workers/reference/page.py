@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from dataclasses import MISSING, asdict, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -68,20 +69,29 @@ def render_page() -> str:
 
 def _format_contract(contract: Contract) -> str:
     calls_by_kind = [("Signal", contract.signals), ("Query", contract.queries), ("Update", contract.updates)]
-    lines = [
-        f"## {contract.name}\n",
-        f"{contract.about}\n",
+    items = [
         f"- **Id**: {_join_code(contract.ids)}",
         *(f"- **{kind}** {_format_call(call)}" for kind, calls in calls_by_kind for call in calls),
         f"- **Fails with**: {_join_code(contract.fails)}",
         *([f"- **Refused**: {_join_code(contract.refused)}"] if contract.refused else []),
         *([f"- **Tried again**: {_join_code(contract.retried)}"] if contract.retried else []),
+    ]
+    lines = [
+        f"## {contract.name}\n",
+        f"{_wrap(contract.about)}\n",
+        *map(_wrap, items),
         f"\n### Input of {contract.name}\n",
         _format_table(list_fields(contract.takes), is_input=True),
         f"### Result of {contract.name}\n",
         _format_table(list_fields(contract.gives), is_input=False),
     ]
     return "\n".join(lines)
+
+
+def _wrap(text: str) -> str:
+    """Return a paragraph or a list item in lines of at most 120 characters."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _format_call(call: CallFacts) -> str:
@@ -98,8 +108,8 @@ def _format_value(kind: type) -> str:
     about = (kind.__doc__ or "").partition("\n")[0]
     if issubclass(kind, Enum):
         members = _join_code(tuple(str(member.value) for member in kind))
-        return f"### {kind.__name__}\n\n{about} One of {members}.\n"
-    return f"### {kind.__name__}\n\n{about}\n\n{_format_table(list_fields(kind), is_input=True)}"
+        return f"### {kind.__name__}\n\n{_wrap(f'{about} One of {members}.')}\n"
+    return f"### {kind.__name__}\n\n{_wrap(about)}\n\n{_format_table(list_fields(kind), is_input=True)}"
 
 
 def _format_table(rows: list[FieldFacts], *, is_input: bool) -> str:

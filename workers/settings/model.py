@@ -79,99 +79,115 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    home: Path
-    temporal_address: Address = ""
-    temporal_namespace: Word = "default"
+    home: Path  # catalog.db, objects, logs, spans and credentials
+    application: Word = "sexton"  # part of every owner digest; never changes once ledgers exist
+    temporal_address: Address = ""  # frontend of Temporal
+    temporal_namespace: Word = "default"  # one namespace serves one catalog
     temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six is set
     temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: those of this machine
     temporal_server_name: ServerName = ""  # name in the server's certificate, if the address is another one
     temporal_cert_file: File = ""  # client certificate with its chain
     temporal_key_file: File = ""  # private key of the client certificate
-    temporal_api_key: SecretStr = SecretStr("")
+    temporal_api_key: SecretStr = SecretStr("")  # sent with each call, never without TLS
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
     payload_key_file: File = ""  # keys that encrypt Temporal's payloads; empty: no encryption
     codec_origin: WebAddress = ""  # Web UI for which workers decrypt payloads; empty: none
-    ui_address: WebAddress = ""
-    task_queue: Word = "sexton"
-    deployment_name: DeploymentName = ""  # of Worker Versioning; empty: workers take no part in it
-    build_id: BuildId = ""  # of a worker in Worker Versioning; empty: made of the version and the installed code
+    ui_address: WebAddress = ""  # Temporal's Web UI, for links in messages and pages
+    task_queue: Word = "sexton"  # the same for all workers, commands and programs of a catalog
+    deployment_name: DeploymentName = ""  # the same for all workers of a task queue; empty: no Worker Versioning
+    build_id: BuildId = ""  # empty: the version and a hash of the installed code
+    activity_threads: Annotated[Count, Field(le=1_024)] = 16  # activities of one worker at the same time
+    drain_timeout: Annotated[Seconds, Field(ge=0)] = 30  # time that a stopping worker gives its activities
     database_url: str = Field(default="", repr=False)  # may hold a password; empty: a SQLite file in the home
-    s3_endpoint: WebAddress = ""
-    s3_region: Word = "us-east-1"
-    s3_access_key: SecretStr = SecretStr("")
-    s3_secret_key: SecretStr = SecretStr("")
+    s3_endpoint: WebAddress = ""  # empty: Amazon S3, if database_url is outside the home
+    s3_region: Word = "us-east-1"  # region of the buckets
+    s3_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
+    s3_secret_key: SecretStr = SecretStr("")  # belongs to s3_access_key
     s3_ca_file: File = ""  # authorities that may sign the store's certificate; executors must see the file, too
-    primary_bucket: Bucket = "sexton-primary"
-    tiered_bucket: Bucket = "sexton-tiered"
-    records_bucket: Bucket = "sexton-records"
+    primary_bucket: Bucket = "sexton-primary"  # ledgers as they are written
+    tiered_bucket: Bucket = "sexton-tiered"  # offloaded copies of ledgers
+    records_bucket: Bucket = "sexton-records"  # blocks and manifests of the record log
     replica_buckets: BucketList = ""  # replicas of the record log, in the same store
-    ownership: Literal["zookeeper", "single"] = "zookeeper"  # single: one worker owns everything, without ZooKeeper
-    zookeeper: Ensemble = ""  # one or several addresses, separated by commas, and an optional path
-    zookeeper_auth: Identity = SecretStr("")
+    ownership: Literal["zookeeper", "single"] = (
+        "zookeeper"  # single: one worker, no ZooKeeper; the same for all workers
+    )
+    zookeeper: Ensemble = ""  # addresses, separated by commas, and an optional path
+    zookeeper_auth: Identity = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
     zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only this identity has access to Sexton's nodes
     zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three is set
     zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: those of this machine
-    zookeeper_cert_file: File = ""
-    zookeeper_key_file: File = ""
-    session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which the server ends a session
-    session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"
-    session_reconnect_attempts: Count = 10
-    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # of a new catalog; the number never changes afterwards
-    application: Word = "sexton"
-    deletion_parallelism: Annotated[Count, Field(le=256)] = 4
-    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10
-    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600
-    deletion_chunk: Annotated[Count, Field(le=1_000)] = 100
-    finished_retention: Annotated[Seconds, Field(ge=3_600)] = 30 * 86_400  # of finished rows; dead letters stay
-    sweep_interval: Interval = 60  # of sweeps of deletions, transactions and records
-    transaction_coordinators: Annotated[Count, Field(le=MAX_COORDINATORS)] = 16  # may be raised at any time
-    trim_interval: Interval = 300
+    zookeeper_cert_file: File = ""  # client certificate with its chain
+    zookeeper_key_file: File = ""  # private key of the client certificate
+    session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
+    session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"  # shutdown: the worker ends with exit code 4
+    session_reconnect_attempts: Count = 10  # sessions asked for after a loss, up to 5 s apart; then the worker ends
+    bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # fixed when the catalog is created
+    deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
+    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10  # attempts at one copy; then it is a dead letter
+    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600  # between two attempts at one copy
+    deletion_chunk: Annotated[Count, Field(le=1_000)] = 100  # copies of a batch that one activity deletes
+    finished_retention: Annotated[Seconds, Field(ge=3_600)] = (
+        30 * 86_400
+    )  # time that finished rows stay; dead letters stay forever
+    sweep_interval: Interval = 60  # between sweeps of deletions, transactions and the record log
+    transaction_coordinators: Annotated[Count, Field(le=MAX_COORDINATORS)] = (
+        16  # number of coordinators; may be raised at any time
+    )
+    trim_interval: Interval = 300  # between trims of all topics
     delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # time by which a message may be delivered early
     delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` refuses a longer delay
-    delayed_interval: Interval = 60  # of checks for topics with delayed messages to seal
-    delayed_messages: Count = 50_000  # number of messages behind the last bucket at which they are sealed
-    delayed_ledgers: Count = 100  # number of ledgers behind the last bucket at which their messages are sealed
-    delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # time without a new message after which any are sealed
-    delayed_buckets: Count = 20  # number of buckets of a topic above which some are merged
-    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # of flushes of changed records
-    records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # of flushes of cursors
-    defragment_interval: Interval = 3_600  # of the record log
-    replicate_interval: Interval = 60  # of copies of the record log to its replicas
-    raid_interval: Interval = 86_400  # of raids for tombstones that cover nothing
-    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # minimum age of a tombstone that a raid removes
-    tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = 1  # ms between blocks
-    functions: FunctionList = ""  # over records, each as module:function; `records end` may name them
+    delayed_interval: Interval = 60  # between checks for delayed messages to seal
+    delayed_messages: Count = 50_000  # messages behind the last bucket that make a seal due
+    delayed_ledgers: Count = 100  # ledgers behind the last bucket that make a seal due
+    delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # time without a new message after which a seal is due
+    delayed_buckets: Count = 20  # buckets of a topic above which some are merged
+    records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # between flushes of changed records
+    records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # between flushes of changed cursors
+    defragment_interval: Interval = 3_600  # between defragmentations of the record log
+    replicate_interval: Interval = 60  # between shipments to the replicas
+    raid_interval: Interval = 86_400  # between raids, which remove tombstones that nothing needs
+    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # age of a tombstone below which no raid removes it
+    tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = (
+        1  # milliseconds that a raid sleeps between two blocks
+    )
+    functions: FunctionList = ""  # functions that `records end` may name; workers import them
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = (
         60  # maximum difference of a writer's and the store's clock
     )
-    plan_interval: Interval = 86_400  # of reconciliation plans, which are not applied
-    scrub_interval: Interval = 0  # of scrubs, which read everything in storage; 0: only on request
+    plan_interval: Interval = 86_400  # between reconciliation plans, which change nothing
+    scrub_interval: Interval = 0  # between scrubs, which read everything in storage
     scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
-        SCRUB_RATE  # bytes per second
+        SCRUB_RATE  # bytes per second that a scrub reads
     )
-    ledger_max_entries: Count = 50_000
-    ledger_max_bytes: Count = 64 * 1024 * 1024
-    ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600
-    cursor_inline_bytes: Count = 16 * 1024
-    registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 600
-    offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60
-    offload_parallelism: Annotated[Count, Field(le=64)] = 2
+    ledger_max_entries: Count = 50_000  # entries of a ledger at which the next one begins
+    ledger_max_bytes: Count = 64 * 1024 * 1024  # bytes of a ledger at which the next one begins
+    ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600  # age at which the next ledger begins
+    cursor_inline_bytes: Count = 16 * 1024  # packed size above which a cursor's state moves to a ledger
+    registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = (
+        600  # age at which an unlisted ledger is abandoned
+    )
+    offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
+    offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
     bulk_dir: Folder = ""  # empty: a folder in the home. Every worker and every executor of the cluster must see it
-    spark_master: SparkMaster = "local[*]"
-    upload_threads: Annotated[Count, Field(le=64)] = 4
-    temporal_port: Port = 7233
-    ui_port: Port = 8233
-    s3_port: Port = 8333
-    zookeeper_port: Port = 2181
-    metrics_address: ListenAddress = "127.0.0.1:9464"  # of each worker; a free port replaces a taken one
-    http_address: ListenAddress = (
-        "127.0.0.1:9465"  # of each worker's probes and pages; a free port replaces a taken one
+    spark_master: SparkMaster = "local[*]"  # local[*], or the URL of a cluster
+    upload_threads: Annotated[Count, Field(le=64)] = 4  # uploads of one worker at the same time
+    temporal_port: Port = 7233  # of the embedded server; 0: any free port
+    ui_port: Port = 8233  # of the embedded Web UI; 0: any free port
+    s3_port: Port = 8333  # of the embedded store; 0: any free port
+    zookeeper_port: Port = 2181  # of the embedded server; 0: any free port
+    metrics_address: ListenAddress = (
+        "127.0.0.1:9464"  # Prometheus metrics of each worker; a free port replaces a taken one
     )
-    activity_threads: Annotated[Count, Field(le=1_024)] = 16
-    trace_retention: Annotated[Seconds, Field(ge=3_600)] = 7 * 86_400  # of span files that no process writes to
-    trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = 256 * 1024 * 1024  # of all span files of the home
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(to_upper)] = "INFO"
-    drain_timeout: Annotated[Seconds, Field(ge=0)] = 30
+    http_address: ListenAddress = "127.0.0.1:9465"  # probes and pages of each worker; a free port replaces a taken one
+    trace_retention: Annotated[Seconds, Field(ge=3_600)] = (
+        7 * 86_400
+    )  # time that a span file stays after its last write
+    trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = (
+        256 * 1024 * 1024
+    )  # bytes of all span files; the oldest go first
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(to_upper)] = (
+        "INFO"  # lowest level that workers log
+    )
 
     @model_validator(mode="before")
     @classmethod
