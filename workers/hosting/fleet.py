@@ -27,6 +27,7 @@ from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import check_worker_id
+from logstore.records.services.cold_start import ColdStart
 from workers.assembly.activities import activities_over
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
@@ -45,7 +46,7 @@ from workers.hosting.owning import Ownership, new_ownership
 from workers.hosting.readiness import Phase, Readiness, check_of_schedules, checks_of
 from workers.hosting.status_page import StatusDocument, add_status
 from workers.hosting.store_status import StoreStatus, WebUi
-from workers.hosting.upkeep import alongside, prune_traces, watched, write_snapshots
+from workers.hosting.upkeep import alongside, prune_traces, watch_rebuild_pins, watched, write_snapshots
 from workers.hosting.worker_sets import WorkerSet
 from workers.identity import compare_buckets, require_namespace
 from workers.settings import OFF, Settings
@@ -133,6 +134,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
             async with (
                 alongside(prune_traces(settings)),
                 alongside(write_snapshots(log.buffer_snapshots.write_due)),
+                alongside(watch_rebuild_pins(client, ColdStart(log.records.log))),
                 _gauges(log, shown, settings),
                 watched(log, every_s=settings.records_interval) as replaced,
                 _taking_part(owners, stop) as gave_up,

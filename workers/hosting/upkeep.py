@@ -1,4 +1,4 @@
-"""Work beside the serving of queues: span files, snapshots of transactions, and a look whether the catalog is ours."""
+"""Work beside the serving of queues: span files, snapshots, pins of rebuilds, and whether the catalog is ours."""
 
 import asyncio
 import logging
@@ -7,13 +7,18 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
 from infra.telemetry.span_files import prune_span_files
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
 from logstore.ports.objects import OwnedStore
+from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.publishing import require_current
 from workers.assembly.log import LogStore
 from workers.settings import Settings
+from workflows.records.values import REBUILD_CATALOG
 
 _PRUNE_EVERY_S: Final = 300.0
 
@@ -51,8 +56,6 @@ async def prune_traces(settings: Settings, *, every_s: float = _PRUNE_EVERY_S) -
 
 _SNAPSHOTS_EVERY_S: Final = 1.0  # a fifth of the time after which a snapshot is due
 
-_log = logging.getLogger(__name__)
-
 
 async def write_snapshots(write_due: Callable[[], int], *, every_s: float = _SNAPSHOTS_EVERY_S) -> None:
     """Write snapshots of transaction buffers that are due, until cancelled; a catalog that is away is logged once.
@@ -76,7 +79,53 @@ async def write_snapshots(write_due: Callable[[], int], *, every_s: float = _SNA
             await asyncio.sleep(every_s)
 
 
-_log = logging.getLogger(__name__)
+_PINS_EVERY_S: Final = 60.0  # one listing and a few reads
+_CLOSED: Final = frozenset(
+    {
+        WorkflowExecutionStatus.COMPLETED,
+        WorkflowExecutionStatus.FAILED,
+        WorkflowExecutionStatus.CANCELED,
+        WorkflowExecutionStatus.TERMINATED,
+        WorkflowExecutionStatus.TIMED_OUT,
+    }
+)
+
+
+async def watch_rebuild_pins(client: Client, start: ColdStart, *, every_s: float = _PINS_EVERY_S) -> None:
+    """End the pins of closed rebuilds every `every_s` seconds. A service that does not answer is asked again."""
+    while True:
+        try:
+            await end_rebuild_pins(client, start)
+        except (RPCError, SextonError) as error:
+            _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
+        await asyncio.sleep(every_s)
+
+
+async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
+    """End the pins of rebuilds whose workflow is closed.
+
+    Nobody else ends the pin of a workflow that is terminated while no command serves it. A workflow that Temporal does
+    not know keeps its pin: the namespace may be lost, or a command may be about to start it. A run that starts
+    meanwhile pins the manifest anew, before it reads it.
+
+    Raises:
+        RPCError: Temporal does not answer.
+        StoreUnavailable: The store does not answer.
+    """
+    for pin in await asyncio.to_thread(start.pins):
+        if await _is_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
+            await asyncio.to_thread(start.end_pin, pin)
+            _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
+
+
+async def _is_closed(client: Client, workflow_id: str) -> bool:
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.workflow_type == REBUILD_CATALOG.name and description.status in _CLOSED
 
 
 @asynccontextmanager

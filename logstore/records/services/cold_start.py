@@ -17,7 +17,7 @@ from logstore.ports.catalog.records import RecordLogState, Records
 from logstore.positions import LedgerId
 from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
-from logstore.records.services.record_log import RecordLog
+from logstore.records.services.record_log import Pin, RecordLog
 
 _PINNED_US: Final = 7 * 86_400 * 1_000_000
 _WHAT: Final = "rebuild"
@@ -54,7 +54,15 @@ class ColdStart:
 
     def held(self) -> list[RebuildId]:
         """Rebuilds that hold a manifest."""
-        return [RebuildId.parse(one.pin_id) for one in self._log.pins() if one.what == _WHAT]
+        return [RebuildId.parse(pin.pin_id) for pin in self.pins()]
+
+    def pins(self) -> list[Pin]:
+        """Return the pins of rebuilds."""
+        return [pin for pin in self._log.pins() if pin.what == _WHAT]
+
+    def end_pin(self, pin: Pin) -> None:
+        """Release one pin. A rebuild that has renewed it meanwhile holds another one, which stays."""
+        self._log.end_pin(pin)
 
     def manifest(self, number: int) -> Manifest:
         """The manifest of a number.

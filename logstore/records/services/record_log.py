@@ -17,7 +17,7 @@ all hidden from one that has not begun: sweeps remove the first manifest, and no
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -293,7 +293,14 @@ class RecordLog:
 
     def unpin(self, pin_id: str) -> None:
         """Let go of what it pinned; a pin that is not there is no error."""
-        keys = [key for key, pin in self._pins().items() if pin.pin_id == pin_id]
+        self._end_pins(lambda pin: pin.pin_id == pin_id)
+
+    def end_pin(self, pin: Pin) -> None:
+        """Let go of one pin. A pin that was renewed meanwhile is another one, and stays."""
+        self._end_pins(pin.__eq__)
+
+    def _end_pins(self, should_end: Callable[[Pin], bool]) -> None:
+        keys = [key for key, pin in self._pins().items() if should_end(pin)]
         self._pin_names.end(lambda name: name in keys)
         with effect("records.unpin"):
             self._deleted(keys)
