@@ -108,6 +108,7 @@ class TombRaider:
             blocks=done.blocks,
             versions=done.versions,
             seconds=time.monotonic() - begun,
+            held_by=list(done.held_by),
         )
         metrics.raided(total)
         _LOG.info(

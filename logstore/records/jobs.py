@@ -44,6 +44,15 @@ class DefragmentedBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaggingReplica:
+    """A replica that holds a raid up: it lacks tombstones that nothing else needs."""
+
+    replica: str  # a bucket, or a bucket, a slash and a word for a database
+    manifest: int = 0  # it has applied this one and all before; 0: none yet
+    tombstones: int = 0  # that were kept for it; several replicas may lack the same one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaidedTombstones:
     """What a raid came to."""
 
@@ -53,6 +62,7 @@ class RaidedTombstones:
     blocks: int = 0  # that were read
     versions: int = 0  # in them
     seconds: float = 0.0
+    held_by: list[LaggingReplica] = field(default_factory=list)  # ascending by name; empty: no replica held it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

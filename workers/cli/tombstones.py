@@ -55,7 +55,7 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
     """Remove tombstones that are old enough and cover no older version of their record in any block.
 
     Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
-    objects of it, and while a replica that is not STALE lacks it.
+    objects of it, and while a replica that is not STALE lacks it. `held_by` names such replicas.
     """
     age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
     context.require_store()
@@ -65,8 +65,13 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
 def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
     done = result.done
     counts = select_fields(done, "candidates kept removed blocks versions") | {"seconds": round(done.seconds, 3)}
-    document: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
-    return in_part(document, [{"id": workflow_id, "error": _RAIDING}]) if result.joined else Answer(document=document)
+    held_by = [{"id": one.replica, "manifest": one.manifest, "tombstones": one.tombstones} for one in done.held_by]
+    told: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
+    document = {**told, "held_by": held_by}
+    if result.joined:
+        return in_part(document, [{"id": workflow_id, "error": _RAIDING}])
+    more = [Answer(document=held_by, title="held up by replicas")] if held_by else []
+    return Answer(document=document, shown=told, more=more)
 
 
 @command(tombstones, "sizing", "--records 1000000", "--records 1000000 --json")

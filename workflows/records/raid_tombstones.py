@@ -65,10 +65,15 @@ def shown(result: RaidTombstonesResult) -> str:
     if result.joined:
         return "Another raid was at work, and nothing was done here."
     done = result.done
-    return (
+    held_by = [
+        f"replica **{one.replica}** lacks {one.tombstones:,} of them: it has applied manifest {one.manifest}"
+        for one in done.held_by
+    ]
+    counts = (
         f"{done.candidates:,} tombstones were old enough; {done.removed:,} removed, {done.kept:,} kept;"
         f" {done.blocks:,} blocks with {done.versions:,} versions read in {done.seconds:,.1f} s"
     )
+    return "\n\n".join([counts, *held_by])
 
 
 def _outcome(result: RaidTombstonesResult) -> str:

@@ -31,6 +31,7 @@ from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, s
 from logstore.ports.catalog import RecordId, Records, Tombstones
 from logstore.ports.objects import OwnedStore
 from logstore.positions import LedgerId
+from logstore.records.jobs import LaggingReplica
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Block
 from logstore.records.services.publishing import require_adopted, standing
@@ -65,6 +66,7 @@ class Raided:
     removed: int = 0
     blocks: int = 0  # scanned
     versions: int = 0  # in them, of topics and ledgers
+    held_by: tuple[LaggingReplica, ...] = ()
 
 
 @dataclass(slots=True)
@@ -79,6 +81,10 @@ class _Candidates:
     def left(self) -> "npt.NDArray[np.int64]":
         """Ids of those without a reason to be kept."""
         return self.ids[~self.needed]
+
+    def count_later(self, manifest: int) -> int:
+        """Return how many without a reason to be kept have a tombstone in a later manifest."""
+        return int((~self.needed & (self.newest_tombstone > manifest)).sum())
 
     def concerned(self, block: Block) -> bool:
         """Whether a version of one of them may be in the block."""
@@ -292,12 +298,22 @@ class Raider:
                 self._log.revoke(one.replica_id)
         replicas = self._log.certain_replicas()
         applied = applied_everywhere(replicas, newest=newest.number)
-        for word in replicas:
-            if word.manifest == applied < newest.number and not word.revoked:
-                _LOG.info(
-                    "raid: tombstones that came after manifest %d of %d stay, because replica %s has applied no more",
-                    *(applied, newest.number, word.replica_id),
-                )
+        lagging = (
+            LaggingReplica(
+                replica=word.replica_id,
+                manifest=word.manifest,
+                tombstones=sum(candidates.count_later(word.manifest) for candidates in scan.candidates.values()),
+            )
+            for word in replicas
+            if not word.revoked
+        )
+        held_by = sorted((holder for holder in lagging if holder.tombstones), key=lambda holder: holder.replica)
+        for holder in held_by:
+            _LOG.info(
+                "raid: %d tombstones stay, because replica %s has applied manifest %d of %d",
+                *(holder.tombstones, holder.replica, holder.manifest, newest.number),
+            )
+        scan.done = replace(scan.done, held_by=tuple(held_by))
         for candidates in scan.candidates.values():
             candidates.needed |= (candidates.newest_tombstone == _NONE) | (candidates.newest_tombstone > applied)
 
@@ -321,8 +337,8 @@ class Raider:
         for pin in self._log.pins(now_us=now_us):
             if pin.what == "rebuild":
                 raise PreconditionFailed(
-                    f"tombstones: expected no rebuild at work, found {pin.pin_id} that reads manifest {pin.manifest}."
-                    " Let its command end or, if nobody goes on with it, end it:"
+                    f"tombstones: expected no rebuild at work, found workflow rebuild-catalog/{pin.pin_id}"
+                    f" that reads manifest {pin.manifest}. Let its command end or, if nobody goes on with it, end it:"
                     f" sexton records rebuild --abandon {pin.pin_id}"
                 )
 

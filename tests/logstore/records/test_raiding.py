@@ -1,5 +1,6 @@
 """Raids: which tombstones go, which stay and why, and what a raid is interrupted by."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
+from logstore.records.jobs import LaggingReplica
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCKS, Block
 from logstore.records.services.publishing import publish, standing
@@ -75,19 +77,35 @@ def test_a_young_tombstone_stays(world: RecordsWorld) -> None:
     assert world.raid().removed == 1
 
 
-def test_a_tombstone_waits_for_every_replica_that_is_not_stale(world: RecordsWorld) -> None:
-    """One that has not applied it would keep what it covers (scylladb#3560, #8970)."""
+def test_a_tombstone_waits_for_every_replica_that_is_not_stale(
+    world: RecordsWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that has not applied it would keep what it covers (scylladb#3560, #8970). Result and log name it."""
     ids = _buried(world)
     world.acknowledge("mirror", 0)
     assert world.raid().kept == 1
     world.acknowledge("mirror", 1)
     world.acknowledge("second", 0)
-    assert world.raid().kept == 1
+    caplog.set_level(logging.INFO, logger="logstore.records")
+    held = world.raid()
+    assert (held.kept, held.held_by) == (1, (LaggingReplica(replica="second", manifest=0, tombstones=1),))
+    assert [one.getMessage() for one in caplog.records] == [
+        "raid: 1 tombstones stay, because replica second has applied manifest 0 of 1"
+    ]
     assert world.buried() == set(ids)
     world.advance(seconds=AGE_S / 2)
     world.acknowledge("mirror", 1)
     world.advance(seconds=AGE_S / 2 + 1)
-    assert world.raid().removed == 1, "the second one was silent for too long, and the first one has it"
+    done = world.raid()
+    assert (done.removed, done.held_by) == (1, ()), "the second one was silent for too long, and the first one has it"
+
+
+def test_replica_that_lacks_no_removable_tombstone_holds_nothing_up(world: RecordsWorld) -> None:
+    """A tombstone that covers an older version stays for that."""
+    _buried(world, flushed_before=True)
+    world.acknowledge("mirror", 0)
+    done = world.raid()
+    assert (done.kept, done.held_by) == (1, ())
 
 
 @pytest.mark.parametrize("hidden", [REPLICAS, f"{REPLICAS}mirror/"])
@@ -107,9 +125,9 @@ def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld
 def test_rebuild_whose_pin_no_listing_shows_ends_a_raid(world: RecordsWorld) -> None:
     """Its name is registered."""
     ids = _buried(world)
-    world.log.pin("rebuild-catalog/x", 1, world.objects.now_us + 1, "rebuild")
+    world.log.pin("c-1-x", 1, world.objects.now_us + 1, "rebuild")
     world.objects.unlisted = {f"{PINS}rebuild/": 1_000}
-    with pytest.raises(PreconditionFailed, match="rebuild-catalog/x"):
+    with pytest.raises(PreconditionFailed, match="found workflow rebuild-catalog/c-1-x that reads manifest 1"):
         world.raid()
     assert world.buried() == set(ids)
 
@@ -320,16 +338,16 @@ def test_a_tombstone_stays_while_a_deletion_is_unfinished(world: RecordsWorld) -
 def test_a_rebuild_at_work_ends_a_raid(world: RecordsWorld) -> None:
     """It may have read the tombstone's manifest, or an older one (scylla-manager#4258)."""
     _buried(world)
-    world.log.pin("rebuild-catalog/x", 1, world.objects.now_us + 1, "rebuild")
-    with pytest.raises(PreconditionFailed, match="rebuild-catalog/x"):
+    world.log.pin("c-1-x", 1, world.objects.now_us + 1, "rebuild")
+    with pytest.raises(PreconditionFailed, match="c-1-x"):
         world.raid()
-    world.log.unpin("rebuild-catalog/x")
+    world.log.unpin("c-1-x")
 
     def begin() -> None:
-        world.log.pin("rebuild-catalog/y", 1, world.objects.now_us + 1, "rebuild")
+        world.log.pin("c-1-y", 1, world.objects.now_us + 1, "rebuild")
 
     world.objects.plan(_at_first_block(world, begin))
-    with pytest.raises(PreconditionFailed, match="rebuild-catalog/y"):
+    with pytest.raises(PreconditionFailed, match="c-1-y"):
         world.raid()
     assert len(world.buried()) == 1
     assert [one.what for one in world.log.pins()] == ["rebuild"], "the raid's own pin is gone"

@@ -10,7 +10,7 @@ import pytest
 from logstore.deletion.intents import Certificate, Refusal
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RecordLogState, TombstoneCounts, Unrecordable
-from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
+from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, LaggingReplica, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.services.flushing import Flushed
@@ -241,9 +241,21 @@ def test_raid_answers_candidates_kept_and_removed(run: Run, jobs: _Jobs) -> None
         "blocks": 4,
         "versions": 40,
         "seconds": 1.235,
+        "held_by": [],
     }
     document(run("tombstones", "raid", "--json"))
     assert jobs.asked == [("raid", 43_200, ""), ("raid", None, "")]
+
+
+def test_raid_that_is_held_up_names_the_replicas(run: Run, jobs: _Jobs) -> None:
+    """And what they lack, as JSON and as a table."""
+    held = RaidedTombstones(kept=2, held_by=[LaggingReplica(replica="far/01ab", manifest=6, tombstones=2)])
+    jobs.results["raid"] = RaidTombstonesResult(run_id="raid-1", done=held)
+    told = document(run("tombstones", "raid", "--json"))
+    assert told["held_by"] == [{"id": "far/01ab", "manifest": 6, "tombstones": 2}]
+    shown = run("tombstones", "raid").stdout
+    assert "held up by replicas" in shown
+    assert "far/01ab" in shown
 
 
 @pytest.mark.parametrize("age", ["soon", "-1s", ""])
@@ -303,8 +315,15 @@ def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) 
             "acknowledged": None,
         },
     ]
-    assert max(map(len, run("records", "replicas").stdout.splitlines())) <= 80
+    shown = run("records", "replicas").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(word in shown for one in told for word in (one["id"], one["what"], one["state"]))
+
+
+def test_replicas_of_a_log_without_any_are_an_empty_list(run: Run, services: FakeServices) -> None:
+    """The table says which setting would name some."""
     _known(services, manifest=None)
+    assert document(run("records", "replicas", "--json")) == []
     assert "replica_buckets" in run("records", "replicas").stdout
 
 

@@ -8,7 +8,8 @@ from temporalio.client import WorkflowHandle
 
 from activities.records.values import FlushInput
 from logstore.ports.catalog import Claim
-from logstore.records.jobs import FlushedRecords
+from logstore.records.jobs import FlushedRecords, LaggingReplica
+from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, details_of
 from tests.workflows.records.verbs import (
@@ -180,6 +181,23 @@ async def test_many_blocks_are_joined_before_their_schedule_is_due(
         await _looked(handle, 4)
         await handle.terminate()
     assert len(house.attempts("records.defragment")) == 1
+
+
+async def test_raid_that_a_replica_holds_up_names_it_in_result_and_details(house: House) -> None:
+    """The log alone did, which the person who started the raid does not read."""
+    row = "'ledger', 5, 1, 1, 'MANAGED_LEDGER', 2, 1, 1"
+    house.world.sql(
+        f"INSERT INTO tombstone (kind, id, topic_id, list_id, component, generation, epoch, at_us) VALUES ({row})"
+    )
+    now_us = house.world.record_objects.now_us
+    RecordLog(house.world.record_objects).acknowledge("mirror", 0, 1, now_us)
+    async with house.worker():
+        await (await flush_now(house)).result()
+        handle = await raid(house, eligible_age_s=0.0)
+        result = await handle.result()
+        told = await details_of(handle)
+    assert result.done.held_by == [LaggingReplica(replica="mirror", manifest=0, tombstones=1)]
+    assert "replica **mirror** lacks 1 of them: it has applied manifest 0" in told
 
 
 async def test_replicas_are_told_in_the_details(house: House) -> None:
