@@ -157,6 +157,16 @@ def test_seed_that_died_before_it_applied_anything_lifts_no_refusal(
     assert [one.replica_id for one in world.log.replicas()] == [mirror.name], "raids wait for none of the others"
 
 
+def test_name_of_a_replica_that_is_seeded_again_is_forgotten(world: RecordsWorld, mirror: Mirror) -> None:
+    """Otherwise raids would wait for it until it is STALE."""
+    _two(world)
+    mirror.step()
+    before = mirror.name
+    assert mirror.step(seed=True).seeded == 1
+    assert [one.replica_id for one in world.log.certain_replicas()] == [mirror.name] != [before]
+    assert not world.log.is_registered(before)
+
+
 def test_two_databases_of_one_url_on_two_machines_are_both_waited_for(
     world: RecordsWorld, mirror: Mirror, tmp_path: Path
 ) -> None:
