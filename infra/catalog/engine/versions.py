@@ -16,10 +16,10 @@ from logstore.ownership import check_bundle_count
 if TYPE_CHECKING:
     from alembic.config import Config
 
-VERSIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
+VERSIONS: Final = ("0001",)
 """All versions, ascending. The last is this build's. A constant, because asking Alembic would take 0.4 s of CPU."""
 
-DEFAULT_BUNDLES: Final = 64  # also the number of catalogs that are older than bundles
+DEFAULT_BUNDLES: Final = 64
 _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock around a migration
 
 
