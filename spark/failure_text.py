@@ -1,42 +1,41 @@
-"""The sentence of a failure of Spark: pages of Java and Python frames become the one line that says what is wrong."""
+"""Summaries of Spark failures: one line instead of pages of Java and Python frames."""
 
 import logging
 from typing import Final
 
 _log = logging.getLogger(__name__)
 _MAX_CHARS: Final = 1_000
-_CALLING: Final = "An error occurred while calling "
-_CAUSE: Final = "Caused by: "
-_TRACEBACK: Final = "Traceback (most recent call last)"
+_CALL_PREFIX: Final = "An error occurred while calling "
+_CAUSE_PREFIX: Final = "Caused by: "
+_TRACEBACK_HEADER: Final = "Traceback (most recent call last)"
 
 
 def summarize_failure(text: str) -> str:
     """Return one line of at most 1,000 characters; empty for an empty text.
 
-    Of an error in Python it is the last line of the traceback. Of one in Java it is the first sentence, and the last
-    cause if there is one.
+    Of a Python error: the last line of the traceback. Of a Java error: the first sentence, and the last cause if any.
     """
-    if _TRACEBACK in text:
-        frames = text[text.index(_TRACEBACK) :].partition("\n SQLSTATE")[0].partition("\n\tat ")[0]
+    if _TRACEBACK_HEADER in text:
+        frames = text[text.index(_TRACEBACK_HEADER) :].partition("\n SQLSTATE")[0].partition("\n\tat ")[0]
         lines = [line for line in frames.splitlines() if line.strip() and not line[0].isspace()]
         return lines[-1].strip()[:_MAX_CHARS]
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    sentences = [line for line in lines if not line.startswith((_CALLING, "at ", "... "))]
+    sentences = [line for line in lines if not line.startswith((_CALL_PREFIX, "at ", "... "))]
     if not sentences:
         return ""
-    causes = [line.removeprefix(_CAUSE) for line in sentences[1:] if line.startswith(_CAUSE)]
-    caused = f" (caused by {causes[-1]})" if causes else ""
-    return f"{sentences[0][: _MAX_CHARS // 2]}{caused[: _MAX_CHARS // 2]}"
+    causes = [line.removeprefix(_CAUSE_PREFIX) for line in sentences[1:] if line.startswith(_CAUSE_PREFIX)]
+    cause = f" (caused by {causes[-1]})" if causes else ""
+    return f"{sentences[0][: _MAX_CHARS // 2]}{cause[: _MAX_CHARS // 2]}"
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the sentence of an error that Spark or py4j raised; its class where it says nothing.
+    """Return one line for an error of Spark or py4j: its class name if it has no text.
 
-    Errors of py4j ask Java for their text, so an error that outlives its Java has none, and must be no other's cause.
+    Errors of py4j ask Java for their text. Once Java is dead they have none, so do not chain them as a cause.
     """
     try:
-        told = str(error)
-    except Exception:  # noqa: BLE001 - py4j raises what its broken socket gives
+        text = str(error)
+    except Exception:  # noqa: BLE001 - py4j raises any error of its broken socket
         return type(error).__name__
-    _log.debug("spark: %s", told)
-    return summarize_failure(told) or type(error).__name__
+    _log.debug("spark: %s", text)
+    return summarize_failure(text) or type(error).__name__

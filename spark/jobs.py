@@ -1,4 +1,4 @@
-"""The mains of all bulk jobs by their names, over the catalog in SQL, buckets of S3 and the record log."""
+"""Main functions of all bulk jobs, by job name."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +29,7 @@ from spark.transactions.building import build_buffers
 
 
 def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
-    """Jobs over the catalog in SQL and buckets of S3."""
+    """Return the main functions of jobs that read the SQL catalog and S3 buckets."""
     mains: dict[str, Callable[[NativeAddresses, JobRun, Any], BulkSummary]] = {
         ListStorage.name: list_storage,
         ReadReferences.name: read_references,
@@ -44,5 +44,5 @@ def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
 
 
 def record_mains(records: StoreAddress) -> Mapping[str, Main]:
-    """Jobs over the bucket that holds the record log."""
+    """Return the main functions of jobs that read the bucket of the record log."""
     return {RebuildRecords.name: partial(rebuild_records, records)}

@@ -25,7 +25,14 @@ from logstore.positions import EARLIEST, Position, TopicId
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.whole_files import replacing
 from spark.runner import JobRun
-from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
+from spark.sources.logs import (
+    TASKS_PER_CORE,
+    deal_in_turn,
+    is_active,
+    open_log_stores,
+    order_topics_by_size,
+    unreadable_topic_facts,
+)
 from spark.sources.objects import NativeAddresses
 
 
@@ -65,13 +72,17 @@ def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) ->
         StoreUnavailable: Storage or the database did not answer.
     """
     cores = run.spark.sparkContext.defaultParallelism
-    (topics,) = run.spread("look at topics", [job.topics], partial(by_size, addresses.database_url, delayed_sizes))
-    planned = run.spread("cut logs into buckets", dealt(topics, WAVES * cores), partial(_plan, addresses, job))
+    (topics,) = run.spread(
+        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, delayed_sizes)
+    )
+    planned = run.spread(
+        "cut logs into buckets", deal_in_turn(topics, TASKS_PER_CORE * cores), partial(_plan, addresses, job)
+    )
     plans = [plan for task_plans in planned for plan in task_plans if plan is not None]
     ranges = sorted(
         (range_task for plan in plans for range_task in _range_tasks(plan)), key=lambda task: -task.log_range.entries
     )
-    tasks = dealt(ranges, WAVES * cores)
+    tasks = deal_in_turn(ranges, TASKS_PER_CORE * cores)
     written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
     results = [result for task_results in written for result in task_results]
     return _write_lists(run.folder, len(topics), plans, results)
@@ -85,7 +96,7 @@ def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> l
 
 
 def _open_log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
-    primary, tiered = log_stores(addresses, catalog)
+    primary, tiered = open_log_stores(addresses, catalog)
     return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
@@ -161,7 +172,7 @@ def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: li
         for built in readable
         if built.removed or numbers_by_topic[built.topic_id]
     ]
-    parts = dealt(built_indexes, MAX_PARTS_PER_JOB)
+    parts = deal_in_turn(built_indexes, MAX_PARTS_PER_JOB)
     for number, part in enumerate(parts):
         IndexFiles(folder).write_part(number, part)
     counts = {
@@ -173,4 +184,4 @@ def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: li
         "unreadable": len(error_by_topic),
         "parts": len(parts),
     }
-    return BulkSummary(counts=counts, facts=left_out(error_by_topic))
+    return BulkSummary(counts=counts, facts=unreadable_topic_facts(error_by_topic))

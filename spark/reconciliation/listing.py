@@ -21,16 +21,16 @@ from logstore.reconciliation.jobs import BulkSummary, ListStorage
 from spark.reconciliation.facts import OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG, GroupFiles, groups_for, put
 from spark.reconciliation.references import bounds
 from spark.runner import JobRun
-from spark.sources.inventory import Inventory, InventoryPart, check_part, parts, read_manifest, read_part
+from spark.sources.inventory import Inventory, InventoryPart, check_part, list_parts, read_manifest, read_part
 from spark.sources.keys import parse_keys
 from spark.sources.objects import (
     TIERED_RANGES,
     KeyRange,
     NativeAddresses,
     StoreAddress,
-    batches,
-    beside_shards,
+    list_beside_shards,
     shard_range,
+    to_record_batches,
 )
 
 _WAVES: Final = 4  # tasks for each that can run at once: enough to even out, and each costs some 20 ms
@@ -55,7 +55,7 @@ class _Task:
             return
         store = self.address.store()
         for one in self.ranges:
-            yield from batches(one.objects(store))
+            yield from to_record_batches(one.list_objects(store))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _tasks(addresses: NativeAddresses, inventories: dict[str, Inventory], *, at_
     work: list[tuple[StoreAddress, tuple[KeyRange, ...], InventoryPart | None]] = []
     for address in addresses.stores:
         if address.bucket in inventories:
-            work += [(address, (), part) for part in parts(inventories[address.bucket])]
+            work += [(address, (), part) for part in list_parts(inventories[address.bucket])]
             continue
         is_primary = address == addresses.primary
         ranges = tuple(map(shard_range, range(SHARDS))) if is_primary else TIERED_RANGES
@@ -145,10 +145,10 @@ def _list(task: _Task, *, folder: Path, groups: int, primary: str) -> _Counts:
 def _beside(task: _Task) -> Iterator[pa.RecordBatch]:
     """Objects of the primary bucket that are in no shard."""
     store = task.address.store()
-    ranges, objects = beside_shards(store)
-    yield from batches(iter(objects))
+    ranges, objects = list_beside_shards(store)
+    yield from to_record_batches(iter(objects))
     for one in ranges:
-        yield from batches(one.objects(store))
+        yield from to_record_batches(one.list_objects(store))
 
 
 def _times(batch: pa.RecordBatch) -> pa.Array:
@@ -166,9 +166,9 @@ def _primary(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.Rec
         _times(batch),
     ]
     ours = pa.record_batch(columns, schema=OBJECTS)
-    if parsed.ours.all():
+    if parsed.is_canonical.all():
         return ours, _strange(batch.slice(0, 0), bucket)
-    mask = pa.array(parsed.ours)
+    mask = pa.array(parsed.is_canonical)
     return ours.filter(mask), _strange(batch.filter(pc.invert(mask)), bucket)
 
 

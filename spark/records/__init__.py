@@ -1,1 +1,1 @@
-"""Bulk jobs over the record log: a catalog that is lost is rebuilt from its blocks."""
+"""Bulk job over the record log, which rebuilds a lost catalog."""

@@ -1,15 +1,16 @@
-"""`rebuild-records`: the winning version of every record of a manifest, as rows of the catalog's tables.
+"""`rebuild-records`: write the winning version of every record of a manifest as rows of the catalog's tables.
 
-First topics and lists, which other records hang on, beside what hangs on nothing; then the rest. Each task reads the
-blocks that hold versions of a range of ids, and no version is sent to another task. The memory of a task grows with
-its range, which is bounded, and with the number of topics, lists and cursors, which some tasks hold as a whole: their
-names are unique, and where a name was used again after a plain delete, the newer record counts.
+Topics and lists come first, because other records depend on them, then the rest. Each task reads the blocks that hold
+versions of a range of ids, and sends no version to another task. Its memory grows with the range, which is bounded.
+Topics, lists and cursors are an exception: one task holds all records of such a kind, because their names are unique.
+If a name was used again after a plain delete, the newer record counts.
 
-Source: Aerospike's cold start, which reads every block and keeps of each record the newest version.
+Source: Aerospike's cold start, which reads every block and keeps the newest version of each record.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,215 +49,211 @@ from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
 
 _K = RecordKind
-_OF_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
-_VERSIONS: Final = 500_000  # in one range: some 300 MB while they are sorted
-_MOST_TOLD: Final = 1_000  # blocks that were skipped
+_KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
+_MAX_VERSIONS_PER_RANGE: Final = 500_000  # some 300 MB while they are sorted
+_MAX_SKIPPED_FACTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """Records with ids from the first to the last of two, both inclusive, and the blocks that hold versions of them."""
+class _IdRange:
+    """Ids from the first to the last, both inclusive, and the blocks that hold versions of their records."""
 
-    part: int  # its number among the ranges of its kinds
+    number: int  # among the ranges of its kinds
     ids: tuple[int, int]
     blocks: tuple[Block, ...]
-
-    def of(self, kind: RecordKind) -> list[Block]:
-        """Those of the blocks that are of a kind."""
-        return [block for block in self.blocks if block.kind is kind]
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The work of one task: a range of ids of some kinds, or all ids of kinds whose names are unique."""
+    """One range of ids of some kinds, or all ranges of kinds whose names are unique."""
 
     kinds: tuple[RecordKind, ...]
-    ranges: tuple[_Range, ...]
+    ranges: tuple[_IdRange, ...]
 
 
 @dataclass(slots=True)
-class _Done:
-    """The outcome of a task."""
-
+class _TaskResult:
     counts: Counter[str] = field(default_factory=Counter)
-    version: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
+    version: int = 0  # highest version that was read
+    error_by_block: dict[str, str] = field(default_factory=dict)  # skipped blocks by key
 
 
 def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
-        CorruptData: A block is not what the manifest says, or gone, and such are not to be skipped.
-        Unsupported: A block is of a newer format, which is never skipped.
+        CorruptData: A block is missing or differs from the manifest, and the job does not skip such blocks.
+        Unsupported: A block has a newer format, which is never skipped.
         StoreUnavailable: Storage did not answer.
     """
-    blocks = ColdStart(_log(records, job)).manifest(job.manifest).blocks
+    blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
     cores = run.spark.sparkContext.defaultParallelism
-    work = partial(_work, records, run.folder, job)
-    first = [_whole(blocks, _K.TOPIC, _K.LIST), *_ranged(blocks, _K.DELETION), *_ranged(blocks, _K.TRANSACTION)]
-    done = run.spread("find topics and lists", [one for one in first if one.ranges], work)
+    run_task = partial(_run_task, records, run.folder, job)
+    tasks = [
+        _task_of_all_ids(blocks, _K.TOPIC, _K.LIST),
+        *_tasks_by_range(blocks, _K.DELETION),
+        *_tasks_by_range(blocks, _K.TRANSACTION),
+    ]
+    results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
     if not LoadFiles(run.folder).topics().exists():  # there is neither a topic nor a list
-        _keep(LoadFiles(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    of_ledgers = _cut(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, least=cores)
-    rest = [_Task((_K.LEDGER,), (one,)) for one in of_ledgers]
-    rest += [_whole(blocks, _K.CURSOR), *(task for kind in _OF_TOPICS for task in _ranged(blocks, kind))]
-    done += run.spread("find ledgers and segments", [one for one in rest if one.ranges], work)
-    return _concluded(done)
+        _save_ids(LoadFiles(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
+    tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
+    tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
+    tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
+    results += run.spread("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
+    return _summarize(results)
 
 
-def _cut(blocks: Iterable[Block], *kinds: RecordKind, least: int = 1) -> list[_Range]:
-    """Ranges of the ids that the kinds have in common, about as many versions in each: at least `least` ranges."""
-    mine = [block for block in blocks if block.kind in kinds]
-    versions = -(-sum(block.records for block in mine) // least)
-    found = ranges(mine, versions=max(1, min(_VERSIONS, versions)))
-    return [_Range(part, ids, tuple(overlapping(mine, ids))) for part, ids in enumerate(found)]
+def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
+    """Cut the ids that the kinds share into at least `min_ranges` ranges with about equal numbers of versions."""
+    blocks_of_kinds = [block for block in blocks if block.kind in kinds]
+    versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
+    id_ranges = ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
+    return [_IdRange(number, ids, tuple(overlapping(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)]
 
 
-def _whole(blocks: Iterable[Block], *kinds: RecordKind) -> _Task:
-    return _Task(kinds, tuple(one for kind in kinds for one in _cut(blocks, kind)))
+def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _Task:
+    return _Task(kinds, tuple(id_range for kind in kinds for id_range in _cut_ranges(blocks, kind)))
 
 
-def _ranged(blocks: Iterable[Block], kind: RecordKind) -> list[_Task]:
-    return [_Task((kind,), (one,)) for one in _cut(blocks, kind)]
+def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_Task]:
+    return [_Task((kind,), (id_range,)) for id_range in _cut_ranges(blocks, kind)]
 
 
-def _concluded(done: list[_Done]) -> BulkSummary:
+def _summarize(results: list[_TaskResult]) -> BulkSummary:
     counts = Counter[str]()
-    for one in done:
-        counts.update(one.counts)
-    counts["version"] = max((one.version for one in done), default=0)
-    skipped = {key: why for one in done for key, why in one.skipped.items()}
-    counts["skipped"] = len(skipped)
-    facts = {f"{SKIPPED}{key}": skipped[key] for key in sorted(skipped)[:_MOST_TOLD]}
+    for result in results:
+        counts.update(result.counts)
+    counts["version"] = max((result.version for result in results), default=0)
+    error_by_block = {key: error for result in results for key, error in result.error_by_block.items()}
+    counts["skipped"] = len(error_by_block)
+    facts = {f"{SKIPPED}{key}": error_by_block[key] for key in sorted(error_by_block)[:_MAX_SKIPPED_FACTS]}
     return BulkSummary(counts=dict(counts), facts=facts)
 
 
-def _log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
+def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
     named = NamedBucket(role=Role(records.role), bucket=records.bucket, address=records.endpoint)
     return RecordLog(LostCatalog(job.catalog_id).own(named, records.store()))
 
 
-def _work(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _Done:
-    """In an executor: one task, which may run twice and at once."""
-    part = _Part(_log(records, job), LoadFiles(folder), job.skip_unreadable)
-    _WORK.get(task.kinds[0], _one_kind)(part, task)
-    return part.done
+def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:
+    """Run one task in an executor. It may run twice, even at the same time."""
+    rebuilder = _Rebuilder(_open_log(records, job), LoadFiles(folder), skip_unreadable=job.skip_unreadable)
+    if task.kinds[0] is _K.TOPIC:
+        rebuilder.rebuild_topics_and_lists(task)
+    elif task.kinds[0] is _K.CURSOR:
+        rebuilder.rebuild_cursors(task)
+    elif task.kinds[0] is _K.LEDGER:
+        rebuilder.rebuild_ledgers(task)
+    else:
+        rebuilder.rebuild_range(task)
+    return rebuilder.result
 
 
-class _Part:
-    """Reads versions and writes rows, and counts both."""
+class _Rebuilder:
+    """Reads versions for one task, writes rows and counts both."""
 
-    def __init__(self, log: RecordLog, files: LoadFiles, skip: bool) -> None:
-        self._log, self.files, self._skip = log, files, skip
-        self.done = _Done()
+    def __init__(self, log: RecordLog, files: LoadFiles, *, skip_unreadable: bool) -> None:
+        self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
+        self.result = _TaskResult()
 
-    def live(self, kind: RecordKind, of: _Range) -> pa.Table:
-        """The winning versions of records of the range that live, ascending by id; tombstones are written."""
-        versions = self._versions(kind, of)
+    def rebuild_topics_and_lists(self, task: _Task) -> None:
+        """Write all topics and lists, and save the ids of topics and of listed ledgers for the second step."""
+        topics = self._read_unique(task, _K.TOPIC)
+        topic_ids = ids_of(topics)
+        self._write(0, [rows_of(_K.TOPIC, topics)])
+        lists = self._read_unique(task, _K.LIST, topic_ids)
+        self._write(0, [rows_of(_K.LIST, lists)])
+        _save_ids(self._files, topic_ids, listed_by(lists))
+
+    def rebuild_cursors(self, task: _Task) -> None:
+        """Write all cursors."""
+        cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics()))
+        self._write(0, [rows_of(_K.CURSOR, cursors)])
+
+    def rebuild_ledgers(self, task: _Task) -> None:
+        """Write ledgers of one range with their segments and hidden entries."""
+        (id_range,) = task.ranges
+        ledgers = self._read_live(_K.LEDGER, id_range)
+        ledger_ids, all_listed = ids_of(ledgers), np.load(self._files.listed(), mmap_mode="r")
+        first, last = id_range.ids
+        listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
+        segments = with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
+        self._write(id_range.number, ledger_rows(ledgers, segments, listed))
+        self._write(id_range.number, [rows_of(_K.SEGMENT, segments)])
+        hidden = with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
+        self._write(id_range.number, [rows_of(_K.HIDDEN, hidden)])
+        self._count_records(ledgers, segments, hidden)
+
+    def rebuild_range(self, task: _Task) -> None:
+        """Write one range of a kind that is one table, or an aggregate of tables."""
+        (kind,), (id_range,) = task.kinds, task.ranges
+        live = self._read_live(kind, id_range)
+        if PARENTS.get(kind) is _K.TOPIC:
+            live = with_parent(live, np.load(self._files.topics()))
+        self._count_records(live)
+        if kind is _K.TRANSACTION:
+            self._write(id_range.number, transaction_rows(live))
+        elif kind is _K.INDEX:
+            self._write(id_range.number, index_rows(live))
+        else:
+            self._write(id_range.number, [rows_of(kind, live)])
+
+    def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
+        """Read all records of a kind whose names are unique, ascending by id; of `topic_ids` only, if given."""
+        tables = [schema(kind).empty_table()]
+        for id_range in task.ranges:
+            if any(block.kind is kind for block in id_range.blocks):
+                live = self._read_live(kind, id_range)
+                tables.append(live if topic_ids is None else with_parent(live, topic_ids, "topic_id"))
+        unique = newest_of_each(pa.concat_tables(tables), UNIQUE[kind])
+        self._count_records(unique)
+        return unique
+
+    def _read_live(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+        """Return the winning versions of live records of the range, ascending by id. Write the tombstones."""
+        versions = self._read_versions(kind, id_range)
         if not versions.num_rows:
             return versions
-        self.done.version = max(self.done.version, pc.max(versions.column("version")).as_py())
-        found = parted(versions)
+        self.result.version = max(self.result.version, pc.max(versions.column("version")).as_py())
+        winners = parted(versions)
         if kind in TOMBSTONED:
-            part = 2 * of.part + (kind is _K.LEDGER)  # both kinds are in one table
-            self.write(part, [tombstone_rows(found.ended, found.covered, kind)])
-        return found.live
+            number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
+            self._write(number, [tombstone_rows(winners.ended, winners.covered, kind)])
+        return winners.live
 
-    def _versions(self, kind: RecordKind, of: _Range) -> pa.Table:
-        parts = []
-        for block in of.of(kind):
+    def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+        tables = []
+        for block in id_range.blocks:
+            if block.kind is not kind:
+                continue
             try:
-                parts.append(self._log.read_block(block, ids=of.ids))
+                tables.append(self._log.read_block(block, ids=id_range.ids))
             except (CorruptData, MissingData) as error:
-                if not self._skip:
+                if not self._skip_unreadable:
                     raise
-                self.done.skipped[block.key] = str(error)
-        return pa.concat_tables(parts) if parts else schema(kind).empty_table()
+                self.result.error_by_block[block.key] = str(error)
+        return pa.concat_tables(tables) if tables else schema(kind).empty_table()
 
-    def write(self, part: int, rows: Iterable[Rows]) -> None:
-        """Write rows of tables under the number of a part."""
+    def _write(self, number: int, tables: Iterable[Rows]) -> None:
+        """Write rows of tables into files with this number."""
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        for table, found in rows:
-            self.done.counts[table.name] += found.num_rows
-            if found.num_rows:
+        for table, rows in tables:
+            self.result.counts[table.name] += rows.num_rows
+            if rows.num_rows:
                 with (
-                    replacing(self.files.path(table.name, part)) as new,
-                    pa.ipc.new_file(new, found.schema, options=options) as writer,
+                    replacing(self._files.path(table.name, number)) as new,
+                    pa.ipc.new_file(new, rows.schema, options=options) as writer,
                 ):
-                    writer.write_table(found, max_chunksize=65_536)
+                    writer.write_table(rows, max_chunksize=65_536)
 
-    def count(self, live: pa.Table) -> None:
-        """Count records that come back."""
-        self.done.counts["records"] += live.num_rows
-
-
-def _topics_and_lists(part: _Part, task: _Task) -> None:
-    topics = _named(part, task, _K.TOPIC)
-    known = ids_of(topics)
-    part.write(0, [rows_of(_K.TOPIC, topics)])
-    lists = _named(part, task, _K.LIST, known)
-    part.write(0, [rows_of(_K.LIST, lists)])
-    _keep(part.files, known, listed_by(lists))
+    def _count_records(self, *tables: pa.Table) -> None:
+        self.result.counts["records"] += sum(table.num_rows for table in tables)
 
 
-def _cursors(part: _Part, task: _Task) -> None:
-    cursors = _named(part, task, _K.CURSOR, np.load(part.files.topics()))
-    part.write(0, [rows_of(_K.CURSOR, cursors)])
-
-
-def _named(part: _Part, task: _Task, kind: RecordKind, topics: Ids | None = None) -> pa.Table:
-    """All records of a kind whose names are unique, ascending by id."""
-    parts = [schema(kind).empty_table()]
-    for one in task.ranges:
-        if one.of(kind):
-            live = part.live(kind, one)
-            parts.append(live if topics is None else with_parent(live, topics, "topic_id"))
-    found = newest_of_each(pa.concat_tables(parts), UNIQUE[kind])
-    part.count(found)
-    return found
-
-
-def _keep(files: LoadFiles, topics: Ids, listed: Ids) -> None:
-    for path, ids in ((files.listed(), listed), (files.topics(), topics)):
+def _save_ids(files: LoadFiles, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
+    """Save the topics last: their file says that both exist."""
+    for path, ids in ((files.listed(), listed_ledger_ids), (files.topics(), topic_ids)):
         with replacing(path) as new, new.open("wb") as file:
             np.save(file, ids)
-
-
-def _ledgers(part: _Part, task: _Task) -> None:
-    (one,) = task.ranges
-    ledgers = part.live(_K.LEDGER, one)
-    known, listed = ids_of(ledgers), np.load(part.files.listed(), mmap_mode="r")
-    mine = np.asarray(listed[np.searchsorted(listed, one.ids[0]) : np.searchsorted(listed, one.ids[1], "right")])
-    segments = with_parent(part.live(_K.SEGMENT, one), known)
-    part.write(one.part, ledger_rows(ledgers, segments, mine))
-    part.write(one.part, [rows_of(_K.SEGMENT, segments)])
-    hidden = with_parent(part.live(_K.HIDDEN, one), known)
-    part.write(one.part, [rows_of(_K.HIDDEN, hidden)])
-    for live in (ledgers, segments, hidden):
-        part.count(live)
-
-
-def _one_kind(part: _Part, task: _Task) -> None:
-    """A range of a kind that is a table, or an aggregate of tables."""
-    (kind,), (one,) = task.kinds, task.ranges
-    live = part.live(kind, one)
-    if PARENTS.get(kind) is _K.TOPIC:
-        live = with_parent(live, np.load(part.files.topics()))
-    part.count(live)
-    part.write(one.part, _AGGREGATES.get(kind, partial(_plain, kind))(live))
-
-
-def _plain(kind: RecordKind, live: pa.Table) -> Iterator[Rows]:
-    yield rows_of(kind, live)
-
-
-_AGGREGATES: Final[Mapping[RecordKind, Callable[[pa.Table], Iterable[Rows]]]] = {
-    _K.TRANSACTION: transaction_rows,
-    _K.INDEX: index_rows,
-}
-_WORK: Final[Mapping[RecordKind, Callable[[_Part, _Task], None]]] = {
-    _K.TOPIC: _topics_and_lists,
-    _K.CURSOR: _cursors,
-    _K.LEDGER: _ledgers,
-}

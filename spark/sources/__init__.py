@@ -1,1 +1,1 @@
-"""Where bulk jobs read: listings, inventories, tables and segments, part by part."""
+"""Inputs of bulk jobs: listings, inventories, tables and segments, cut into parts."""

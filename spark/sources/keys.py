@@ -1,9 +1,8 @@
-"""Keys of the primary bucket as numbers: millions at a time, and nothing that is not exactly canonical.
+"""Keys of the primary bucket, parsed into numbers by the million.
 
-A key is compared byte by byte with the one form that `logstore.log.ledgers` writes; every other form is foreign, so an
-object of another writer can never be taken for a ledger's. Eight characters are decoded at once, as one 64-bit word.
-
-Source: `segment_key` and `meta_key` of `logstore.log.ledgers`.
+Only the exact form that `segment_key` and `meta_key` of `logstore.log.ledgers` write is parsed. Every other key is
+foreign, so that an object of another writer is never taken for a ledger's. Eight characters are decoded at once, as
+one 64-bit word.
 """
 
 from dataclasses import dataclass
@@ -16,87 +15,89 @@ import pyarrow as pa
 Words = npt.NDArray[np.uint64]
 
 META: Final = -1
-"""In the place of a segment's number: the object is a `meta.json`."""
+"""Number of a `meta.json`, which is no segment."""
 
 _SEGMENT_LENGTH: Final = 44  # ledgers/xx/{16 hex}/{8 digits}.parquet
 _META_LENGTH: Final = 54  # ledgers/xx/{16 hex}/{16 hex}.meta.json
-_ID: Final = 11  # where the ledger id begins
-_NAME: Final = 28  # where the object's own name begins
+_ID_OFFSET: Final = 11
+_NAME_OFFSET: Final = 28  # of the part behind the ledger id
 _ONES: Final = np.uint64(0x0101010101010101)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedKeys:
-    """One element a key; the others are undefined where `ours` is False."""
+    """Arrays with one element per key. Other elements are undefined if `is_canonical` is False."""
 
-    ours: npt.NDArray[np.bool_]
+    is_canonical: npt.NDArray[np.bool_]
     ledger_id: npt.NDArray[np.int64]
     number: npt.NDArray[np.int32]  # of the segment, or META
-    digest: Words  # of a `meta.json`; 0 of a segment
+    digest: Words  # of a `meta.json`; 0 for a segment
 
 
 def parse_keys(keys: pa.Array) -> ParsedKeys:
-    """Parse keys of the primary bucket.
-
-    Args:
-        keys: Strings, no null.
-    """
-    offsets, data = _buffers(keys)
+    """Parse keys of the primary bucket: an array of strings without nulls."""
+    offsets, data = _string_buffers(keys)
     length, count = np.diff(offsets), len(keys)
-    found = ParsedKeys(
-        ours=np.zeros(count, np.bool_),
+    parsed = ParsedKeys(
+        is_canonical=np.zeros(count, np.bool_),
         ledger_id=np.zeros(count, np.int64),
         number=np.full(count, META, np.int32),
         digest=np.zeros(count, np.uint64),
     )
     if len(data) < _SEGMENT_LENGTH:
-        return found
+        return parsed
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
-    for expected, parse in ((_SEGMENT_LENGTH, _segments), (_META_LENGTH, _metas)):
-        which = np.flatnonzero(length == expected)
-        at = offsets[:-1][which]
-        if len(at):
-            ledger_id, in_place = _ledgers(words, data, at)
-            number, digest, named = parse(words, at)
-            found.ours[which] = in_place & named
-            found.ledger_id[which], found.number[which], found.digest[which] = ledger_id, number, digest
-    return found
+    for key_length, parse_names in ((_SEGMENT_LENGTH, _parse_segment_names), (_META_LENGTH, _parse_meta_names)):
+        rows = np.flatnonzero(length == key_length)
+        starts = offsets[:-1][rows]
+        if len(starts):
+            ledger_id, has_folders = _parse_folders(words, data, starts)
+            number, digest, has_name = parse_names(words, starts)
+            parsed.is_canonical[rows] = has_folders & has_name
+            parsed.ledger_id[rows], parsed.number[rows], parsed.digest[rows] = ledger_id, number, digest
+    return parsed
 
 
-def _buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets, one more than keys, and the bytes they point into."""
-    whole = keys.cast(pa.large_string()) if pa.types.is_string(keys.type) else keys
-    _, offsets, data = whole.buffers()
-    ends = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
+def _string_buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return offsets, one more than keys, and the bytes that they point into."""
+    strings = keys.cast(pa.large_string()) if pa.types.is_string(keys.type) else keys
+    _, offsets, data = strings.buffers()
+    ends = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     return ends, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
-def _ledgers(words: Words, data: npt.NDArray[np.uint8], at: Any) -> tuple[npt.NDArray[np.int64], Any]:  # noqa: ANN401
-    """Ledger ids, and whether all before the object's own name is as it must be: the shard is the id's last byte."""
-    high, high_ok = _hex(words[at + _ID])
-    low, low_ok = _hex(words[at + _ID + 8])
+def _parse_folders(words: Words, data: npt.NDArray[np.uint8], starts: Any) -> tuple[npt.NDArray[np.int64], Any]:  # noqa: ANN401
+    """Return ledger ids, and whether the folders are canonical: the shard is the id's last byte."""
+    high, high_ok = _parse_hex(words[starts + _ID_OFFSET])
+    low, low_ok = _parse_hex(words[starts + _ID_OFFSET + 8])
     slash = ord("/")
-    ok = (words[at] == _word(b"ledgers/")) & high_ok & low_ok & (high < np.uint64(1 << 31))
-    ok &= (data[at + 8] == data[at + 25]) & (data[at + 9] == data[at + 26])
-    ok &= (data[at + 10] == slash) & (data[at + 27] == slash)
+    ok = (words[starts] == _encode_word(b"ledgers/")) & high_ok & low_ok & (high < np.uint64(1 << 31))
+    ok &= (data[starts + 8] == data[starts + 25]) & (data[starts + 9] == data[starts + 26])
+    ok &= (data[starts + 10] == slash) & (data[starts + 27] == slash)
     return ((high << np.uint64(32)) | low).astype(np.int64), ok
 
 
-def _segments(words: Words, at: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
-    number, ok = _decimal(words[at + _NAME])
-    return number.astype(np.int32), np.zeros(len(at), np.uint64), ok & (words[at + _NAME + 8] == _word(b".parquet"))
+def _parse_segment_names(words: Words, starts: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
+    number, ok = _parse_decimal(words[starts + _NAME_OFFSET])
+    return (
+        number.astype(np.int32),
+        np.zeros(len(starts), np.uint64),
+        ok & (words[starts + _NAME_OFFSET + 8] == _encode_word(b".parquet")),
+    )
 
 
-def _metas(words: Words, at: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
-    high, high_ok = _hex(words[at + _NAME])
-    low, low_ok = _hex(words[at + _NAME + 8])
+def _parse_meta_names(words: Words, starts: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401
+    high, high_ok = _parse_hex(words[starts + _NAME_OFFSET])
+    low, low_ok = _parse_hex(words[starts + _NAME_OFFSET + 8])
     ok = high_ok & low_ok
-    ok &= (words[at + _NAME + 16] == _word(b".meta.js")) & (words[at + _NAME + 18] == _word(b"eta.json"))
-    return np.full(len(at), META, np.int32), (high << np.uint64(32)) | low, ok
+    ok &= (words[starts + _NAME_OFFSET + 16] == _encode_word(b".meta.js")) & (
+        words[starts + _NAME_OFFSET + 18] == _encode_word(b"eta.json")
+    )
+    return np.full(len(starts), META, np.int32), (high << np.uint64(32)) | low, ok
 
 
-def _hex(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
-    """Eight lower-case hex digits as a number, and whether they are such."""
+def _parse_hex(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
+    """Return the value of eight lower-case hex digits, and whether they are such digits."""
     digit = (word & (np.uint64(15) * _ONES)) + np.uint64(9) * ((word >> np.uint64(6)) & _ONES)
     letter = ((digit + np.uint64(6) * _ONES) >> np.uint64(4)) & _ONES
     ok = (digit + np.uint64(0x30) * _ONES + letter * np.uint64(39) == word) & (digit & (np.uint64(0xF0) * _ONES) == 0)
@@ -106,8 +107,8 @@ def _hex(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
     return eight.astype("<u4").byteswap().astype(np.uint64), ok
 
 
-def _decimal(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
-    """Eight decimal digits as a number, and whether they are such."""
+def _parse_decimal(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
+    """Return the value of eight decimal digits, and whether they are such digits."""
     digit = word & (np.uint64(15) * _ONES)
     ok = (digit | (np.uint64(0x30) * _ONES)) == word
     ok &= ((digit + np.uint64(6) * _ONES) & (np.uint64(0x10) * _ONES)) == 0
@@ -116,5 +117,5 @@ def _decimal(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
     return (fours * np.uint64(42949672960001)) >> np.uint64(32), ok
 
 
-def _word(text: bytes) -> np.uint64:
+def _encode_word(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text, "little"))

@@ -1,13 +1,14 @@
-"""The log store as tables of Spark: `spark.read.format("sexton_ledgers").load()`, and more of the kind.
+"""Spark data sources over the log store, such as `spark.read.format("sexton_ledgers").load()`.
 
 | format | row | pushed down |
 |---|---|---|
 | `sexton_objects` | an object of a bucket, as a listing shows it | `bucket = …` |
 | `sexton_ledgers` | a row of `ledger` | `ledger_id` with `=`, `<`, `<=`, `>` and `>=` |
-| `sexton_entries` | an entry of the topic of option `topic_id`, in order in a part | columns, by option `columns` |
+| `sexton_entries` | an entry of the topic of option `topic_id`, ordered in a partition | columns, by option `columns` |
 
-Rows are read by executors as Arrow batches. Addresses and keys travel within the sources' classes, not in options,
-which Spark shows in its plans. Source: Spark's Python Data Source API.
+Executors read rows as Arrow batches. Addresses and keys travel within the classes, because Spark's plans show options.
+
+Source: Spark's Python Data Source API.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,55 +38,50 @@ from logstore.log.ledgers import SHARDS
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
-from spark.session import spare_the_collector
+from spark.session import freeze_loaded_objects
 from spark.sources.objects import (
-    LISTED,
+    LISTING_SCHEMA,
     TIERED_RANGES,
-    KeyRange,
     NativeAddresses,
     StoreAddress,
-    batches,
     shard_range,
+    to_record_batches,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ROWS: Final = 500_000
-_SEGMENTS: Final = 64  # of a partition
-_OBJECTS: Final = pa.schema([("bucket", pa.string()), ("key", pa.string()), *list(LISTED)[1:]])
-_POSITION: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
+_LEDGER_IDS_PER_PARTITION: Final = 500_000
+_SEGMENTS_PER_PARTITION: Final = 64
+_SHARDS_PER_PARTITION: Final = 8
+_OBJECT_SCHEMA: Final = pa.schema([("bucket", pa.string()), ("key", pa.string()), *list(LISTING_SCHEMA)[1:]])
+_POSITION_FIELDS: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
 
 
 def register(spark: "SparkSession", addresses: NativeAddresses) -> None:
-    """Make the formats known to a session."""
-    for source in (Objects, Ledgers, Entries):
+    """Register the formats in a session."""
+    for source in (ObjectTable, LedgerTable, EntryTable):
         spark.dataSource.register(type(source.__name__, (source,), {"addresses": addresses}))
 
 
 @dataclass
-class _Part(InputPartition):
-    """One partition; what it is, its reader knows."""
-
-    value: Any
+class _Partition(InputPartition):
+    value: Any  # depends on the reader
 
 
-class Objects(DataSource):
-    """Objects of the catalog's buckets; of the primary one those in shards."""
+class ObjectTable(DataSource):
+    """Objects of the catalog's buckets. Of the primary bucket only shards are listed."""
 
     addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
         return "sexton_objects"
 
     def schema(self) -> StructType:
-        """Bucket, key, bytes, and microseconds by the store's clock."""
-        return from_arrow_schema(_OBJECTS)
+        return from_arrow_schema(_OBJECT_SCHEMA)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
-        """Of every bucket, until a filter says which."""
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
         return _ObjectReader(self.addresses.stores)
 
 
@@ -93,130 +89,116 @@ class _ObjectReader(DataSourceReader):
     def __init__(self, stores: tuple[StoreAddress, ...]) -> None:
         self._stores = stores
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - of Spark
-        """Take `bucket = …`."""
-        for one in filters:
-            if isinstance(one, EqualTo) and one.attribute == ("bucket",):
-                self._stores = tuple(store for store in self._stores if store.bucket == one.value)
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        for pushed in filters:
+            if isinstance(pushed, EqualTo) and pushed.attribute == ("bucket",):
+                self._stores = tuple(store for store in self._stores if store.bucket == pushed.value)
             else:
-                yield one
+                yield pushed
 
     def partitions(self) -> list[InputPartition]:
-        """Eight shards each, or one range of a tiered bucket."""
-        shards = [tuple(map(shard_range, range(first, first + 8))) for first in range(0, SHARDS, 8)]
-        tiered = [(one,) for one in TIERED_RANGES]
+        step = _SHARDS_PER_PARTITION
+        shards = [tuple(map(shard_range, range(first, first + step))) for first in range(0, SHARDS, step)]
+        tiered = [(key_range,) for key_range in TIERED_RANGES]
         return [
-            _Part((store, cut)) for store in self._stores for cut in (shards if store.role == "primary" else tiered)
+            _Partition((store, key_ranges))
+            for store in self._stores
+            for key_ranges in (shards if store.role == "primary" else tiered)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor."""
-        spare_the_collector()
-        found: tuple[StoreAddress, tuple[KeyRange, ...]] = partition.value
-        address, ranges = found
+        freeze_loaded_objects()
+        address, key_ranges = partition.value
         store = address.store()
-        for one in ranges:
-            for batch in batches(one.objects(store)):
+        for key_range in key_ranges:
+            for batch in to_record_batches(key_range.list_objects(store)):
                 bucket = pa.repeat(pa.scalar(address.bucket, pa.string()), batch.num_rows)
                 key = batch.column("key").cast(pa.string())
-                yield pa.record_batch([bucket, key, *batch.columns[1:]], schema=_OBJECTS)
+                yield pa.record_batch([bucket, key, *batch.columns[1:]], schema=_OBJECT_SCHEMA)
 
 
-class Ledgers(DataSource):
+class LedgerTable(DataSource):
     """Rows of `ledger`."""
 
     addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
         return "sexton_ledgers"
 
     def schema(self) -> StructType:
-        """As `facts.ledgers` says."""
         return from_arrow_schema(arrow_schema(sql.ledgers(0, 1, self.addresses.application)))
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
-        """Of every id, until filters narrow them."""
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
         return _LedgerReader(self.addresses)
+
+
+_MAX_LEDGER_ID: Final = 2**63 - 1
+_ID_RANGE_BY_FILTER: Final[dict[type, Callable[[int], tuple[int, int]]]] = {
+    EqualTo: lambda value: (value, value + 1),
+    LessThan: lambda value: (0, value),
+    LessThanOrEqual: lambda value: (0, value + 1),
+    GreaterThan: lambda value: (value + 1, _MAX_LEDGER_ID),
+    GreaterThanOrEqual: lambda value: (value, _MAX_LEDGER_ID),
+}
+"""First id, and the id behind the last, that a filter on `ledger_id` lets through."""
 
 
 class _LedgerReader(DataSourceReader):
     def __init__(self, addresses: NativeAddresses) -> None:
         self._addresses = addresses
-        self._first, self._end = 0, _LAST
+        self._first, self._end = 0, _MAX_LEDGER_ID
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - of Spark
-        """Take bounds of `ledger_id`."""
-        for one in filters:
-            bounds = _bounds(one)
-            if bounds is None:
-                yield one
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        pushed: Any
+        for pushed in filters:
+            to_id_range = _ID_RANGE_BY_FILTER.get(type(pushed))
+            if to_id_range is None or pushed.attribute != ("ledger_id",):
+                yield pushed
             else:
-                self._first, self._end = max(self._first, bounds[0]), min(self._end, bounds[1])
+                first, end = to_id_range(pushed.value)
+                self._first, self._end = max(self._first, first), min(self._end, end)
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges of ids."""
         with open_arrow_reader(self._addresses.database_url) as connection:
             (row,) = connection.table(sql.bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
-        return [_Part((at, min(at + _ROWS, end))) for at in range(first, end, _ROWS)] or [_Part((0, 0))]
+        starts = range(first, end, _LEDGER_IDS_PER_PARTITION)
+        return [_Partition((start, min(start + starts.step, end))) for start in starts] or [_Partition((0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor."""
-        spare_the_collector()
+        freeze_loaded_objects()
         with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
             yield from connection.batches(sql.ledgers(first, end, self._addresses.application))
 
 
-_LAST: Final = 2**63 - 1
-_LETS_THROUGH: Final[dict[type, Callable[[int], tuple[int, int]]]] = {
-    EqualTo: lambda value: (value, value + 1),
-    LessThan: lambda value: (0, value),
-    LessThanOrEqual: lambda value: (0, value + 1),
-    GreaterThan: lambda value: (value + 1, _LAST),
-    GreaterThanOrEqual: lambda value: (value, _LAST),
-}
-
-
-def _bounds(one: Any) -> tuple[int, int] | None:  # noqa: ANN401 - a filter of any kind
-    """First id and the one behind the last that a filter lets through, or None if it is no such filter."""
-    known = _LETS_THROUGH.get(type(one))
-    if known is None or one.attribute != ("ledger_id",):
-        return None
-    return known(one.value)
-
-
-class Entries(DataSource):
-    """Entries of one topic with their positions; of a segment's columns only those that are asked for are read."""
+class EntryTable(DataSource):
+    """Entries of one topic with their positions. Only the columns of option `columns` are fetched."""
 
     addresses: ClassVar[NativeAddresses]
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
         return "sexton_entries"
 
     def schema(self) -> StructType:
-        """Ledger and entry id, then the columns asked for."""
         fields = [entry_schema().field(name) for name in self._columns()]
-        return from_arrow_schema(pa.schema([*_POSITION, *((field.name, field.type) for field in fields)]))
+        return from_arrow_schema(pa.schema([*_POSITION_FIELDS, *((field.name, field.type) for field in fields)]))
 
     def _columns(self) -> list[str]:
         known = entry_schema().names
-        asked = [name.strip() for name in self.options.get("columns", ",".join(known)).split(",") if name.strip()]
-        for name in asked:
+        columns = [name.strip() for name in self.options.get("columns", ",".join(known)).split(",") if name.strip()]
+        for name in columns:
             if name not in known:
                 raise InvalidInput("columns", expected=f"some of {', '.join(known)}", found=name)
-        return asked
+        return columns
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - of Spark
-        """Of the topic that the option names."""
-        told = self.options.get("topic_id", "")
-        if not told.isdigit():
-            raise InvalidInput("topic_id", expected="the id of a topic", found=told)
-        return _EntryReader(self.addresses, int(told), self._columns())
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
+        topic_id = self.options.get("topic_id", "")
+        if not topic_id.isdigit():
+            raise InvalidInput("topic_id", expected="the id of a topic", found=topic_id)
+        return _EntryReader(self.addresses, int(topic_id), self._columns())
 
 
 class _EntryReader(DataSourceReader):
@@ -224,14 +206,13 @@ class _EntryReader(DataSourceReader):
         self._addresses, self._topic_id, self._columns = addresses, topic_id, columns
 
     def partitions(self) -> list[InputPartition]:
-        """Runs of segments."""
         with open_arrow_reader(self._addresses.database_url) as connection:
             rows = connection.table(sql.topic_segments(self._topic_id)).to_pylist()
-        return [_Part(rows[at : at + _SEGMENTS]) for at in range(0, len(rows), _SEGMENTS)] or [_Part([])]
+        starts = range(0, len(rows), _SEGMENTS_PER_PARTITION)
+        return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor: each segment checked as any reader does."""
-        spare_the_collector()
+        freeze_loaded_objects()
         store = self._addresses.primary.store()
         for row in partition.value:
             segment = Segment(
@@ -245,5 +226,5 @@ class _EntryReader(DataSourceReader):
             table = read_columns(store, segment, self._columns)
             ledger = pa.repeat(pa.scalar(int(segment.ledger_id), pa.int64()), table.num_rows)
             entry = pa.array(range(segment.first_entry, segment.first_entry + segment.entries), pa.int64())
-            whole = table.select(self._columns).add_column(0, "entry_id", entry).add_column(0, "ledger_id", ledger)
-            yield from whole.to_batches()
+            columns = table.select(self._columns)
+            yield from columns.add_column(0, "entry_id", entry).add_column(0, "ledger_id", ledger).to_batches()

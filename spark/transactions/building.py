@@ -18,7 +18,14 @@ from logstore.transactions.buffer import Buffer
 from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
 from logstore.transactions.snapshots import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
 from spark.runner import JobRun
-from spark.sources.logs import WAVES, by_size, dealt, is_active, left_out, log_stores
+from spark.sources.logs import (
+    TASKS_PER_CORE,
+    deal_in_turn,
+    is_active,
+    open_log_stores,
+    order_topics_by_size,
+    unreadable_topic_facts,
+)
 from spark.sources.objects import NativeAddresses
 
 
@@ -46,16 +53,18 @@ def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) ->
         StoreUnavailable: Storage or the database did not answer.
     """
     (topics,) = run.spread(
-        "look at topics", [job.topics], partial(by_size, addresses.database_url, lambda: [topic_sizes()])
+        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, lambda: [topic_sizes()])
     )
-    parts = dealt(topics, min(WAVES * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
+    parts = deal_in_turn(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
     tasks = [_Task(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
     results = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
     counts = {
         name: sum(getattr(result, name) for result in results) for name in ("buffers", "empty", "gone", "unreadable")
     }
     error_by_topic = {topic_id: error for result in results for topic_id, error in result.error_by_topic.items()}
-    return BulkSummary(counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=left_out(error_by_topic))
+    return BulkSummary(
+        counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=unreadable_topic_facts(error_by_topic)
+    )
 
 
 def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult:
@@ -69,7 +78,7 @@ def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult
 def _rebuild(
     addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, result: _TaskResult
 ) -> Iterator[tuple[TopicId, Buffer]]:
-    objects, tiered = log_stores(addresses, catalog)
+    objects, tiered = open_log_stores(addresses, catalog)
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=addresses.application
     )

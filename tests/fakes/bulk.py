@@ -83,7 +83,7 @@ class FakeBulkJobs:
             return done or self._publication.publish(job.run_id, job.name, folder, summary)
 
     def _written(self, job: BulkJob) -> tuple[Path, BulkSummary]:
-        folder, summary = self._publication.attempt(job.run_id, job.name), BulkSummary()
+        folder, summary = self._publication.create_attempt_folder(job.run_id, job.name), BulkSummary()
         counted = _COUNTED.get(job.name)
         if counted:
             summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
@@ -122,7 +122,7 @@ class FakeBulkJobs:
         return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
-        return self._publication.summary(run_id, name)
+        return self._publication.read_summary(run_id, name)
 
     def runs(self) -> list[str]:
         return self._publication.runs()

@@ -105,6 +105,6 @@ def test_spark_that_cannot_tell_of_its_jobs_fails_no_bulk_job(
     def forget(*_: object) -> None:
         raise RuntimeError("no such job")
 
-    monkeypatch.setattr(job_spans, "_job", forget)
+    monkeypatch.setattr(job_spans, "_record_job", forget)
     _run(warm, tmp_path, lambda run, job: BulkSummary(counts={"n": len(run.spread("square", [2], abs))}))
     assert [one.name for one in spans.get_finished_spans()][-1] == "bulk read-references"

@@ -17,16 +17,16 @@ def publication(tmp_path: Path) -> Publication:
 
 
 def _attempt(publication: Publication, text: str) -> Path:
-    folder = publication.attempt("run-1", "list-storage")
+    folder = publication.create_attempt_folder("run-1", "list-storage")
     (folder / "part").write_text(text)
     return folder
 
 
 def test_attempt_is_invisible_until_it_is_published(publication: Publication) -> None:
     folder = _attempt(publication, "one")
-    assert publication.summary("run-1", "list-storage") is None
+    assert publication.read_summary("run-1", "list-storage") is None
     done = publication.publish("run-1", "list-storage", folder, BulkSummary(counts={"objects": 3}))
-    assert publication.summary("run-1", "list-storage") == done
+    assert publication.read_summary("run-1", "list-storage") == done
     assert (Path(done.folder) / "part").read_text() == "one"
 
 
@@ -46,7 +46,7 @@ def test_task_that_outlives_its_attempt_changes_nothing_that_is_published(public
         with pytest.raises(FileNotFoundError):
             write()
     assert (Path(done.folder) / "part").read_text() == "one"
-    assert publication.summary("run-1", "list-storage") == done
+    assert publication.read_summary("run-1", "list-storage") == done
 
 
 @pytest.mark.parametrize(("when", "published"), [("before", False), ("after", True)])
@@ -55,7 +55,7 @@ def test_death_at_the_link_leaves_all_or_nothing(publication: Publication, when:
     failpoints.arm(f"bulk.publish.{when}", "crash")
     with pytest.raises(SimulatedCrash):
         publication.publish("run-1", "list-storage", folder, BulkSummary())
-    assert (publication.summary("run-1", "list-storage") is not None) is published
+    assert (publication.read_summary("run-1", "list-storage") is not None) is published
     failpoints.disarm()
     again = publication.publish("run-1", "list-storage", _attempt(publication, "two"), BulkSummary())
     assert (Path(again.folder) / "part").read_text() == ("one" if published else "two")
@@ -66,20 +66,20 @@ def test_forgotten_run_has_no_output(publication: Publication) -> None:
     assert publication.runs() == ["run-1"]
     publication.forget("run-1")
     publication.forget("run-1")
-    assert (publication.summary("run-1", "list-storage"), publication.runs()) == (None, [])
+    assert (publication.read_summary("run-1", "list-storage"), publication.runs()) == (None, [])
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/b", "A", "-a", "a" * 81])
 def test_run_id_that_could_name_another_folder_is_refused(publication: Publication, run_id: str) -> None:
     with pytest.raises(InvalidInput, match="run_id"):
-        publication.attempt(run_id, "list-storage")
+        publication.create_attempt_folder(run_id, "list-storage")
 
 
 def test_damaged_pointer_is_no_summary(publication: Publication) -> None:
     folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkSummary()).folder
     (Path(folder).parents[1] / "list-storage.json").write_text("[]")
     with pytest.raises(CorruptData, match=r"list-storage.json"):
-        publication.summary("run-1", "list-storage")
+        publication.read_summary("run-1", "list-storage")
 
 
 def test_output_that_lost_a_file_is_refused(publication: Publication) -> None:
@@ -87,4 +87,4 @@ def test_output_that_lost_a_file_is_refused(publication: Publication) -> None:
     folder = publication.publish("run-1", "list-storage", _attempt(publication, "one"), BulkSummary()).folder
     (Path(folder) / "part").write_text("")
     with pytest.raises(CorruptData, match="expected 3 bytes of part"):
-        publication.summary("run-1", "list-storage")
+        publication.read_summary("run-1", "list-storage")

@@ -164,7 +164,7 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
         if hangs.is_set():
             raise _Stop
 
-    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, patience_s=0.1)
+    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     with pytest.raises(_Stop):
         runner.run(_JOB, stop)
     (left,) = (one for one in threading.enumerate() if one.name == f"bulk {_JOB.name}")
@@ -205,7 +205,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
         if asked.is_set():
             raise _Stop
 
-    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, patience_s=0.1)
+    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     monkeypatch.setattr(warm, "get", slow)
     with pytest.raises(_Stop):
         runner.run(_JOB, stop)

@@ -130,7 +130,7 @@ class _HungStart:
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
     hung = _HungStart()
     monkeypatch.setattr("spark.session._start", hung.start)
-    monkeypatch.setattr("spark.session._lives", lambda _: True)
+    monkeypatch.setattr("spark.session._is_alive", lambda _: True)
     yield hung
     hung.go_on.set()
 

@@ -24,7 +24,9 @@ def test_plan_on_a_standalone_cluster_is_exact_although_an_executor_is_killed(
         one(store)
     mark = tmp_path / "killed"
     with standalone(tmp_path) as master:
-        settings = SparkSettings(scratch=tmp_path / "scratch", master=master, driver_memory="512m", more=PROPERTIES)
+        settings = SparkSettings(
+            scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES
+        )
         session = WarmSession(settings)
         try:
             found = planner(store, session, tmp_path / "bulk")(addresses=deadly(native_addresses(store.settings), mark))

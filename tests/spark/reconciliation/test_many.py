@@ -46,10 +46,10 @@ def test_many_candidates_go_from_file_to_file_by_pages(
 
     monkeypatch.setattr(JobRun, "spread", counting)
     publication = Publication(tmp_path / "bulk")
-    listed = publication.attempt("run-1", "list-storage")
+    listed = publication.create_attempt_folder("run-1", "list-storage")
     assert put(listed, "strange", 0, _strange(), STRANGE) == _MANY
     publication.publish("run-1", "list-storage", listed, BulkSummary(counts={"groups": 4}))
-    empty = publication.attempt("run-1", "read-references")
+    empty = publication.create_attempt_folder("run-1", "read-references")
     publication.publish("run-1", "read-references", empty, BulkSummary())
     url, nowhere = migrated(tmp_path / "catalog.db"), StoreAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
     addresses = NativeAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")

@@ -37,7 +37,9 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
     mains = record_mains(store_address(settings, Role.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
-        cluster = SparkSettings(scratch=tmp_path / "scratch", master=master, driver_memory="512m", more=PROPERTIES)
+        cluster = SparkSettings(
+            scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES
+        )
         session = WarmSession(cluster)
         try:
             summary = SparkJobs(session, Publication(tmp_path / "bulk"), lambda: mains).run(job, lambda _: None)
@@ -69,7 +71,9 @@ def test_warm_session_that_is_idle_leaves_the_cluster_to_another_process(warm: W
     """Every worker process has a session of its own; with one that kept its cores the other would wait for ever."""
     warm.close()
     with standalone(tmp_path) as master:
-        settings = SparkSettings(scratch=tmp_path / "one", master=master, driver_memory="512m", more=PROPERTIES)
+        settings = SparkSettings(
+            scratch=tmp_path / "one", master=master, driver_memory="512m", extra_properties=PROPERTIES
+        )
         session = WarmSession(settings)
         try:
             assert session.get().range(10).count() == 10

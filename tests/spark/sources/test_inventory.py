@@ -12,8 +12,8 @@ import pytest
 
 from logstore.errors import CorruptData, InvalidInput
 from spark.sources import inventory
-from spark.sources.inventory import Inventory, check_part, parts, read_part
-from spark.sources.objects import LISTED
+from spark.sources.inventory import Inventory, check_part, list_parts, read_part
+from spark.sources.objects import LISTING_SCHEMA
 from tests.spark.sources.inventories import Row, row, write
 
 _AT_MS = 1_800_000_000_000  # as `write` has it
@@ -27,8 +27,8 @@ def read_manifest(path: Path) -> Inventory:
 
 def _read(manifest: Path) -> dict[str, tuple[int, int | None]]:
     found = read_manifest(manifest)
-    batches = [batch for part in parts(found) for batch in read_part(part)]
-    assert all(batch.schema == LISTED for batch in batches)
+    batches = [batch for part in list_parts(found) for batch in read_part(part)]
+    assert all(batch.schema == LISTING_SCHEMA for batch in batches)
     rows = [one for batch in batches for one in batch.to_pylist()]
     told = {one["key"]: (one["size_bytes"], one["modified_us"]) for one in rows}
     assert len(told) == len(rows)
@@ -66,9 +66,9 @@ def test_empty_inventory_lists_nothing(form: str, tmp_path: Path) -> None:
 
 
 def test_large_part_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_ROWS", 3)
+    monkeypatch.setattr(inventory, "_ROWS_PER_TASK", 3)
     manifest = write(tmp_path, "b", [[row(str(at)) for at in range(9)]])
-    assert [one.row_groups for one in parts(read_manifest(manifest))] == [(0, 1), (2, 3), (4,)]
+    assert [one.row_groups for one in list_parts(read_manifest(manifest))] == [(0, 1), (2, 3), (4,)]
     assert set(_read(manifest)) == set("012345678")
 
 
@@ -116,7 +116,7 @@ def test_parquet_part_without_a_promised_column_is_refused(tmp_path: Path) -> No
     schema = "message x { required binary key; optional int64 size; optional int64 last_modified_date; }"
     manifest = write(tmp_path, "b", [[row("x")]], left_out=("is_latest", "is_delete_marker", "size"), fileSchema=schema)
     with pytest.raises(InvalidInput, match=r"inventory: 0.parquet: expected the column size"):
-        parts(read_manifest(manifest))
+        list_parts(read_manifest(manifest))
 
 
 @pytest.mark.parametrize(("size", "md5"), [(1, ""), (0, "0" * 32)])
@@ -233,7 +233,7 @@ def test_manifest_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_part_that_grew_is_read_no_further_than_it_should_be_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "_BLOCK", 10)
+    monkeypatch.setattr(inventory, "_BYTES_PER_READ", 10)
     path = tmp_path / "part"
     path.write_bytes(b"x" * 1_000)
     with pytest.raises(InvalidInput, match="found '20, "):

@@ -39,7 +39,7 @@ def _keys(draw: st.DrawFn) -> str:
 @given(st.lists(_keys() | st.text(max_size=60), max_size=20), st.integers(0, 3))
 def test_key_is_parsed_as_its_form_says(keys: list[str], skipped: int) -> None:
     parsed = parse_keys(pa.array(keys, pa.string()).slice(skipped))
-    columns = zip(parsed.ours, parsed.ledger_id, parsed.number, parsed.digest, strict=True)
+    columns = zip(parsed.is_canonical, parsed.ledger_id, parsed.number, parsed.digest, strict=True)
     found = [(int(ledger), int(number), int(digest)) if ours else None for ours, ledger, number, digest in columns]
     assert found == [_by_expression(key) for key in keys[skipped:]]
 
@@ -60,4 +60,4 @@ def test_key_is_parsed_as_its_form_says(keys: list[str], skipped: int) -> None:
     ],
 )
 def test_key_that_is_nearly_ours_is_foreign(key: str) -> None:
-    assert not parse_keys(pa.array([key])).ours[0]
+    assert not parse_keys(pa.array([key])).is_canonical[0]

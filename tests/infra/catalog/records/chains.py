@@ -48,7 +48,7 @@ class InlineBulk:
         done = self.published(job.run_id, job.name)
         if done:
             return done
-        folder = self._publication.attempt(job.run_id, job.name)
+        folder = self._publication.create_attempt_folder(job.run_id, job.name)
         run: Any = SimpleNamespace(
             folder=folder,
             spark=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)),
@@ -59,7 +59,7 @@ class InlineBulk:
 
     def published(self, run_id: str, name: str) -> BulkSummary | None:
         """See the port."""
-        return self._publication.summary(run_id, name)
+        return self._publication.read_summary(run_id, name)
 
     def forget(self, run_id: str) -> None:
         """See the port."""
