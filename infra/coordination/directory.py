@@ -58,7 +58,6 @@ class OwnershipDirectory:
         return frozenset(session for name in names if (session := _parse_session(name)) is not None)
 
     def live_workers(self) -> dict[str, LiveWorker]:
-        """Return the workers with a live session, by worker id."""
         node_by_name = self._session.run_idempotent(
             "reading workers", lambda client: read_children(client, WORKERS, _list_children(client, WORKERS))
         )
@@ -87,12 +86,7 @@ class OwnershipDirectory:
         }
 
     def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
-        """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer.
-
-        Raises:
-            StoreUnavailable, SessionLost: ZooKeeper did not answer.
-            ServiceFailed: ZooKeeper refuses this identity, or the configured path does not exist.
-        """
+        """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer."""
         name = self._node_name(bundle)
 
         def read_node(client: KazooClient) -> OwnerNode | None:
@@ -105,11 +99,7 @@ class OwnershipDirectory:
         return self._session.run_idempotent("looking an owner up", read_node, patience_s=patience_s)
 
     def delete_owner_node(self, bundle: BundleId, session: int) -> bool:
-        """Delete the bundle's owner node if it belongs to `session`, which may be another process's session.
-
-        Returns:
-            Whether this call deleted the node.
-        """
+        """Delete the bundle's owner node if it belongs to `session`, of any process. Return whether this call did."""
 
         def delete_node(client: KazooClient) -> bool:
             node = read_children(client, OWNERS, [self._node_name(bundle)]).get(self._node_name(bundle))
@@ -166,7 +156,6 @@ def _parse_session(name: str) -> int | None:
 
 
 def _list_children(client: KazooClient, path: str) -> list[str]:
-    """Return the names of the children. A path that was not created yet has none."""
     try:
         return list(client.get_children(path))
     except NoNodeError:
@@ -174,7 +163,7 @@ def _list_children(client: KazooClient, path: str) -> list[str]:
 
 
 def _parse_load(body: bytes) -> WorkerLoad:
-    """Read a published load. An unreadable one counts as 0, which only makes the assignment less even."""
+    """Return a load of 0 for an unreadable body, which only makes the assignment less even."""
     try:
         fields: Mapping[str, Any] = json.loads(body)
         load, bundles = max(0.0, float(fields["load"])), max(0, int(fields["bundles"]))
@@ -192,14 +181,7 @@ def _parse_owner_node(body: bytes, stat: ZnodeStat) -> OwnerNode:
 
 
 class WorkerDirectory(OwnershipDirectory):
-    """Read and write access of the worker `worker_id`, in one session.
-
-    Construction creates the parent nodes and the session's node.
-
-    Raises:
-        ServiceFailed: ZooKeeper refuses this identity.
-        StoreUnavailable, SessionLost: ZooKeeper did not answer, or the session is over.
-    """
+    """Access of the worker `worker_id` in one session. Construction creates the parent nodes and the session's node."""
 
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
         super().__init__(session, bundles)
@@ -215,8 +197,7 @@ class WorkerDirectory(OwnershipDirectory):
     def restore_nodes(self) -> None:
         """Create the parent nodes and the session's node again if a person has removed them.
 
-        Without the parent no owner node can be created. A session without its node counts as ended although it lives.
-        No worker could own a bundle until all workers were started again.
+        Without a parent no owner node can be created. A live session without its node counts as ended.
         """
 
         def restore(client: KazooClient) -> None:
@@ -228,11 +209,7 @@ class WorkerDirectory(OwnershipDirectory):
         self._session.run_idempotent("looking for what every worker needs", restore)
 
     def register(self, load: WorkerLoad) -> bool:
-        """Create the worker's node, unless another session has it. That may be a session of an earlier process.
-
-        Returns:
-            Whether the node belongs to this session.
-        """
+        """Create the worker's node unless it exists. Return whether it belongs to this session and no earlier one."""
         path = f"{WORKERS}/{self._worker_id}"
         body, session = _format_load(load), self._session.id
         return self._session.run_idempotent("enlisting", lambda client: _create_ephemeral(client, path, body, session))
@@ -276,13 +253,11 @@ class WorkerDirectory(OwnershipDirectory):
         return self.filter_own(ordered_bundles)
 
     def filter_own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
-        """Return the bundles whose owner node belongs to this session."""
         return frozenset(
             bundle for bundle, node in self.owner_nodes(bundles).items() if node.session == self._session.id
         )
 
     def delete_own_nodes(self, bundles: Iterable[BundleId]) -> None:
-        """Delete the owner nodes that belong to this session."""
         for bundle in bundles:
             self.delete_owner_node(bundle, self._session.id)
 
@@ -297,12 +272,12 @@ class WorkerDirectory(OwnershipDirectory):
 
 
 def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
-    """Return the error of a process whose worker id belongs to another live process."""
+    """Return the error of a process whose worker id another live process has."""
     return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
 
 
 def _create_ephemeral(client: KazooClient, path: str, body: bytes, session: int) -> bool:
-    """Create the node unless it exists. Return whether it belongs to the session."""
+    """Return whether the node, created now or earlier, belongs to the session."""
     try:
         client.create(path, body, ephemeral=True)
     except NodeExistsError:

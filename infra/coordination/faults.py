@@ -81,7 +81,7 @@ def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
 
 
 def _find_tls_problem(address: str, tls: PemFiles) -> str:
-    """Return why the server or the client is not trusted. Empty means trusted, or no server answers."""
+    """Return why the server or the client is not trusted; empty if both are, or if no server answers."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     context = ssl.create_default_context(cafile=tls.ca or None)

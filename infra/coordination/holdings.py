@@ -75,28 +75,23 @@ class OwnershipEvents:
     Methods also run on kazoo's thread: an override returns at once and raises nothing.
     """
 
-    def on_session_opened(self, session: int) -> None:
-        """Note a new session, in which this worker is registered."""
+    def on_session_opened(self, session: int) -> None: ...
 
-    def on_session_state(self, state: SessionState) -> None:
-        """Note a change of the session's state."""
+    def on_session_state(self, state: SessionState) -> None: ...
 
     def on_lease_count(self, bundles: int) -> None:
-        """Note the number of leases held. No lease is given out while the connection is away."""
+        """Note the number of leases held, 0 while the connection is away."""
 
     def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
-        """Return a context that surrounds an attempt to acquire the bundles."""
         del bundles
         return nullcontext()
 
-    def on_acquired(self, leases: Collection[Lease]) -> None:
-        """Note bundles that were acquired together."""
+    def on_acquired(self, leases: Collection[Lease]) -> None: ...
 
-    def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
-        """Note bundles that were lost or released together."""
+    def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None: ...
 
     def on_reconciled(self, unsettled: int) -> None:
-        """Note a completed `Holdings.reconcile`. `unsettled` bundles still wait to be acquired or checked."""
+        """Note the bundles that still wait to be acquired or checked after a `Holdings.reconcile`."""
 
     def on_ended(self, failure: SextonError | None) -> None:
         """Note that this worker owns nothing from now on. Without a failure it was asked to stop."""
@@ -143,17 +138,11 @@ class Holdings:
         return not self._is_catalog_away and bool(self._unsettled.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
-        """Withdraw all leases. The next session settles their bundles."""
         self._unsettled |= {bundle: Acquisition(session=session) for bundle in self.leases}
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
-        """Begin a new session with fresh attempts, and forget what was read and published in the last one.
-
-        Args:
-            session: Id of the session.
-            waits: How often `reconcile` may find the node of an old session before it gives the bundle up.
-        """
+        """Begin a session with fresh attempts. `waits` bounds how often an old session's node is awaited."""
         self._reset_attempts(session, waits)
         self._owner_change, self._published_load = -1, None
 
@@ -231,7 +220,6 @@ class Holdings:
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
     def _settle(self, nodes: WorkerDirectory, now: float) -> None:
-        """Decide on each unsettled bundle by its present owner node."""
         self._postponed = set()
         if not self._unsettled:
             return
@@ -260,11 +248,7 @@ class Holdings:
                 self._acquire(nodes, to_acquire)
 
     def _acquire(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
-        """Do the three steps of the module's text. Bundles without a lease afterwards remain unsettled.
-
-        A lost answer of the catalog only wastes a fence number. While the catalog is away, the next `reconcile` deletes
-        the nodes.
-        """
+        """Do the three steps above. While the catalog is away, the next `reconcile` deletes nodes without a lease."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)
@@ -276,7 +260,7 @@ class Holdings:
         self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._hand_out(lease)])
 
     def _hand_out(self, lease: Lease) -> bool:
-        """Call the listener, then publish the lease: the bundle's topics are loaded before work uses the lease."""
+        """Call the listener, then publish the lease: topics are loaded before work uses the lease."""
         try:
             self._listener.on_acquired(lease)
         except RetryableError as error:

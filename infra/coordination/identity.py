@@ -19,13 +19,10 @@ CATALOG: Final = "/catalog"
 
 
 def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
-    """Write the catalog's id to the path unless it has one. If several catalogs try at once, one wins.
-
-    Idempotency: a repeated call only compares.
+    """Write the catalog's id to the path unless it has one. If several catalogs try at once, one wins. Idempotent.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.
-        StoreUnavailable, SessionLost, ServiceFailed: ZooKeeper did not answer, or refused.
     """
 
     def write_id(client: KazooClient) -> str:
@@ -40,14 +37,10 @@ def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
 
 
 def check_path(session: ZooKeeperSession, catalog_id: str) -> bool:
-    """Check that the path does not belong to another catalog, without writing.
-
-    Returns:
-        Whether the path has a catalog's id. It has none before the first worker joins.
+    """Check that the path belongs to no other catalog, without writing. Return whether it has this catalog's id.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.
-        StoreUnavailable, SessionLost, ServiceFailed: ZooKeeper did not answer, or refused.
     """
     stored_id = session.run_idempotent("reading whose the path is", _read_catalog_id)
     if stored_id is not None:

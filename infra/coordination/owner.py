@@ -104,7 +104,6 @@ class BundleOwner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Release all bundles and end the thread."""
         self.stopping.set()
         self._messages.put(_Message())
         session = self._session
@@ -114,11 +113,6 @@ class BundleOwner:
             self._thread.join()
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """Return the lease by which this worker may write for the topic's bundle.
-
-        Raises:
-            NotOwner: Another worker or no worker owns the bundle, or the connection is suspended.
-        """
         bundle = bundle_of(topic, bundles=self._holdings.bundles)
         is_connected = self._is_connected
         lease = self._holdings.leases.get(bundle) if is_connected else None
@@ -128,14 +122,7 @@ class BundleOwner:
         return lease
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
-        """Return this worker's lease, or ask ZooKeeper for the owner.
-
-        The caller's thread is scarce: while the connection is suspended, the call fails at once.
-
-        Raises:
-            StoreUnavailable, SessionLost: ZooKeeper did not answer.
-            ServiceFailed: ZooKeeper refuses this identity, or the configured path does not exist.
-        """
+        """Fail at once while the connection is suspended, because the caller's thread is scarce."""
         try:
             return self.lease_of(topic)
         except NotOwner:
@@ -149,7 +136,6 @@ class BundleOwner:
         return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
 
     def leases(self) -> list[Lease]:
-        """Return the leases that hold now, ascending by bundle."""
         return [lease for _, lease in sorted(self._holdings.leases.items())] if self._is_connected else []
 
     @property
@@ -178,7 +164,6 @@ class BundleOwner:
             self._events.on_ended(self.failure)
 
     def _next_message(self) -> _Message:
-        """Return the next message, or a wake-up when the check interval has passed."""
         try:
             return self._messages.get(
                 timeout=_VANISHING_NODE_POLL_S if self._holdings.should_check_soon else self._policy.check_interval_s
@@ -207,7 +192,6 @@ class BundleOwner:
         return True
 
     def _open_session(self) -> None:
-        """Open a session and register this worker in it."""
         self._session_count += 1
         number = self._session_count
         session = self._session = self._connect(lambda state: self._forward(_Message(number, state)))
@@ -223,7 +207,7 @@ class BundleOwner:
         self._messages.put(message)
 
     def _register(self, nodes: WorkerDirectory, timeout_s: float) -> None:
-        """Register, after the node of an earlier session has vanished. A longer-lived node is another process's."""
+        """Register after the node of an earlier session has vanished. A node that stays longer is another process's."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register(WorkerLoad()):
             if self.stopping.wait(_VANISHING_NODE_POLL_S):
@@ -232,7 +216,7 @@ class BundleOwner:
                 raise worker_id_taken_error(self._worker_id)
 
     def _reconcile(self) -> None:
-        """Check all bundles once, unless the connection is suspended. The next call repeats a failed check."""
+        """Check all bundles once. The next call repeats a failed check."""
         if self._session and not self._is_connected:
             self._session.reset_last_zxid()
         if not self._is_connected or self._nodes is None or self.stopping.is_set():

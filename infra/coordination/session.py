@@ -41,7 +41,6 @@ class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
 
     @property
     def timeout_s(self) -> float:
-        """Longest wait of the current thread for a result."""
         return float(getattr(self._thread_local, "timeout_s", self._default_timeout_s))
 
     @contextmanager
@@ -129,24 +128,20 @@ class ZooKeeperSession:
 
     @property
     def timeout_s(self) -> float:
-        """Configured session timeout."""
         return self._ensemble.timeout_s
 
     @property
     def address(self) -> str:
-        """Hosts and path, for messages."""
         hosts = self._ensemble.hosts
         return hosts if "/" in hosts else f"{hosts}/"
 
     def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
         """Run an operation that may be repeated. Retry it while the connection comes and goes.
 
-        The retries, and the wait for each answer, last at most one session timeout, or `patience_s` if that is less.
-
         Args:
             action: Phrase for messages and spans, such as "reading owners".
             operation: Calls of kazoo's client.
-            patience_s: Limit in seconds.
+            patience_s: Bound of all retries and waits, if shorter than the session timeout.
 
         Raises:
             StoreUnavailable: No answer. The operation may have been executed.
@@ -187,9 +182,8 @@ class ZooKeeperSession:
     def reset_last_zxid(self) -> None:
         """Forget the last transaction id seen, once the connection was suspended for two session timeouts.
 
-        An ensemble that lost data refuses a client that has seen later transactions. Kazoo takes the refusal for a
-        missing answer and retries for ever. Without the id, the server answers whether the session lives. A server that
-        only lags behind has caught up, or serves no client, after two session timeouts.
+        An ensemble that lost data refuses a client that has seen later transactions, and kazoo retries for ever.
+        Without the id a server answers whether the session lives. By then no server lags behind and serves clients.
         """
         if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0
@@ -225,7 +219,6 @@ class ZooKeeperSession:
         return int(client_id[0]) if client_id else 0
 
     def missing_path_error(self) -> ServiceFailed:
-        """Return the error of a configured path that does not exist."""
         return ServiceFailed(
             ZOOKEEPER,
             f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",

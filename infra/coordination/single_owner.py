@@ -30,7 +30,6 @@ class SingleOwner:
         """Acquire all bundles.
 
         Raises:
-            StoreUnavailable: The catalog did not answer.
             CatalogBusy: A write under an earlier lease does not end.
         """
         missing = [BundleId(bundle) for bundle in range(self._bundles)]
@@ -50,13 +49,11 @@ class SingleOwner:
         self._leases |= leases
 
     def stop(self) -> None:
-        """Release all bundles."""
         self.stopping.set()
         self._leases = {}
         self._events.on_lease_count(0)
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | None:
-        """Return this worker's lease, or `None` if another worker has acquired the bundle since."""
         del patience_s  # the catalog has its own timeout
         try:
             lease = self.lease_of(topic)
@@ -66,11 +63,6 @@ class SingleOwner:
         return lease
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """Return this worker's lease for the topic's bundle.
-
-        Raises:
-            NotOwner: This worker has stopped.
-        """
         bundle = bundle_of(topic, bundles=self._bundles)
         lease = self._leases.get(bundle)
         if lease is None:
@@ -78,5 +70,4 @@ class SingleOwner:
         return lease
 
     def leases(self) -> list[Lease]:
-        """Return all leases of this worker, ascending by bundle."""
         return [lease for _, lease in sorted(self._leases.items())]

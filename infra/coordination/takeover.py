@@ -39,7 +39,6 @@ class Takeover:
         return frozenset(self._reserved_until)
 
     def leave_to_others(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave bundles to other workers for `rest_s`, after this worker lost them or failed to acquire them."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
@@ -57,11 +56,9 @@ class Takeover:
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Keep, for `rest_s`, the due bundles for which another worker ranks first. That worker may leave them for now.
+        """Keep, for `rest_s`, the due bundles for which another worker ranks first.
 
-        Otherwise such a bundle would be released at once and move between the two workers again and again.
-
-        Source: apache/pulsar#14736.
+        Otherwise such a bundle would be released at once and move to and fro. Source: apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
@@ -70,20 +67,14 @@ class Takeover:
 
 
 class FenceChecker:
-    """Periodic comparison of leases with the catalog's fences. Not thread-safe.
-
-    The first comparison is made `interval_s` after construction.
-    """
+    """Periodic comparison of leases with fences, first `interval_s` after construction. Not thread-safe."""
 
     def __init__(self, fences: Fences, *, interval_s: float) -> None:
         self._fences, self._interval_s = fences, interval_s
         self._checked_at_s = time.monotonic()
 
     def find_overtaken(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Return the bundles whose fence was raised after the lease.
-
-        The list is empty between two comparisons, and if the catalog does not answer.
-        """
+        """Return the bundles with a fence above the lease's; none between comparisons or if the catalog is away."""
         now = time.monotonic()
         if not leases or now - self._checked_at_s < self._interval_s:
             return []

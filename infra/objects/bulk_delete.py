@@ -44,10 +44,7 @@ _ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """Refused bulk request. Single deletes may work.
-
-    `is_general` means that the store refuses all bulk requests, and not only this page.
-    """
+    """Refused bulk request, perhaps deletable singly. If `is_general`, the store refuses all bulk requests."""
 
     def __init__(self, problem: str, *, is_general: bool) -> None:
         super().__init__(problem)
@@ -55,8 +52,6 @@ class _BulkRefused(Exception):
 
 
 class _BulkSupport:
-    """Knowledge whether the store supports bulk deletes."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._single_period_s = 0.0
@@ -65,15 +60,13 @@ class _BulkSupport:
 
     @property
     def should_try(self) -> bool:
-        """Whether no refusal is known, or the last one is old enough."""
         return self._clock() >= self._retry_at_s
 
     def record_success(self) -> None:
-        """Note a bulk delete that was answered."""
         self.is_proven, self._single_period_s = True, 0.0
 
     def record_refusal(self) -> float:
-        """Note a refused bulk delete whose keys could be deleted singly. Return the seconds of single deletes."""
+        """Note a refused bulk delete whose keys were deleted singly. Return how many seconds single deletes last."""
         self._single_period_s = min(_MAX_SINGLE_PERIOD_S, self._single_period_s * 2 or _MIN_SINGLE_PERIOD_S)
         self._retry_at_s = self._clock() + self._single_period_s
         return self._single_period_s
@@ -96,12 +89,6 @@ class BulkDelete:
         self._bulk_support = _BulkSupport(retries.clock.monotonic_s)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        """Delete the keys, and report the outcome of each.
-
-        Raises:
-            StoreUnavailable: The store answered for no key at all.
-            ServiceRefused: The store refuses all deletes in this bucket, for example without permission.
-        """
         distinct_keys = list(dict.fromkeys(keys))
         problem_by_key = find_key_problems(distinct_keys)
         outcomes = DeleteOutcomes(
@@ -124,7 +111,6 @@ class BulkDelete:
         return outcomes.to_report()
 
     def _delete_in_rounds(self, keys: list[str], outcomes: DeleteOutcomes) -> None:
-        """Delete the keys page by page. Repeat keys with a temporary error while attempts remain."""
         rounds = 0
         while keys:
             error_by_retry_key: dict[str, str] = {}
@@ -184,7 +170,7 @@ class BulkDelete:
         return len(page)
 
     def _send(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
-        """Send one DeleteObjects. Return the confirmed keys, and the errors as code and message by key."""
+        """Send one DeleteObjects. Return the confirmed keys, and code and message of errors by key."""
         try:
             response = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}
@@ -215,10 +201,7 @@ class BulkDelete:
 def _record_results(
     page: Iterable[str], deleted: set[str], errors: _ErrorByKey, outcomes: DeleteOutcomes
 ) -> dict[str, str]:
-    """Record each key as deleted or failed. Return the keys with a temporary error.
-
-    A key that the response does not name has failed.
-    """
+    """Record each key as deleted or failed, also if the response does not name it. Return temporary errors by key."""
     error_by_retry_key = {}
     for key in page:
         code, message = errors.get(key, ("", ""))

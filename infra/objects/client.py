@@ -39,12 +39,11 @@ def make_client(
     Args:
         endpoint: URL of a compatible store. `None` means AWS.
         region: Region for signatures.
-        access_key: Access key. `None` means the credentials of the environment or of the host's role.
+        access_key: `None` means the credentials of the environment or of the host's role.
         secret_key: Secret key of `access_key`.
-        ca_file: PEM file of the authorities that may sign the store's certificate. Empty means `AWS_CA_BUNDLE`, or
-            botocore's own authorities.
+        ca_file: PEM file of authorities. Empty means `AWS_CA_BUNDLE`, or botocore's own authorities.
         pool_size: Connections to keep: the number of threads that use the client.
-        connect_timeout_s: Timeout for one attempt to connect.
+        connect_timeout_s: Timeout of one attempt to connect.
         read_timeout_s: Timeout between two reads of one attempt.
     """
     core = botocore.session.Session()
@@ -138,7 +137,7 @@ class S3Buckets:
         return self._other_bucket(location.bucket, endpoint.rstrip("/"), region)
 
     def _has_moved(self, endpoint: str) -> bool:
-        """Whether the endpoint is a former port of this home's embedded server, at which no server listens now."""
+        """Return whether the endpoint is a former port of this home's server, where none listens now."""
         if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
             return False
         host, port = _parse_endpoint(endpoint)[1:3]
@@ -156,11 +155,7 @@ class _MovedStackStore(S3ObjectStore):
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield the objects with the prefix.
-
-        Raises:
-            StoreUnavailable: There is none, which does not prove that the copy is absent.
-        """
+        """Yield the objects. If there are none, raise an error, because that does not prove that the copy is absent."""
         is_empty = True
         for item in super().list(prefix, start_after=start_after, first_page=first_page):
             is_empty = False

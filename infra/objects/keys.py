@@ -30,11 +30,7 @@ def check_key(key: str) -> None:
 
 
 def check_written_key(key: str) -> None:
-    """Refuse a key that a supported store would confuse with another key.
-
-    Raises:
-        InvalidInput: The key is ambiguous or not supported.
-    """
+    """Refuse a key that a supported store would confuse with another key, and those that `check_key` refuses."""
     problem = find_key_problem(key)
     if problem:
         raise InvalidInput("object key", expected=problem, found=key)
@@ -48,10 +44,7 @@ def find_key_problem(key: str) -> str | None:
 
 
 def find_key_problems(keys: Sequence[str]) -> dict[str, str]:
-    """Return the keys that must not be deleted, each with the violated rule.
-
-    Most pages have none. Substring searches over all keys at once recognise such a page.
-    """
+    """Return the violated rule by key. Searches over all keys at once recognise pages without problems."""
     joined = "/" + "\0/".join(keys) + "\0"
     if joined.isascii() and joined.count("\0") == len(keys) and not any(map(joined.__contains__, _SUSPECT_PARTS)):
         return {} if max(map(len, keys), default=0) <= MAX_KEY_BYTES else _check_each(keys)
@@ -59,7 +52,7 @@ def find_key_problems(keys: Sequence[str]) -> dict[str, str]:
 
 
 def find_keys_outside_xml(keys: Sequence[str]) -> list[str]:
-    """Return the keys that XML cannot represent, in the given order. A bulk request cannot name them."""
+    """Return the keys that XML, and so a bulk request, cannot represent, in the given order."""
     if " ".join(keys).isprintable():  # characters outside XML are never printable
         return []
     return [key for key in keys if _NOT_XML.search(key)]
@@ -69,7 +62,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse metadata that a supported store would change.
 
     Names consist of lower-case ASCII letters, digits, `-` and `_`. Values are printable ASCII without outer spaces, and
-    not empty (SeaweedFS drops empty values). Names and values have at most 2,048 bytes in all.
+    not empty (SeaweedFS drops empty values). All have at most 2,048 bytes together.
 
     Raises:
         InvalidInput: An entry, or the total size, is not supported.

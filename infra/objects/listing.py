@@ -38,10 +38,7 @@ class BucketListing:
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
     def objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
-        """Yield the objects in ascending order of keys. Each page is read when the previous one is used up.
-
-        Args:
-            first_page: Most objects of the first page.
+        """Yield the objects ascending by key. Each page, the first of at most `first_page`, is read when needed.
 
         Raises:
             StoreUnavailable: A page could not be read, or does not belong to this listing.
@@ -62,11 +59,7 @@ class BucketListing:
                 yield from (item for item in objects if item.key > self._start_after)
 
     def level(self) -> Iterator[str | ObjectInfo]:
-        """Yield the objects and folders directly at the prefix, each once.
-
-        Raises:
-            StoreUnavailable: A page could not be read, or does not belong to this listing.
-        """
+        """Yield the objects and folders directly at the prefix, each once."""
         self._request["Delimiter"] = "/"
         previous_folders: set[str] = set()
         for page in self._read_pages():
@@ -120,7 +113,6 @@ class BucketListing:
         return objects
 
     def _require_ascending(self, first: str, last: str, previous: str) -> None:
-        """Check the first and last key of a page against the prefix and the previous page."""
         if not (first.startswith(self._prefix) and last.startswith(self._prefix)):
             raise StoreUnavailable(f"{self._operation}: the answer holds keys of another prefix: {first!r} to {last!r}")
         if previous and first <= previous:

@@ -36,10 +36,7 @@ class MultipartUploads:
         self._retries, self._part_bytes = retries, part_bytes
 
     def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
-        """Upload the file unless the key is taken.
-
-        Returns:
-            Whether this call stored the object. `False` may also mean that an earlier attempt of this call did.
+        """Upload the file unless the key is taken. Return whether this call stored it; an earlier attempt may have.
 
         Raises:
             StoreUnavailable: No response. The upload is aborted if the store responds to that.
@@ -132,7 +129,7 @@ class MultipartUploads:
                     raise
 
     def list_unfinished(self, prefix: str) -> Iterator[tuple[OpenUpload, str]]:
-        """Yield each unfinished upload with its id, for keys with the prefix."""
+        """Yield the unfinished uploads with their ids, for keys with the prefix."""
         key_marker = upload_marker = ""
         while True:
             page = self._retries.call(partial(self._list_page, prefix, key_marker, upload_marker))

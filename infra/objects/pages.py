@@ -71,7 +71,6 @@ def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
 
 
 def _required_text(element: ET.Element, tag: str) -> str:
-    """Return the text of a required child element. Without it raise `ValueError`, which the handler catches."""
     text = element.findtext(tag)
     if text is None:
         raise ValueError(tag)

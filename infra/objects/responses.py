@@ -183,7 +183,7 @@ _CERTIFICATE_PROBLEM = re.compile(r"certificate verify failed: (.+?) \(_ssl|(hos
 
 
 def error_code(error: ClientError) -> str:
-    """Return the store's error code. For a response to HEAD, which has no body, it is the HTTP status as text."""
+    """Return the store's error code, or the HTTP status as text for a response without body, as to HEAD."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -193,7 +193,7 @@ def error_status(error: ClientError) -> int:
 
 
 def is_throttle(error: BaseException | None) -> bool:
-    """Whether the store asks to slow down. A `SextonError` is judged by its cause."""
+    """Return whether the store asks to slow down. A `SextonError` is judged by its cause."""
     if isinstance(error, SextonError):
         error = error.__cause__
     return isinstance(error, ClientError) and (error_code(error) in THROTTLE_CODES or error_status(error) in {429, 503})
@@ -211,16 +211,12 @@ def retry_after_s(error: BaseException | None) -> float:
 
 @contextmanager
 def translate_s3_errors(operation: str) -> Iterator[None]:
-    """Raise botocore's errors of the block as errors of Sexton.
-
-    Args:
-        operation: Phrase for messages: operation, bucket and key.
+    """Raise botocore's errors of the block as errors of Sexton. `operation` names operation, bucket and key.
 
     Raises:
         StoreUnavailable: No response, a damaged or foreign one, a fault of the store, or its request to slow down.
         InvalidInput: The store does not support the key.
-        ServiceRefused: The store refuses the request: no such bucket, no permission, bad credentials, or an unknown
-            error.
+        ServiceRefused: The store refuses the request, for example without bucket or permission.
     """
     try:
         yield
@@ -246,7 +242,6 @@ def translate_s3_errors(operation: str) -> Iterator[None]:
 
 
 def _describe_missing_response(error: Exception) -> str:
-    """Describe for people why no valid response came."""
     endpoint = getattr(error, "kwargs", {}).get("endpoint_url")
     suffix = f" at {'/'.join(str(endpoint).split('/')[:3])}" if endpoint else ""
     if isinstance(error, ForeignResponse):

@@ -44,7 +44,6 @@ class Retries:
         )
 
     def pause(self, failures: int) -> None:
-        """Sleep after the given number of failures, 1 or more."""
         self.clock.sleep(self.backoff.pause_s(failures))
 
 
@@ -81,7 +80,6 @@ class DeleteRate:
 
     @property
     def keys_per_request(self) -> int:
-        """Present limit of keys per bulk request."""
         return self._keys_per_request
 
     def wait_for_turn(self, keys: int) -> float:
@@ -95,7 +93,6 @@ class DeleteRate:
         return start_s
 
     def record_success(self, keys: int) -> None:
-        """Note that a request with that many keys succeeded, and raise the limits a little."""
         if self._keys_per_request == self._max_keys and self._rate == _UNLIMITED:
             return
         share = keys / self._keys_per_request  # the limits grow by deleted keys, also with single deletes
@@ -108,7 +105,7 @@ class DeleteRate:
                 self._rate = _UNLIMITED
 
     def record_throttle(self, start_s: float) -> None:
-        """Note that the request with that start was throttled, halve the keys per request, and cut the rate."""
+        """Halve the keys per request and cut the rate, unless the request started before the last cut."""
         with self._lock:
             if start_s <= self._last_cut_s:
                 return

@@ -30,7 +30,6 @@ class DeleteOutcomes:
     unanswered: set[str] = field(default_factory=set)  # failed keys for which the store gave no answer
 
     def to_report(self) -> DeleteReport:
-        """Return the outcomes in the port's form."""
         return DeleteReport(deleted=frozenset(self.deleted), failed=self.failed, unanswered=frozenset(self.unanswered))
 
 
@@ -46,11 +45,7 @@ class SingleDelete:
     def delete(self, keys: Sequence[str], outcomes: DeleteOutcomes) -> None:
         """Delete each key by a separate request, and record its outcome.
 
-        Once the store stops answering, the remaining keys are not sent and get no outcome.
-
-        Raises:
-            StoreUnavailable: The store stopped answering. Outcomes of earlier keys are recorded.
-            ServiceRefused: The store refuses such requests altogether, for example without the bucket.
+        If the store stops answering, remaining keys are not sent and get no outcome.
         """
         stopped = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:
@@ -62,7 +57,7 @@ class SingleDelete:
             raise errors[0]
 
     def _delete_unless_stopped(self, stopped: Event, key: str) -> str | None:
-        """Delete one key, unless `stopped` is set. Return the reason if the store refuses this key."""
+        """Return the reason if the store refuses this key. Do nothing once `stopped` is set."""
         if stopped.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
         between_units()

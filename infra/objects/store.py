@@ -43,22 +43,18 @@ class S3ObjectStore:
 
     @property
     def client(self) -> "S3Client":
-        """Client that all buckets of the store share."""
         return self._client
 
     @property
     def retries(self) -> Retries:
-        """Bounds of the retries."""
         return self._retries
 
     @property
     def endpoint(self) -> str:
-        """URL of the store."""
         return self._client.meta.endpoint_url
 
     @property
     def region(self) -> str:
-        """Region for signatures."""
         return self._client.meta.region_name
 
     def for_bucket(self, bucket: str) -> "S3ObjectStore":
@@ -66,16 +62,6 @@ class S3ObjectStore:
         return S3ObjectStore(self._client, bucket, retries=self._retries)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """Store the object unless the key is taken.
-
-        Idempotency: success if the key already holds the same bytes and metadata.
-
-        Raises:
-            AlreadyExists: The key holds another object, which is unchanged.
-            InvalidInput: A supported store would change the key or the metadata.
-            StoreUnavailable: The outcome is unknown. Or the store repeatedly reports the key as taken without an object
-                (SeaweedFS, if the key is a folder of other keys).
-        """
         check_written_key(key)
         check_metadata(metadata)
         if not self._retries.call(lambda: self._put_once(key, body, metadata)):
@@ -84,14 +70,6 @@ class S3ObjectStore:
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
-        """Store a file unless the key is taken. Files above `part_bytes` are sent in parts, one in memory at a time.
-
-        Raises:
-            AlreadyExists: The key holds another object, which is unchanged.
-            InvalidInput: A supported store would change the key or the metadata.
-            StoreUnavailable: The outcome is unknown.
-            OutcomeUnknown: Another process ended the upload in parts.
-        """
         check_written_key(key)
         check_metadata(metadata)
         if file.seek(0, io.SEEK_END) <= self._part_bytes:
@@ -109,73 +87,42 @@ class S3ObjectStore:
             raise self._taken_error(key)
 
     def open_uploads(self, prefix: str) -> list[OpenUpload]:
-        """Return the unfinished uploads in parts of keys with the prefix, ascending by key."""
         return sorted((upload for upload, _ in self._multipart.list_unfinished(prefix)), key=lambda upload: upload.key)
 
     def abort_uploads(self, key: str) -> None:
-        """Abort every unfinished upload in parts of the key."""
         for upload, upload_id in list(self._multipart.list_unfinished(key)):
             if upload.key == key:
                 self._multipart.abort(key, upload_id)
 
     def get(self, key: str) -> StoredObject | None:
-        """Return the object, or `None` if the store answers NoSuchKey. Any other 404 is an error."""
         check_key(key)
         return self._retries.call(lambda: self._get_once(key))
 
     def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
-        """Return `length` bytes from `start` on, or `None` without an object.
-
-        The result is shorter at the object's end and empty behind it.
-
-        Raises:
-            InvalidInput: The start is negative, or the length is below 1.
-            CorruptData: The object's metadata lacks an entry of `stating`.
-        """
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
         return self._retries.call(lambda: self._get_range_once(key, start, length, stating or {}))
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        """Return the object's properties and user metadata, or `None` if the store answers NoSuchKey."""
         check_key(key)
         return self._retries.call(lambda: self._head_once(key))
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield the objects with the prefix whose keys sort after `start_after`, ascending by UTF-8 bytes.
-
-        Objects are read in pages. The first page has up to `first_page` objects, 1 to 1,000.
-
-        Raises:
-            StoreUnavailable: A page could not be read, so that the listing is not complete.
-            Unsupported: The store does not sort by key across pages.
-        """
         listing = BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after=start_after)
         return listing.objects(first_page)
 
     def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
-        """Yield the objects and folders directly at the prefix. They are read in pages.
-
-        Raises:
-            StoreUnavailable: A page could not be read, so that the listing is not complete.
-        """
         return BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after="").level()
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        """Delete the keys in pages, at a rate that adapts to the store. An absent key counts as deleted.
-
-        Raises:
-            StoreUnavailable: The store answered for no key at all.
-            ServiceRefused: The store refuses all deletes in this bucket.
-        """
         return self._bulk_delete.delete(keys)
 
     def _describe(self, verb: str, key: str) -> str:
         return f"{verb} {self.bucket}/{key}"
 
     def _put_once(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Store the object once. Return whether the key holds it afterwards."""
+        """Return whether the key holds the object afterwards."""
         with translate_s3_errors(self._describe("put", key)):
             try:
                 self._client.put_object(
@@ -189,7 +136,7 @@ class S3ObjectStore:
         return self._holds_object(key, body, metadata)
 
     def _holds_object(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Whether a taken key holds exactly this object, because an earlier attempt has stored it."""
+        """Return whether a taken key holds exactly this object, because an earlier attempt has stored it."""
         head = self._head_once(key)
         if head is None:  # deleted meanwhile, or (SeaweedFS) a folder of this name
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")
@@ -200,7 +147,7 @@ class S3ObjectStore:
         return stored is not None and stored.body == body
 
     def _holds_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str]) -> bool:
-        """Whether a taken key holds exactly this file. One part at a time is in memory."""
+        """Return whether a taken key holds exactly this file. One part at a time is in memory."""
         head = self.head(key)
         if head is None:
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")
@@ -272,6 +219,5 @@ class S3ObjectStore:
 
 
 def _require_no_such_key(error: ClientError) -> None:
-    """Raise the error unless it says definitely that the object does not exist."""
     if error_code(error) != "NoSuchKey":
         raise error

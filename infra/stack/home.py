@@ -49,7 +49,6 @@ class StackHome:
 
     @classmethod
     def at(cls, path: Path | str) -> "StackHome":
-        """Return the home at `path`, which may be relative or start with `~`."""
         return cls(Path(path).expanduser().absolute())
 
     objects = _HomePath("objects")  # SeaweedFS data: volumes, filer index, master state
@@ -101,7 +100,7 @@ class StackHome:
                 raise
 
     def read_json(self, path: Path) -> dict[str, object] | None:
-        """Return the JSON object in a file of this home. `None` means that the file does not exist.
+        """Return the JSON object in a file of this home; `None` if the file does not exist.
 
         Raises:
             ServiceFailed: The file cannot be read, or is not a JSON object.
@@ -116,11 +115,6 @@ class StackHome:
         raise _damaged_file_error(path)
 
     def read_credentials(self) -> Credentials | None:
-        """Return the object store's key pair, or `None` before the first `ensure_credentials`.
-
-        Raises:
-            ServiceFailed: The file cannot be read, or lacks a key.
-        """
         stored = self.read_json(self.credentials_file)
         if stored is None:
             return None

@@ -38,14 +38,12 @@ class WantedPorts:
     zookeeper: int = 2181
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are not ports."""
         for name, number in asdict(self).items():
             if not 0 <= number <= 65535:
                 raise InvalidInput(f"{name}_port", expected="0 to 65535", found=number)
 
     @classmethod
     def any_free(cls) -> "WantedPorts":
-        """Return a request for free ports only, for tests and for several stacks on one machine."""
         return cls(temporal=0, ui=0, s3=0, zookeeper=0)
 
 
@@ -68,7 +66,6 @@ class ChosenPorts:
     zookeeper: int = 0
 
     def services(self) -> tuple[str, ...]:
-        """Return the services that the stack has."""
         number_by_name = asdict(self)
         return tuple(
             service for service in ALL_SERVICES if all(number_by_name[name] for name in PORT_NAMES_BY_SERVICE[service])
@@ -105,13 +102,6 @@ def choose_ports(
     4. 0 takes the number of the last start if it is free, because other tools may know that address.
 
     All chosen ports are bound until the last one is chosen, so that they differ.
-
-    Args:
-        wanted: The numbers asked for.
-        services: The services to start.
-        running: The services that run now, by this home's pid files.
-        earlier: Ports that the last start recorded.
-        in_use: Whether a service or a worker of the stack runs.
 
     Raises:
         ServiceFailed: A wanted port is taken.
@@ -150,7 +140,7 @@ def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chose
 
 
 def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
-    """Bind the port until `bound_sockets` closes. Return whether the port was free. 0 is never free."""
+    """Bind the port until `bound_sockets` closes. Return whether it was free. 0 is never free."""
     if not number:
         return False
     probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -169,8 +159,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
 def _bind_free_ports(bound_sockets: ExitStack, taken: set[int]) -> Iterator[int]:
     """Yield free ports, ascending from a random start, each bound until `bound_sockets` closes.
 
-    The ports lie below the system's range for outgoing connections. No outgoing connection can take a port between
-    this choice and the server's start. A contiguous range makes an overlap of two simultaneous starts unlikely.
+    The range lies below the system's outgoing ports, so that no connection takes a port before the server starts.
     """
     ceiling = 32_768
     with suppress(OSError, ValueError):

@@ -35,8 +35,7 @@ class ServiceProcess:
     def find_process(self) -> psutil.Process | None:
         """Return the live process that the pid file records.
 
-        The pid file outlives a crash, and the system may give its pid to another program. So the start time or the mark
-        of the process must match, too.
+        After a crash its pid may belong to another program, so start time or mark must match, too.
         """
         record = self._read_record()
         if record is None:
@@ -53,9 +52,6 @@ class ServiceProcess:
 
         Returns:
             Size of the log in bytes before the start. Output of this run follows that offset.
-
-        Raises:
-            ServiceFailed: The program cannot be run, or the home cannot be written.
         """
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
@@ -72,10 +68,7 @@ class ServiceProcess:
         return log_start
 
     def stop(self, timeout_s: float) -> bool:
-        """Send SIGTERM, and SIGKILL if the process still runs after `timeout_s`.
-
-        Returns:
-            Whether a process was running.
+        """Send SIGTERM, then SIGKILL after `timeout_s`. Return whether a process ran.
 
         Raises:
             ServiceFailed: The process belongs to another user, or survives SIGKILL.
@@ -94,14 +87,7 @@ class ServiceProcess:
         return process is not None
 
     def kill(self) -> bool:
-        """Send SIGKILL. The data remain as after a power cut.
-
-        Returns:
-            Whether a process was running.
-
-        Raises:
-            ServiceFailed: The process belongs to another user, or survives SIGKILL.
-        """
+        """Send SIGKILL. Return whether a process ran. The data remain as after a power cut."""
         process = self.find_process()
         if process is not None:
             self._kill_tree(process)
@@ -111,8 +97,7 @@ class ServiceProcess:
     def summarize_last_lines(self, since: int = 0) -> str:
         """Return the last two lines of the log that name a failure, joined, in at most 400 characters.
 
-        Args:
-            since: Offset in the log in bytes. Earlier output is ignored.
+        `since` is an offset in bytes. Earlier output is ignored.
         """
         try:
             with self.log_file.open("rb") as log:
@@ -142,7 +127,7 @@ class ServiceProcess:
             raise ServiceFailed(self.name, problem, advice="install the project's dependencies again") from fault
 
     def _read_record(self) -> dict[str, object] | None:
-        """Return the content of the pid file. An incomplete file identifies no process and counts as absent."""
+        """Return the content of the pid file. An incomplete file counts as absent."""
         try:
             record = json.loads(self.pid_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -165,7 +150,7 @@ class ServiceProcess:
         return 0
 
     def _kill_tree(self, process: psutil.Process) -> None:
-        """Kill the process and its descendants. A worker's Spark starts Java processes in other process groups."""
+        """Kill the process and its descendants. A worker's Spark starts Java in other process groups."""
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
             descendants = process.children(recursive=True)
@@ -194,6 +179,5 @@ def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) 
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    """Signal the process group that the process leads."""
     with suppress(ProcessLookupError):
         os.killpg(pid, number)

@@ -94,7 +94,7 @@ def _build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> li
 
 
 def _build_socket_arguments(home: StackHome) -> list[str]:
-    """Place the Unix sockets in the home. If the home's path is too long, leave them in /tmp, named by port."""
+    """Place the Unix sockets in the home. If its path is too long, leave them in /tmp, named by port."""
     sockets = {part: home.scratch / f"{part}.sock" for part in ("filer", "s3")}
     if max(len(str(path).encode()) for path in sockets.values()) > _MAX_SOCKET_PATH_BYTES:
         return []
@@ -102,10 +102,7 @@ def _build_socket_arguments(home: StackHome) -> list[str]:
 
 
 def _leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
-    """Return the sockets that the server creates in /tmp and does not remove.
-
-    The gRPC sockets cannot be moved: `weed server` formats their paths from a constant.
-    """
+    """Return the gRPC sockets that `weed server` always creates in /tmp and does not remove."""
     numbers = (
         ("master-grpc", ports.master_grpc),
         ("volume-grpc", ports.volume_grpc),
@@ -159,11 +156,6 @@ class S3Gateway:
         return ServiceHealth(name=SEAWEEDFS, ok=True, detail=f"S3 reads and writes on {LOOPBACK}:{self.port}")
 
     def ensure_buckets(self, names: tuple[str, ...]) -> None:
-        """Create the missing buckets.
-
-        Raises:
-            ServiceFailed: The gateway refused to create one.
-        """
         try:
             existing_names = self._list_buckets()
             for name in names:

@@ -60,16 +60,11 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Name in messages, pid files and logs."""
         return self.process.name
 
 
 def find_program(program: str, service: str, package: str) -> Path:
-    """Return the path of a program beside this Python, or else on the PATH.
-
-    Raises:
-        ServiceFailed: The program is in neither place.
-    """
+    """Return the path of a program beside this Python, or else on the PATH."""
     beside = Path(sys.executable).parent / program
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
     if path is None:
@@ -87,9 +82,7 @@ def child_environment(*excluded_prefixes: str) -> dict[str, str]:
 
 
 def query_local_port(port: int, request: bytes = b"") -> bytes:
-    """Send the request to a port of this machine, and return the response up to its end.
-
-    Without a request, only connect.
+    """Send the request to a port of this machine, and return the response up to its end. Without one, only connect.
 
     Raises:
         OSError: No server listens, or the response takes longer than `PROBE_TIMEOUT_S`.
@@ -102,18 +95,14 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
 
 
 def start_services(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Start the services that are not healthy, in parallel, and wait until all are healthy.
+    """Start the unhealthy ones of at least one service in parallel, and wait until all are healthy.
 
     Args:
         services: At least one service.
-        on_progress: Receives the names of the services to start, then one sentence per ready service. It is called
-            on the caller's thread.
+        on_progress: Receives the names of services to start, then a sentence per ready service, on the caller's thread.
 
     Returns:
-        Names of the services that this call started.
-
-    Raises:
-        ServiceFailed: A service did not start. Services that this call started are stopped again.
+        Names of the services that this call started. After an error all of them are stopped again.
     """
     cancelled = Event()
     started: list[Service] = []
@@ -142,11 +131,7 @@ def roll_back(service: Service) -> bool:
 
 
 def end_services(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
-    """End the services in parallel and remove their leftover sockets.
-
-    Returns:
-        Names of the services that ran, in the given order.
-    """
+    """End the services in parallel and remove their leftover sockets. Return the names of those that ran, in order."""
     if not services:
         return []
     with ThreadPoolExecutor(len(services)) as pool:
@@ -176,7 +161,6 @@ def _may_be_listened_on(path: Path) -> bool:
 
 
 def _start_unless_healthy(service: Service, started: list[Service], cancelled: Event) -> str:
-    """Start the service unless it is healthy. Return a sentence for people."""
     begin_s = time.monotonic()
     if _is_healthy(service, cancelled):
         service.on_healthy()
@@ -205,7 +189,6 @@ def _is_healthy(service: Service, cancelled: Event) -> bool:
 
 
 def _await_health(service: Service, cancelled: Event, patience_s: float) -> ServiceHealth:
-    """Probe until the service is healthy, its process died, `patience_s` passed, or the start is cancelled."""
     deadline_s = time.monotonic() + patience_s
     while True:
         health = service.probe()

@@ -65,16 +65,11 @@ class StackAddresses:
 def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
     """Start the services that are not healthy, wait until all are healthy, and return their addresses.
 
-    Healthy services are not touched. A service that died is started again on its data. If a service cannot be
-    started, the services that this call started are stopped again.
-
-    Args:
-        options: Home, ports, buckets and services of the stack.
-        on_progress: Receives sentences for people, on the caller's thread.
+    A service that died starts again on its data. After an error the services that this call started are stopped again.
+    `on_progress` receives sentences for people, on the caller's thread.
 
     Raises:
-        ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says which, and what
-            to try.
+        ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says what to try.
     """
     home = StackHome.at(options.home)
     _require_free_ports(home, options)
@@ -92,12 +87,9 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
 
 
 def down(home: Path | str) -> list[str]:
-    """Stop the services that run by this home's pid files, in parallel.
+    """Stop the running services of this home, in parallel. Return their names in a fixed order.
 
     Each service gets SIGTERM, and SIGKILL after its timeout (SeaweedFS: 3 s).
-
-    Returns:
-        Names of the services that ran, in a fixed order.
 
     Raises:
         ServiceFailed: A process cannot be stopped.
@@ -106,31 +98,17 @@ def down(home: Path | str) -> list[str]:
 
 
 def stop_started(home: Path | str, started: Collection[str]) -> list[str]:
-    """Stop the services that a call of `up` has started (`StackAddresses.started`), because a later step failed.
-
-    Returns:
-        Names of the services that ran, in a fixed order.
-
-    Raises:
-        ServiceFailed: A process cannot be stopped.
-    """
+    """Stop the services in `StackAddresses.started` after a later step failed. Return the names of those that ran."""
     return _end_home(home, roll_back, only=started)
 
 
 def kill(home: Path | str) -> list[str]:
-    """Send SIGKILL to the services of a temporary stack.
-
-    Returns:
-        Names of the services that ran, in a fixed order.
-    """
+    """Send SIGKILL to the services of a temporary stack. Return the names of those that ran."""
     return _end_home(home, lambda service: service.process.kill())
 
 
 def health(home: Path | str) -> list[ServiceHealth]:
-    """Return the health of each service of the home's last start.
-
-    If the home was never started, all services are reported as unhealthy.
-    """
+    """Return the health of each service of the home's last start; all are unhealthy if there was none."""
     stack_home = StackHome.at(home)
     ports = read_ports(stack_home)
     credentials = stack_home.read_credentials()
@@ -142,11 +120,7 @@ def health(home: Path | str) -> list[ServiceHealth]:
 
 
 def addresses(home: Path | str) -> StackAddresses:
-    """Return the addresses of the home's last start, whether or not its services run now.
-
-    Raises:
-        ServiceFailed: The home was never started.
-    """
+    """Return the addresses of the home's last start, whether or not its services run now."""
     stack_home = StackHome.at(home)
     ports = read_ports(stack_home)
     credentials = stack_home.read_credentials()
@@ -156,7 +130,6 @@ def addresses(home: Path | str) -> StackAddresses:
 
 
 def _require_free_ports(home: StackHome, options: StackOptions) -> None:
-    """Check the wanted ports before a new home is created."""
     if home.root.exists():
         return
     try:

@@ -55,7 +55,6 @@ def _build_command(home: StackHome, ports: ChosenPorts, *, in_memory: bool) -> C
 
 
 def _probe(ports: ChosenPorts) -> ServiceHealth:
-    """Check that the server reads the default namespace from its database, and that the UI listens."""
     try:
         version = asyncio.run(_read_server_version(f"{LOOPBACK}:{ports.temporal}"))
         query_local_port(ports.ui)

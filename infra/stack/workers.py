@@ -33,10 +33,9 @@ class WorkerRecord:
 
 @contextmanager
 def record_worker(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
-    """Keep a record of this process in the home while the block runs.
+    """Keep a record of this process in the home while the block runs. An unwritable home only causes a warning.
 
-    A home that cannot be written causes a warning only. The record outlives a crash. Workers that start later remove it
-    after Temporal has forgotten the crashed worker.
+    The record outlives a crash. Later workers remove it once Temporal has forgotten the crashed worker.
     """
     own = psutil.Process()
     record = WorkerRecord(
@@ -88,10 +87,7 @@ def _read_records(home: StackHome) -> list[WorkerRecord]:
 
 
 def _read_record(path: Path) -> WorkerRecord | None:
-    """Read a record. An incomplete file identifies no process and counts as absent.
-
-    Unknown fields are ignored: a worker of a newer build may have written them.
-    """
+    """Read a record. Unknown fields, perhaps of a newer build, are ignored. An incomplete file counts as absent."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         return WorkerRecord(**{name: value for name, value in stored.items() if name in WorkerRecord.__slots__})

@@ -59,7 +59,6 @@ def _build_command(home: StackHome, ports: ChosenPorts) -> Command:
 
 
 def _probe(ports: ChosenPorts) -> ServiceHealth:
-    """Check that the server reports no error and serves requests."""
     try:
         is_ok = query_local_port(ports.zookeeper, b"ruok") == b"imok"
         lines = query_local_port(ports.zookeeper, b"srvr").decode("utf-8", "replace").splitlines() if is_ok else []

@@ -26,7 +26,7 @@ _MAX_PORT_ATTEMPTS: Final = 10  # another process may take a free port between i
 
 
 def resolve_address(setting: str, address: str) -> tuple[str, int]:
-    """Return the IP address and the port of `host:port`. IPv4 is preferred.
+    """Return the IP address, preferably IPv4, and the port of `host:port`.
 
     Raises:
         InvalidInput: The host cannot be resolved. The message names the setting.
@@ -115,7 +115,6 @@ def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None
 
 
 def _try_runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
-    """Return a runtime that listens at the port, or `None` if the port is taken."""
     from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
 
     config = PrometheusConfig(

@@ -42,11 +42,9 @@ class SpanFileExporter(SpanExporter):
 
     @property
     def path(self) -> Path:
-        """Current file of this process. A forked process has another one."""
         return self._traces_dir / f"{self._service}-{os.getpid()}.jsonl"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the batch. Return FAILURE if the file cannot be written."""
         lines = "".join(map(self._format_line, spans))
         try:
             with self._lock:
@@ -117,13 +115,13 @@ class _SpanFile:
 def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
     """Remove span files, the oldest first. Return how many files this call removed.
 
-    Three kinds of files stay: files of a live process, files that changed within the last minute, and files with
-    another name. Several processes may prune at once.
+    Files of a live process, files that changed within the last minute, and files with another name stay. Several
+    processes may prune at once.
 
     Args:
         traces_dir: Directory of the files. It need not exist.
         older_than_s: Age since the last change from which a file is removed.
-        max_bytes: Total size of the files that stay. Beyond it, and beyond 2,000 files, the oldest are removed.
+        max_bytes: Total size of the files that stay, which are at most 2,000.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)
@@ -142,7 +140,7 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
 
 
 def prune_span_files_hourly(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
-    """Prune the files unless a process has pruned them within the last hour. Ignore errors of the file system."""
+    """Prune unless a process has done so within the last hour. Ignore errors of the file system."""
     mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):
         try:

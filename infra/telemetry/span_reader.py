@@ -59,10 +59,7 @@ class WorkflowTrace:
 
     @property
     def is_start_only(self) -> bool:
-        """Whether the trace starts the workflow without a span of its run.
-
-        The start joined a run of another trace, or the run's spans are not written yet.
-        """
+        """Whether the run has no span here: it is of another trace, or not written yet."""
         return self.rank == 1
 
 
@@ -73,11 +70,7 @@ class SpanReader:
         self._traces_dir = traces_dir
 
     def read_trace(self, trace_id: str) -> TraceRows:
-        """Return all spans of the trace. An unknown trace has none.
-
-        Args:
-            trace_id: 32 lower-case hexadecimal digits.
-        """
+        """Return all spans of the trace with an id of 32 lower-case hexadecimal digits. An unknown trace has none."""
         trace, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
         for row in self._rows(f'"{trace_id}"'):
             if row is None:
@@ -97,7 +90,6 @@ class SpanReader:
         return sorted(trace_by_id.values(), key=_precedence)
 
     def _rows(self, needle: str) -> Iterator[dict[str, Any] | None]:
-        """Yield the parsed lines that contain `needle`, and `None` for each of them that is not a span."""
         needle_bytes = needle.encode()
         for path in sorted(self._traces_dir.glob("*.jsonl")):
             try:
@@ -118,7 +110,6 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_span(row: Mapping[str, Any]) -> bool:
-    """Whether all fields that are read have the right type and bounds."""
     text_fields, map_fields = ("trace_id", "span_id", "name"), ("status", "attributes", "resource")
     return (
         all(isinstance(row.get(name), str) for name in text_fields)

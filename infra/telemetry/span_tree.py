@@ -32,7 +32,6 @@ class SpanNode:
 
     @property
     def duration_ns(self) -> int:
-        """Time from start to end."""
         return self.span.end_ns - self.span.start_ns
 
     def walk(self) -> "Iterator[SpanNode]":
@@ -64,10 +63,7 @@ def span_trees(rows: TraceRows) -> list[SpanNode]:
 
 
 def _find_parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
-    """Return the parent of each span. A root has none.
-
-    Only damaged files have cycles. One span of a cycle becomes a root.
-    """
+    """Return the parent of each span. One span of a cycle, which only damaged files have, becomes a root."""
     parent_by_id: dict[str, str | None] = {}
     finished: set[str] = set()  # spans whose path to a root is known
     for span_id in spans:

@@ -82,7 +82,6 @@ def _fail_span(context: "ExceptionContext") -> None:
 
 
 def _summarize_statement(statement: str) -> tuple[str, str]:
-    """Return the verb, and the verb with the first table."""
     summary = _summary_by_statement.get(statement)
     if summary is None:
         verb = statement.lstrip("( \n\t").partition(" ")[0].partition("\n")[0].upper() or "SQL"

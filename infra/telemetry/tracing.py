@@ -38,11 +38,9 @@ class SystemIdGenerator(IdGenerator):
     """
 
     def generate_span_id(self) -> int:
-        """Return 64 random bits, never 0."""
         return _random.randrange(1, 1 << 64)
 
     def generate_trace_id(self) -> int:
-        """Return 128 random bits, never 0."""
         return _random.randrange(1, 1 << 128)
 
 
@@ -58,15 +56,12 @@ class ExpectedErrorFilter(SpanExporter):
         self._inner = inner
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export the spans through the inner exporter."""
         return self._inner.export([_clear_expected_error(span) for span in spans])
 
     def shutdown(self) -> None:
-        """Shut the inner exporter down."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the inner exporter."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -92,13 +87,8 @@ def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
 def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
     """Build a provider that exports to a file under `traces_dir`, and to the environment's OTLP collector if any.
 
-    Resource, sampler and limits follow their `OTEL_` variables, too.
-
-    Args:
-        service: `service.name`, also part of the file's name.
-        traces_dir: Directory of span files. `None` means no file.
-        workflows: Whether the process runs workflows. Temporal's `OpenTelemetryPlugin` then requires a replay-safe
-            provider, whose import takes half a second.
+    Resource, sampler and limits follow their `OTEL_` variables, too. Arguments are those of `start_tracing`. With
+    `workflows` it is the replay-safe provider of Temporal's `OpenTelemetryPlugin`, whose import takes half a second.
 
     Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for traces).
     """
