@@ -69,11 +69,7 @@ async def connect_client(
 
 
 def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]) -> V:
-    """Run `action` with a new client in a new event loop, and return its result.
-
-    Raises:
-        InvalidInput, ServiceFailed: The connection failed, as in `connect_client`.
-    """
+    """Run `action` with a new client in a new event loop, and return its result."""
 
     async def connect_and_run() -> V:
         return await action(await connect_client(settings))
@@ -84,12 +80,10 @@ def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]
 class ClientTracingInterceptor(Interceptor):
     """Client interceptor: makes a span of each start, query and update, and sends the trace along.
 
-    Spans and header are those of the SDK's `OpenTelemetryPlugin`. That plugin imports the worker, which takes as long
-    as all modules of a command.
+    Spans and header are those of the SDK's `OpenTelemetryPlugin`, whose import doubles a command's start.
     """
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word
-        """Return an interceptor that makes the spans and then calls `next`."""
         return _TracingOutboundInterceptor(next)
 
 

@@ -42,14 +42,12 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 
 
 class DeletionBatches:
-    """Running batches of a namespace, addressed by the ids of their workflows.
-
-    An `apply-orphans` workflow counts as a batch: it deletes several batches in turn.
+    """Running batches of a namespace, addressed by workflow id. An `apply-orphans` workflow counts as a batch.
 
     Args:
         client: Client of the namespace.
-        release: Function that releases a paused batch without a workflow, by batch id, and returns its progress.
-            It returns `None` for any other batch.
+        release: Releases a paused batch without a workflow, by batch id, and returns its progress. It returns `None`
+            for any other batch.
 
     Every method may raise:
         UnknownObject: The workflow does not exist.
@@ -63,7 +61,6 @@ class DeletionBatches:
         self._release = release
 
     async def progress(self, workflow_id: str) -> BatchProgress:
-        """Return how far the batch is."""
         batch, progress_class = await self._require_running(workflow_id)
         query = batch.query("progress", result_type=progress_class, rpc_timeout=_ANSWER_TIMEOUT)
         return await _await_answer(workflow_id, query)
@@ -115,8 +112,7 @@ class DeletionBatches:
 def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
     """Release a paused batch whose workflow is gone, so that the next sweep continues it.
 
-    Returns:
-        Progress of the batch; `None` if it is not paused or its workflow still has the claim.
+    Return its progress, or `None` if it is not paused or its workflow still has the claim.
     """
     if not deletions.release(batch_id):
         return None
@@ -133,13 +129,7 @@ def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersPr
 
 
 async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
-    """Return the answer of a worker.
-
-    Raises:
-        PreconditionFailed: The batch ended in the meantime.
-        ServiceFailed: No worker answered in time. The server keeps an update and may still deliver it.
-        ApplicationError: A worker refused the update, with the type `InvalidInput`.
-    """
+    """Return the answer of a worker. After `ServiceFailed` the server keeps an update and may still deliver it."""
     requests_before = _count_cancellation_requests()
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT.total_seconds()):
@@ -166,7 +156,6 @@ def _failure_type(cause: BaseException | None) -> str | None:
 
 
 def _count_cancellation_requests() -> int:
-    """Return how many cancellations of the current task are pending."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 

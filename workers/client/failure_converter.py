@@ -25,7 +25,6 @@ class BoundedFailureConverter(DefaultFailureConverter):
     """The SDK's converter, but it cuts the stack traces and causes of long failures. The innermost frames stay."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert the exception, then shorten the failure."""
         super().to_failure(exception, payload_converter, failure)
         shorten_failure(failure)
 
@@ -38,7 +37,6 @@ class EncodingFailureConverter(DefaultFailureConverter):
         self._bounded = BoundedFailureConverter()
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert and shorten the exception, then encode the message and stack trace of each cause."""
         self._bounded.to_failure(exception, payload_converter, failure)
         for part in _list_causes(failure):
             if part.message == _ENCODED_MESSAGE:  # this cause arrived encoded from another process

@@ -66,20 +66,13 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the server reports a new run. A server that reports nothing may have joined an earlier run."""
+    """Return whether the server reports a new run. Without a report it may have joined an earlier run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to it
     return bool(response and response.started)
 
 
 async def _require_type(client: Client, workflow_id: str, name: str) -> str:
-    """Refuse an id under which a workflow of another type runs: its result would pass for the result of the job.
-
-    Returns:
-        Id of the newest run, or "" if there is none.
-
-    Raises:
-        PreconditionFailed: A workflow of another type runs under the id.
-    """
+    """Return the id of the newest run, or "". Refuse another type, whose result would pass for this job's."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -108,13 +101,10 @@ def run_attribute(run_id: str) -> SearchAttributePair[Any]:
 class JobClient:
     """Client that starts jobs of one catalog and its store in one Temporal namespace.
 
-    Construction neither opens the catalog nor compares anything.
-
     Args:
         client: Temporal client.
         settings: Settings of the catalog and its store.
-        catalog: Function that returns a catalog which its caller opens and closes. `None`: the client opens a catalog
-            at its first use, and keeps it until it is closed.
+        catalog: Returns a catalog that the caller closes. `None`: the client opens one at its first use, and closes it.
     """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
@@ -126,7 +116,7 @@ class JobClient:
         weakref.finalize(self, self._exit_stack.close)  # if the program does not call `close`
 
     def _catalog(self) -> SqlCatalog:
-        """Return the client's catalog; open it at the first call. Blocks: call it in a thread."""
+        """Return the client's catalog, opened at the first call. Blocks: call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:
                 if self._given_catalog:
@@ -155,11 +145,7 @@ class JobClient:
         return self.client
 
     def page_of(self, workflow_id: str, run_id: str | None) -> str:
-        """Return the address of the run's page in the Web UI, with its summary and *Current Details*.
-
-        Returns:
-            The address, or "" if no Web UI is set or the run id is unknown.
-        """
+        """Return the address of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
         settings = self._settings
         if not settings.ui_address or not run_id:
             return ""
@@ -168,7 +154,6 @@ class JobClient:
 
     @property
     def _deletion_policy(self) -> DeletionPolicy:
-        """Deletion policy of the settings."""
         settings = self._settings
         return DeletionPolicy(
             parallelism=settings.deletion_parallelism,
@@ -187,11 +172,6 @@ class JobClient:
         )
 
     def require_valid(self, request: V) -> V:
-        """Return the request, unless its job would refuse it.
-
-        Raises:
-            InvalidInput: A field is out of bounds.
-        """
         limits.check(request, queue=self._settings.task_queue)
         return request
 
@@ -215,10 +195,6 @@ class JobClient:
             attributes: Search attributes.
             signal: Signal to send, whether the job is started or joined.
             signal_args: Arguments of the signal.
-
-        Raises:
-            InvalidInput: A field of the request is out of bounds.
-            CatalogMismatch: The namespace or the bucket belongs to another catalog.
         """
         self.require_valid(request)
         return await start_job(
@@ -236,15 +212,9 @@ class JobClient:
     async def build_topics(
         self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
-        """Start a build for many topics under a new run id.
+        """Start a build under a new run id for 1 to 10,000 topics. `None` selects every topic with something to build.
 
-        Args:
-            job: Job to start.
-            topics: At least one topic, at most 10,000. `None` selects every topic that has something to build.
-            request: Input of the job. Run id, topics and queue are filled in.
-
-        Raises:
-            InvalidInput: There are no topics or too many, or the Spark cluster's name is invalid.
+        Run id, topics and queue of the request are filled in.
         """
         if topics is not None and not topics:
             raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)

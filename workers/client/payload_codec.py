@@ -96,11 +96,9 @@ class EncryptingCodec(PayloadCodec):
         self.first_key_name = next(iter(keys), "")
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Encrypt the payloads. Without keys they stay as they are."""
         return [self._encrypt(payload) for payload in payloads] if self.first_key_name else list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the payloads, as `decrypt` does."""
         return self.decrypt(payloads)
 
     def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -149,11 +147,10 @@ class DeferringCodec(PayloadCodec):
         self.strict = strict
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Encrypt the payloads."""
         return await self.strict.encode(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the payloads. Return a mark in place of each payload that cannot be read."""
+        """Return a mark in place of each payload that cannot be read."""
         return [self._decrypt_or_mark(payload) for payload in payloads]
 
     def _decrypt_or_mark(self, payload: Payload) -> Payload:
@@ -245,13 +242,9 @@ PLAIN_DATA_CONVERTER: Final = DataConverter(
 
 
 def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
-    """Return the data converter for workers, commands, programs and replays.
+    """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
 
-    With keys it also encrypts the messages and stack traces of failures.
-
-    Args:
-        key_file: Path of the key file; empty if there is none.
-        defers: Whether the client leaves unreadable payloads to `CheckedRunner`. Workers for workflows need this.
+    `defers` leaves unreadable payloads to `CheckedRunner`, as workers for workflows need it.
 
     Raises:
         InvalidInput: The key file cannot be used.

@@ -45,14 +45,7 @@ async def describe_task_queue(client: Client, queue: str, kind: TaskQueueType.Va
 async def live_pollers(
     client: Client, queue: str, kind: TaskQueueType.ValueType, *, dead_identities: Collection[str] = ()
 ) -> Sequence[PollerInfo]:
-    """Return the workers that poll the queue now or have no free slot.
-
-    Args:
-        client: Client of the namespace.
-        queue: Name of the task queue.
-        kind: Kind of the queue's tasks.
-        dead_identities: Identities of processes that are known to be gone. They are left out.
-    """
+    """Return the workers that poll the queue now or have no free slot. Processes of `dead_identities` are left out."""
     oldest_s = time.time() - _MAX_POLL_AGE_S
     described_pollers = (await describe_task_queue(client, queue, kind)).pollers
     pollers = [poller for poller in described_pollers if _polled_at_s(poller) >= oldest_s]
@@ -92,7 +85,7 @@ async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[Worke
 
 
 async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHeartbeat | None:
-    """Return the last report of a worker, or `None` if the server has forgotten the worker or gives no reports."""
+    """Return the last report of a worker, or `None` if the server has none."""
     request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=worker.worker_instance_key)
     try:
         response = await client.workflow_service.describe_worker(request, timeout=_RPC_TIMEOUT)
@@ -104,7 +97,7 @@ async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHe
 
 
 def _is_busy(report: WorkerHeartbeat, kind: TaskQueueType.ValueType) -> bool:
-    """Return whether all slots of the worker for this kind of task are taken. It polls again once a slot is free."""
+    """Return whether all slots for this kind of task are taken. The worker polls again once a slot is free."""
     is_activity = kind == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     slots = report.activity_task_slots_info if is_activity else report.workflow_task_slots_info
     return slots.current_used_slots > 0 and slots.current_available_slots == 0

@@ -51,7 +51,6 @@ class ScheduledRun:
 
     @property
     def run_id(self) -> str:
-        """Id of the newest run."""
         return str(self.description.workflow_execution_info.execution.run_id)
 
 
@@ -86,13 +85,9 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
 
 
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
-    """End the runs of a schedule and the stuck jobs that these keep running, then start a run.
+    """End the stuck runs of a schedule and stuck jobs that they keep running, then start a run. Return the ended ids.
 
-    No work is lost: every scheduled job finds its open work in the catalog. A paused schedule starts nothing. Repeating
-    the call is harmless.
-
-    Returns:
-        Ids of the ended workflows.
+    No work is lost: scheduled jobs find their open work in the catalog. A paused schedule starts nothing. Idempotent.
 
     Raises:
         UnknownObject: The namespace has no such schedule of Sexton.
@@ -144,7 +139,6 @@ async def _iterate_runs(client: Client, schedule: ScheduleDescription) -> AsyncI
 
 
 async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple[str, str, None]]:
-    """Return id and type of each endless job that the runs of a schedule keep running."""
     if schedule_id == RECORDS:
         return [(FLUSH_RECORDS.id(), FLUSH_RECORDS.name, None)]
     if schedule_id == TRANSACTIONS:
@@ -157,7 +151,7 @@ async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple
 
 
 async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
-    """Return the description of the newest run under the id, or `None` if no run is open."""
+    """Return the newest run under the id, or `None` if no run is open."""
     try:
         description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     except RPCError as error:
@@ -192,7 +186,7 @@ async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
 
 
 async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
-    """Return why a worker with this client's keys would fail each task of the run, or "" if it can read the input."""
+    """Return why a worker with this client's keys would fail each task of the run, or "" if it would not."""
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
     )

@@ -128,10 +128,9 @@ def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[Recur
 
 
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
-    """Create missing schedules and update changed ones. Other schedules of the namespace stay as they are.
+    """Create missing schedules and update changed ones. Other schedules stay as they are. Idempotent.
 
-    A job with interval 0 gets no schedule; an existing one is paused. A schedule that was paused by hand stays paused.
-    Repeating the call is harmless.
+    A job with interval 0 gets no schedule, and an existing one is paused. A schedule paused by hand stays paused.
     """
     jobs = recurring_jobs(settings, policy)
     changes = await asyncio.gather(*(_apply_schedule(client, job, settings.task_queue) for job in jobs))

@@ -25,14 +25,9 @@ async def explain_waiting_task(
     queue: str,
     kind: TaskQueueType.ValueType,
 ) -> str:
-    """Return why no worker has taken the waiting task, and what to do.
+    """Return why no worker has taken the waiting task of a job, and what to do.
 
-    Args:
-        client: Client of the namespace.
-        workflow_id: Id of the job.
-        versioning: Build that the job runs on, if any, and whether it is pinned there.
-        queue: Task queue of the task.
-        kind: Kind of the task.
+    `versioning` is the build that the job runs on, if any, and whether it is pinned there.
     """
     response = await describe_task_queue(client, queue, kind)
     current, pollers = response.versioning_info.current_deployment_version, response.pollers

@@ -73,8 +73,7 @@ class Sexton(StoreJobs, TransactionJobs):
     Args:
         client: Client from `connect_client`, or another client with the pydantic data converter.
         settings: Settings of the catalog and its store.
-        catalog: Function that returns a catalog which its caller opens and closes. `None`: the client opens a catalog
-            at its first use, and keeps it until it is closed.
+        catalog: Returns a catalog that the caller closes. `None`: the client opens one at its first use, and closes it.
     """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
@@ -94,26 +93,22 @@ class Sexton(StoreJobs, TransactionJobs):
         return Sexton(await connect_client(settings), settings, catalog)
 
     async def __aenter__(self) -> Self:
-        """Return the client itself. The end of the block closes it."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the client."""
         await self.close()
 
     async def close(self) -> None:
         """Close the client's catalog, then wait until the SDK's threads have released the last answer.
 
-        Await this before the program ends. The SDK has no call that ends its threads. A thread that still holds
-        Python's lock while the interpreter shuts down aborts the process ("PyGILState_Release", exit code 134).
+        Await this before the program ends. An SDK thread that still holds Python's lock at the interpreter's end
+        aborts the process ("PyGILState_Release", exit code 134).
         """
         await asyncio.to_thread(self._exit_stack.close)
         await asyncio.sleep(_THREAD_RELEASE_S)
 
     async def result_of(self, handle: Handle[R], say: Say) -> R:
-        """Wait for the job and return its result. `say` receives progress messages.
-
-        If nothing moves for 10 s, the message says why, and what to do.
+        """Wait for the job and return its result. `say` gets progress, and after a standstill of 10 s the reason.
 
         Raises:
             JobStopped: The job, or a job that it waited for, was terminated or cancelled.
@@ -142,7 +137,7 @@ class Sexton(StoreJobs, TransactionJobs):
     ) -> Handle[DeleteTopicResult]:
         """Delete the topic and all its data. Joins a running deletion; otherwise continues an interrupted one.
 
-        The deletion leaves tombstones if `durable_delete` is true. `None` leaves that to the topic's policy.
+        `durable_delete` leaves tombstones; `None` follows the topic's policy.
         """
         request = DeleteTopicInput(
             topic_id=topic.topic_id,
@@ -168,10 +163,8 @@ class Sexton(StoreJobs, TransactionJobs):
     ) -> Handle[Certificate]:
         """Detach and delete the given ledgers: all of them, or none if one is still needed.
 
-        The deletion leaves tombstones if `durable_delete` is true. `None` leaves that to the topic's policy.
-
-        A refusal is in the result's `refused`: `LedgerStillNeeded` for a needed ledger, `UnknownObject` for a missing
-        one. `result_of` raises the refusal.
+        `durable_delete` leaves tombstones; `None` follows the topic's policy. A refusal is in the result's `refused`:
+        `LedgerStillNeeded`, or `UnknownObject` for a missing ledger. `result_of` raises it.
 
         Raises:
             InvalidInput: There are no ids, or more than `MOST_IDS`.
@@ -194,8 +187,8 @@ class Sexton(StoreJobs, TransactionJobs):
     ) -> Handle[Certificate]:
         """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy.
 
-        An ended ledger leaves a tombstone if `durable_delete` is true. `None` leaves that to the topic's policy. A
-        refusal of a guard is in the result's `refused`; `result_of` raises it.
+        `durable_delete` leaves a tombstone; `None` follows the topic's policy. A refusal of a guard is in the result's
+        `refused`; `result_of` raises it.
         """
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
@@ -235,9 +228,7 @@ class Sexton(StoreJobs, TransactionJobs):
         return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> RedriveResult:
-        """Try dead letters again: the given rows, or all with `None`.
-
-        Attempts are counted from zero again. If rows are given, all of them are redriven or none.
+        """Try dead letters again: all given rows or none of them, or every one with `None`. Attempts start at zero.
 
         Raises:
             InvalidInput: There are no ids, or more than 10,000.
@@ -267,7 +258,7 @@ class Sexton(StoreJobs, TransactionJobs):
         return RedriveResult(started=count, handle=handle)
 
     def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
-        """Return the number of rows and the catalog's epoch. An unknown outcome is asked for once more, by batch id."""
+        """Return the number of rows and the catalog's epoch. After an unknown outcome, ask once more by batch id."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
         catalog = self._catalog()
         epoch = catalog.ledgers.epoch()
@@ -278,11 +269,6 @@ class Sexton(StoreJobs, TransactionJobs):
         return result.intents, epoch
 
     async def history_of(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
-        """Return the recorded history of a run. `None` selects the workflow's newest run.
-
-        Raises:
-            UnknownObject: Temporal does not know the run, or no longer keeps it.
-        """
         return await fetch_history(self.client, workflow_id, run_id)
 
     async def list_workflows(
@@ -308,20 +294,10 @@ class Sexton(StoreJobs, TransactionJobs):
         )
 
     async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
-        """Bring the schedules of the namespace in line with the settings.
-
-        A schedule that was paused by hand stays paused. Repeating the call is harmless.
-        """
         return await schedules.apply_schedules(await self.verified_client(), self._settings, self._deletion_policy)
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
-        """End the stuck runs of a schedule and start a new run. Return the ids of the ended workflows.
-
-        Raises:
-            UnknownObject: The namespace has no such schedule of Sexton.
-        """
         return await restart_schedule(await self.verified_client(), schedule_id)
 
     async def list_schedules(self) -> list[schedules.ScheduleRow]:
-        """Return Sexton's schedules in the namespace."""
         return await schedules.list_schedules(self.client)

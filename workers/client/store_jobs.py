@@ -68,7 +68,8 @@ from workflows.records.values import (
 class StoreJobs(JobClient):
     """Client of these jobs.
 
-    A refusal of a guard is in a result's `refused`; `result_of` raises it. Parameters of many methods:
+    A refusal of a guard is in a result's `refused`; `result_of` raises it. Invalid arguments raise `InvalidInput`.
+    Parameters of many methods:
 
     - `reason`: text for people, which is kept with the effects of the job.
     - `actor`: the person or program that asks.
@@ -83,13 +84,9 @@ class StoreJobs(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[OffloadTopicResult]:
-        """Copy closed ledgers to the tiered bucket. Requests for one topic are carried out one after the other.
+        """Copy closed ledgers to the tiered bucket: at most `MOST_OFFLOADED`, or all. Requests of a topic run in turn.
 
-        Without `ledger_ids` the job copies every closed ledger. With `delete_primary` it then deletes the primary copy
-        of each selected ledger that has a tiered copy.
-
-        Raises:
-            InvalidInput: There are no ids, or more than `MOST_OFFLOADED`.
+        With `delete_primary` the job then deletes the primary copy of each selected ledger that has a tiered copy.
         """
         ids = None if ledger_ids is None else sorted({int(ledger_id) for ledger_id in ledger_ids})
         ask = self.require_valid(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
@@ -125,16 +122,11 @@ class StoreJobs(JobClient):
     ) -> Handle[ReconcileOrphansResult]:
         """Compare storage with the catalog and write down the differences. Changes neither.
 
-        Args:
-            older_than_s: Age below which objects and rows are left out.
-            unsafe_age: Whether an age below the safe minimum is accepted. Only safe while no process writes.
-            inventories: Inventory manifests that replace listings, as paths that the workers can read.
-            master: Spark cluster; empty for the one in the workers' settings.
-            reason: Text for people.
-            actor: Person or program that asks.
+        Objects and rows younger than `older_than_s` are left out. `unsafe_age` accepts an age below the safe minimum,
+        which is only safe while no process writes. `inventories` are manifests that replace listings, as paths that the
+        workers can read.
 
         Raises:
-            InvalidInput: The age is negative, or a manifest or the cluster is invalid.
             PreconditionFailed: The age is below the safe minimum.
         """
         rules.check_age(older_than_s, unsafe=unsafe_age)
@@ -155,11 +147,7 @@ class StoreJobs(JobClient):
     async def apply_orphans(
         self, run_id: str, *, max_orphan_share: float = rules.MAX_ORPHAN_SHARE, reason: str = "", actor: str = ""
     ) -> Handle[ApplyOrphansResult]:
-        """Remove what a finished plan found, after a second check of each finding. Joins a running apply of the plan.
-
-        Raises:
-            InvalidInput: The run id or the share is invalid.
-        """
+        """Remove the findings of a finished plan, each after a second check. Joins a running apply of the plan."""
         request = ApplyOrphansInput(
             run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
         )
@@ -180,15 +168,8 @@ class StoreJobs(JobClient):
 
         Joins a running scrub of the same topics. An unfinished scrub continues where it was.
 
-        Args:
-            topics: At most 1,000 topics. `None` selects every topic.
-            bytes_per_s: Bound of the read rate of all tasks together.
-            master: Spark cluster; empty for the one in the workers' settings.
-            reason: Text for people.
-            actor: Person or program that asks.
-
-        Raises:
-            InvalidInput: There are too many topics, the rate is out of bounds, or the cluster is invalid.
+        `topics` are at most 1,000; `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks
+        together.
         """
         ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
         request = ScrubLedgersInput(
@@ -216,12 +197,9 @@ class StoreJobs(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge buckets of a topic until it has at most `max_buckets`. Joins a running merge of the topic.
+        """Merge buckets of a topic until it has at most `max_buckets`, 1 or more. Joins a running merge of the topic.
 
-        `max_buckets` is at least 1; `None` uses the workers' setting.
-
-        Raises:
-            InvalidInput: `max_buckets` is below 1, or the actor or the reason is invalid.
+        `None` uses the workers' setting.
         """
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
@@ -236,10 +214,7 @@ class StoreJobs(JobClient):
     ) -> Handle[BuildResult]:
         """Build the buckets of topics anew from their logs, in place of the existing buckets.
 
-        `topics` are at least one and at most 10,000; `None` selects every topic with delayed messages.
-
-        Raises:
-            InvalidInput: There are no topics or too many, or the cluster is invalid.
+        `topics` are 1 to 10,000; `None` selects every topic with delayed messages.
         """
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
@@ -265,11 +240,8 @@ class StoreJobs(JobClient):
     ) -> Handle[RaidTombstonesResult]:
         """Remove tombstones that cover nothing. Joins a running raid, whatever minimum age that one has.
 
-        A schedule also starts it, every `raid_interval`. Tombstones younger than `eligible_age_s` stay. The age is at
-        least 0; `None` uses the workers' setting.
-
-        Raises:
-            InvalidInput: The age is below 0, or the actor or the reason is invalid.
+        A schedule also starts it, every `raid_interval`. Tombstones younger than `eligible_age_s`, 0 or more, stay.
+        `None` uses the workers' setting.
         """
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
@@ -294,17 +266,13 @@ class StoreJobs(JobClient):
         dry_run: bool = False,
         durable_delete: bool | None = None,
     ) -> Handle[EndRecordsResult]:
-        """End every record for which a function answers `None`.
+        """End every record for which a function answers `None`. Records that are still needed stay.
 
-        Records that are still needed stay. A failure of the function stops the job; `stopped` of the result says why.
+        A failure of the function stops the job; `stopped` of the result says why.
 
-        Args:
-            function: Name of a function in the workers' setting `functions`. The result refuses any other.
-            topic: Topic whose records the function is asked about. `None` selects the records of all topics.
-            reason: Text for people.
-            actor: Person or program that asks.
-            dry_run: Whether to ask the function but change nothing.
-            durable_delete: Whether ended records leave tombstones. `None` leaves that to each topic's policy.
+        `function` is a name in the workers' setting `functions`; the result refuses any other. A `topic` of `None`
+        selects all topics. With `dry_run` nothing changes. `durable_delete` leaves tombstones; `None` follows each
+        topic's policy.
         """
         request = EndRecordsInput(
             function=function,

@@ -39,7 +39,6 @@ def service_failure(error: RPCError) -> ServiceFailed | None:
 
 
 def _lacks_attributes(error: RPCError) -> bool:
-    """Return whether the server refused a start or a query for lack of them. Only the message text says so."""
     message = error.message if error.status is RPCStatusCode.INVALID_ARGUMENT else ""
     return "search attribute" in message and any(key.name in message for key in search_attributes.ALL)
 

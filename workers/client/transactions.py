@@ -63,7 +63,9 @@ class TransactionClient:
     Args:
         log: Log that the program writes to.
         coordinators: Number of coordinators. New transactions go to them in turn.
-        wake: Function that starts a coordinator's workflow, or signals the running one.
+        wake: Starts a coordinator's workflow, or signals the running one.
+
+    Every method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
     """
 
     def __init__(self, log: "LogStore", coordinators: int, wake: Callable[[int], Awaitable[object]]) -> None:
@@ -77,12 +79,7 @@ class TransactionClient:
         self._poll_task: asyncio.Task[None] | None = None
 
     async def begin(self, timeout_s: float = 60.0) -> TransactionId:
-        """Open a transaction. It is aborted if it is not decided within `timeout_s`.
-
-        Raises:
-            InvalidInput: The timeout is not positive, or above a day.
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
-        """
+        """Open a transaction, which is aborted if it is not decided within `timeout_s`: above 0, at most a day."""
         check_timeout(timeout_s)
         write = BeginTransaction(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
         begun = await asyncio.wrap_future(self._log.committer.submit(write))
@@ -159,7 +156,6 @@ class TransactionClient:
 
         Raises:
             UnknownObject: The transaction does not exist, or was forgotten.
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         future, _ = self._waiter_by_transaction.setdefault(
             txn, (asyncio.get_running_loop().create_future(), time.monotonic())
@@ -202,7 +198,7 @@ class TransactionClient:
         self._waiter_by_transaction.clear()
 
     def _wake_slow_coordinators(self) -> None:
-        """Wake each coordinator with a transaction that makes no progress, whatever other coordinators do."""
+        """Wake each coordinator with a transaction that makes no progress."""
         now = time.monotonic()
         for txn, (future, last_wake_s) in list(self._waiter_by_transaction.items()):
             if now - last_wake_s > _WAKE_AGAIN_AFTER_S:
@@ -232,7 +228,6 @@ class TransactionJobs(JobClient):
     """Client of coordinators and of broadcasts."""
 
     def transactions(self, log: "LogStore") -> TransactionClient:
-        """Return the transactions of this program over its log."""
         return TransactionClient(log, self._settings.transaction_coordinators, self.wake_coordinator)
 
     async def wake_coordinator(self, tc_id: int) -> None:
@@ -258,16 +253,8 @@ class TransactionJobs(JobClient):
     ) -> Handle[BuildResult]:
         """Rebuild transaction buffers from the logs of topics, and keep them as snapshots of the topics.
 
-        A refusal of a guard is in the result's `refused`; `result_of` raises it.
-
-        Args:
-            topics: At least one topic, at most 10,000. `None` selects every topic.
-            master: Spark cluster; empty for the one in the workers' settings.
-            reason: Text for people, which is kept in the run.
-            actor: Person or program that asks.
-
-        Raises:
-            InvalidInput: There are no topics or too many, or the cluster is invalid.
+        `topics` are 1 to 10,000; `None` selects every topic. A refusal is in the result's `refused`; `result_of` raises
+        it. `reason` is kept in the run; `master` is a Spark cluster, or empty for the one in the workers' settings.
         """
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

@@ -105,7 +105,7 @@ async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueTy
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Add the missing search attributes. Repeating the call is harmless."""
+    """Add the missing search attributes. Idempotent."""
     missing = await missing_search_attributes(client)
     if not missing:
         return

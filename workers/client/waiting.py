@@ -91,7 +91,7 @@ class _JobSnapshot:
     last_moving_event_id: int  # newest event that a stopped worker cannot have caused
 
     def progress(self) -> tuple[object, ...]:
-        """Return a value that changes when the job moves. Handing out a task moves nothing, and its timeout neither."""
+        """Return a value that changes when the job moves. Handing out a task or its timeout moves nothing."""
         heartbeats = [
             (activity.activity_id, str(activity.heartbeat_details)) for activity in self.description.pending_activities
         ]
@@ -99,7 +99,6 @@ class _JobSnapshot:
         return self.id, run_id, self.last_moving_event_id, *heartbeats
 
     def versioning(self) -> WorkflowExecutionVersioningInfo:
-        """Return the build that the job runs on, and whether it is pinned there."""
         return self.description.workflow_execution_info.versioning_info
 
 
@@ -131,7 +130,7 @@ async def result_of(
 
 
 def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
-    """Return the result. Raise a guard's refusal as a failure, although the workflow itself completed."""
+    """Raise a guard's refusal as a failure, although the workflow itself completed."""
     refusal = getattr(result, "refused", None)
     if isinstance(refusal, Refusal):
         cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
@@ -182,7 +181,6 @@ async def _report_waiting(
 
 
 async def _describe_start(client: Client, workflow_id: str) -> str:
-    """Return a sentence that says whether this client started the run, or when another client did."""
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=1
     )
@@ -195,7 +193,6 @@ async def _describe_start(client: Client, workflow_id: str) -> str:
 
 
 async def _iterate_snapshots(client: Client, workflow_id: str, max_depth: int) -> AsyncIterator[_JobSnapshot]:
-    """Iterate over the job and the jobs that it waits for."""
     description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     info = description.workflow_execution_info
     events = await _fetch_newest_events(client, info.execution)
@@ -263,7 +260,6 @@ def _describe_attempt(activity: PendingActivityInfo) -> str:
 
 
 def _describe_takeover(activity: PendingActivityInfo) -> str:
-    """Say what may take long, and when Temporal notices the loss of the worker."""
     note = _NOTE_BY_ACTIVITY.get(activity.activity_type.name, "")
     timeout_s = activity.activity_options.heartbeat_timeout.ToSeconds()
     takeover = f"; if that worker is lost, another one takes it up after {timeout_s} s of silence" if timeout_s else ""
@@ -271,7 +267,6 @@ def _describe_takeover(activity: PendingActivityInfo) -> str:
 
 
 async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequence[HistoryEvent]:
-    """Return the newest events of the run, newest first."""
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=client.namespace, execution=run, maximum_page_size=_MAX_EVENTS
     )

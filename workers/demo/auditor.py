@@ -22,7 +22,6 @@ class BucketContents:
     etags: dict[str, str]
 
     def keys_of_ledger(self, ledger_id: int) -> list[str]:
-        """Return the keys under a ledger's prefix, ascending."""
         prefix = f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
         return sorted(key for key in self.etags if key.startswith(prefix))
 
@@ -43,13 +42,11 @@ class Auditor:
         )
 
     def plant(self, key: str, body: bytes) -> None:
-        """Put an object of another application."""
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body)
 
     def copy(
         self, source: str, key: str, *, changed_metadata: Mapping[str, str] | None = None, tiered: bool = False
     ) -> None:
-        """Copy an object of the primary bucket to another key, with some metadata changed."""
         metadata = self._s3.head_object(Bucket=self._bucket, Key=source)["Metadata"]
         body = self._s3.get_object(Bucket=self._bucket, Key=source)["Body"].read()
         bucket = self._tiered if tiered else self._bucket
@@ -69,7 +66,6 @@ class Auditor:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=body, Metadata=metadata)
 
     def list_objects(self, *, tiered: bool = False) -> BucketContents:
-        """List the primary bucket or the tiered one."""
         bucket = self._tiered if tiered else self._bucket
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         return BucketContents(etags={item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())})
@@ -81,7 +77,6 @@ class Auditor:
         return [row["payload"] for number in numbers for row in self._read_segment(ledger_id, number, ["payload"])]
 
     def read_transaction_states(self) -> dict[str, str]:
-        """Read the state of each transaction, by id."""
         rows = self._query('SELECT tc_id, sequence, state FROM "transaction"')
         return {f"{tc_id}:{sequence}": state for tc_id, sequence, state in rows}
 
@@ -112,16 +107,13 @@ class Auditor:
         return {row[0] for row in self._query(query, topic_id)}
 
     def read_created_us(self, ledger_id: int) -> int:
-        """Read the creation time of a ledger whose deletion has ended."""
         query = "SELECT ledger_created_us, row_id FROM pending_deletion WHERE ledger_id = ?"
         return int(self._query(query, ledger_id)[0][0])
 
     def read_ledger_ids(self) -> set[int]:
-        """Read the ids of all ledgers in the catalog."""
         return {row[0] for row in self._query("SELECT ledger_id FROM ledger")}
 
     def read_tombstones(self) -> set[int]:
-        """Read the ids of all ledgers with a tombstone."""
         return {row[0] for row in self._query("SELECT id FROM tombstone WHERE kind = 'ledger'")}
 
     def read_entries(self, topic_id: int) -> dict[tuple[int, int], bytes]:
@@ -129,7 +121,6 @@ class Auditor:
         return {position: row["payload"] for position, row in self._read_entries(topic_id, "payload").items()}
 
     def _read_entries(self, topic_id: int, *columns: str) -> dict[tuple[int, int], dict[str, Any]]:
-        """Read columns of each registered entry of a topic's log from S3, by ledger and entry."""
         query = (
             "SELECT s.ledger_id, s.number, s.first_entry FROM segment s JOIN ledger l ON l.ledger_id = s.ledger_id"
             " JOIN ledger_list ll ON ll.list_id = l.list_id WHERE ll.topic_id = ? AND ll.component = 'MANAGED_LEDGER'"
@@ -147,7 +138,6 @@ class Auditor:
         return rows
 
     def read_listed_ledgers(self, topic_id: int) -> set[int]:
-        """Read the ids of the ledgers in the topic's list."""
         query = (
             "SELECT l.ledger_id FROM ledger l JOIN ledger_list ll ON ll.list_id = l.list_id"
             " WHERE ll.topic_id = ? AND l.place IS NOT NULL"
@@ -155,7 +145,6 @@ class Auditor:
         return {row[0] for row in self._query(query, topic_id)}
 
     def read_intents(self) -> dict[int, tuple[str, str | None]]:
-        """Read state and outcome of every deletion intent, by ledger."""
         rows = self._query("SELECT ledger_id, state, outcome FROM pending_deletion")
         return {row[0]: (row[1], row[2]) for row in rows}
 

@@ -146,7 +146,7 @@ def _append_until_ended(settings: Settings, lost: LostDatabase, ended: threading
 
 
 def _await_writer(writer: "Future[None]") -> None:
-    """Wait for the end of the writer. Its last append may fail, because the database is gone."""
+    """Wait for the writer, whose last append may fail because the database is gone."""
     fault = writer.exception(timeout=WAIT_TIMEOUT_S)
     if fault is not None and not isinstance(fault, Exception):
         raise fault
@@ -159,7 +159,7 @@ def _remove_database(settings: Settings) -> None:
 
 
 def _rebuild_catalog(settings: Settings) -> dict[str, Any]:
-    """Rebuild the catalog by the command in a process of its own, as an operator does, and return its JSON."""
+    """Rebuild the catalog by the command in its own process, and return its JSON."""
     other_env = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
     completed = subprocess.run(

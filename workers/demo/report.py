@@ -33,7 +33,6 @@ class PromiseRow:
 
     @classmethod
     def from_problems(cls, promise: str, problems: Sequence[str], evidence: str) -> Self:
-        """Return a row that is ok without problems, and otherwise shows the first problem."""
         return cls(promise=promise, ok=not problems, seen=problems[0] if problems else evidence)
 
 
@@ -52,12 +51,10 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
         return all(row.ok for row in (*self.promises, self.orphans, self.damage))
 
     @property
     def rows(self) -> list[dict[str, object]]:
-        """Rows of a table for people."""
         rows: list[dict[str, object]] = [
             {"promise": row.promise, "held": "yes" if row.ok else "NO", "seen": row.seen}
             for row in (*self.promises, self.orphans, self.damage)
@@ -71,7 +68,6 @@ class DemoReport:
         return rows
 
     def to_json(self) -> dict[str, object]:
-        """Return one document for scripts."""
         return {
             "ok": self.ok,
             **self.counts,

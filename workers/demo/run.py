@@ -82,8 +82,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
         on_progress: Called with a sentence for people.
 
     Raises:
-        ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack could not
-            be removed.
+        ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack stays.
         KeyboardInterrupt: A signal asked the demo to end. The text says what became of the stack.
     """
     if not keep:
@@ -171,7 +170,6 @@ def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoR
 
 
 def _reconcile_orphans(settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic]) -> PromiseRow:
-    """Plant orphans, plan and apply, and compare both buckets with their earlier contents."""
     orphans = plant_orphans(auditor, written)
     before = auditor.list_objects(), auditor.list_objects(tiered=True)
     outcome = asyncio.run(reconcile(settings))
@@ -179,7 +177,6 @@ def _reconcile_orphans(settings: Settings, auditor: Auditor, written: Sequence[W
 
 
 def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say) -> list[PromiseRow]:
-    """Kill a worker in a merge of delayed messages and the next one in a broadcast, and check what becomes of both."""
     home = StackHome.at(settings.home)
     second, third = ServiceProcess(_SECOND, home), ServiceProcess(_THIRD, home)
 
@@ -202,7 +199,6 @@ def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say
 
 
 def _lose_and_rebuild_catalog(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
-    """Remove the database under a writer, rebuild it, and start a worker that serves it again."""
     say("deleting ledgers durably and plainly")
     fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
     lost = asyncio.run(lose_and_rebuild(settings, fourth.kill, say))
@@ -223,11 +219,7 @@ def _contest_ledger(written: Sequence[WrittenTopic]) -> list[str]:
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_WorkerDeath"]:
-    """Start trims, wait until the first worker dies in phase two, start another one, and wait for the trims.
-
-    Returns:
-        Results of the trims, and the state at the moment of death.
-    """
+    """Kill the first worker in phase two of the trims. Return their results, and the state at its death."""
     fences = await _wait_until_owned_by(auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
@@ -246,11 +238,7 @@ async def _trim_through_a_crash(
 
 
 async def _wait_until_owned_by(auditor: Auditor, *, bundles: int, by: str) -> FenceByBundle:
-    """Wait until workers with this id prefix were the last to acquire each bundle. Return the fences.
-
-    Raises:
-        ServiceFailed: Some bundle was not acquired in time.
-    """
+    """Wait until workers with this id prefix were the last to acquire each bundle. Return the fences."""
     fences: FenceByBundle = {}
 
     def is_owned() -> bool:

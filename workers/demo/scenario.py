@@ -48,7 +48,6 @@ class WrittenTopic:
 
     @property
     def needed(self) -> list[LedgerId]:
-        """Ledgers that must stay."""
         return list(self.payloads)[len(self.to_delete) :]
 
 

@@ -47,10 +47,7 @@ def lock_home(home: Path) -> int:
 
 
 def remove_abandoned_homes(say: Callable[[str], None]) -> None:
-    """Remove this user's homes whose demo was killed, with the processes that run in them.
-
-    A home without a lock file stays, and so does one that cannot be removed.
-    """
+    """Remove this user's homes whose demo was killed, with their processes. A home without a lock file stays."""
     for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             if _is_abandoned(home):
@@ -80,10 +77,8 @@ def _is_abandoned(home: Path) -> bool:
 def remove_home(home: Path) -> None:
     """Kill workers and servers, then delete the home. Nothing in a temporary stack is worth a drain.
 
-    Every process is dead before the first file is deleted. The attempt is repeated for a few seconds.
-
     Raises:
-        ServiceFailed: A process does not end, or the folder cannot be removed.
+        ServiceFailed: A process does not end, or the folder cannot be removed within seconds.
     """
     for remaining_attempts in reversed(range(_MAX_ATTEMPTS)):
         try:

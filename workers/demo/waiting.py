@@ -17,7 +17,7 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 async def wait_until(condition: Callable[[], bool], *, within_s: float = WAIT_TIMEOUT_S) -> bool:
-    """Wait until the condition holds. Return whether it holds in time. The wait can be cancelled, as by Ctrl-C."""
+    """Return whether the condition holds in time. The wait can be cancelled, as by Ctrl-C."""
     deadline_s = time.monotonic() + within_s
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline_s:
@@ -53,7 +53,6 @@ class InterruptHandler:
         """Whether the third signal has arrived, so that the folder stays."""
 
     def __enter__(self) -> Self:
-        """Install the handlers."""
         signals = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous_handlers = {number: signal.signal(number, self._handle_signal) for number in signals}
         return self
@@ -61,7 +60,6 @@ class InterruptHandler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restore the handlers, and raise a `KeyboardInterrupt` that had to wait."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         if self._signal_count and kind in {None, KeyboardInterrupt}:

@@ -97,13 +97,9 @@ async def read_deployment(client: Client, name: str) -> Deployment:
 async def find_unserved_queues(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> Sequence[str]:
-    """Return the task queues of a build that none of its workers polls now, ascending.
+    """Return the task queues of a known build that none of its workers polls now, ascending.
 
-    Args:
-        client: Client of the namespace.
-        name: Name of the deployment.
-        build_id: Build that Temporal knows.
-        dead_identities: Identities of workers whose processes are known to be gone.
+    Workers of `dead_identities`, whose processes are gone, do not count.
     """
     unserved: set[str] = set()
     for queue, kind in await list_queues(client, name, build_id):
@@ -131,25 +127,25 @@ async def deploy(
     without_workers: bool = False,
     dead_identities: Collection[str] = (),
 ) -> Deployment:
-    """Make a build current, or ramp a share of new runs to it. Repeating the call is harmless.
+    """Make a build current, or ramp a share of new runs to it. Idempotent.
 
     The call may have two effects: it sets the current build, then it ends the ramp of another build. If it is
-    interrupted between them, call it again with the same arguments.
+    interrupted between them, call it again.
 
     Args:
         client: Client of the namespace.
         name: Name of the deployment.
         build_id: Build to change.
-        ramp: Share of new runs in per cent, 0 to 100. 0 ends the ramp of this build. `None` makes the build current
-            and ends any ramp.
+        ramp: Share of new runs in per cent, 0 to 100. 0 ends the ramp of this build. `None` makes the build current and
+            ends any ramp.
         without_workers: Whether to accept a build without polling workers. Its new runs wait until one polls.
-        dead_identities: Identities of workers whose processes are known to be gone.
+        dead_identities: Identities of workers whose processes are gone.
 
     Raises:
         InvalidInput: The share is out of bounds.
-        PreconditionFailed: Temporal does not know the build. Or none of its workers polls one of its queues, or it
-            serves fewer queues than the current build. Or a ramp is refused: the build is current already, another
-            build ramps instead, or the ramp has changed in the meantime.
+        PreconditionFailed: Temporal does not know the build, or it serves fewer queues than the current one, or no
+            worker polls one of them. Or it cannot ramp: it is current, another build ramps, or the ramp has just
+            changed.
     """
     if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # refuses NaN, too
         raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
@@ -251,12 +247,10 @@ def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
 async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
     """Deploy a build whose worker has just started to poll. Wait until Temporal knows all of the build.
 
-    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build. Only
-    such a refusal is waited for; any other refusal would be repeated after any wait.
+    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build.
 
     Raises:
-        PreconditionFailed: A refusal of `deploy`. It is raised at once if Temporal knows all of the build, otherwise
-            after a timeout.
+        PreconditionFailed: A refusal of `deploy`: at once if Temporal knows all of the build, else after a timeout.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:
@@ -277,19 +271,8 @@ async def deploy_if_unserved(
 ) -> Deployment:
     """Deploy a build whose worker has just started to poll, unless workers of another current build poll.
 
-    A ramp of an operator stays, too, if the current build is served.
-
-    Args:
-        client: Client of the namespace.
-        name: Name of the deployment.
-        build_id: Build to make current.
-        dead_identities: Identities of workers whose processes are known to be gone.
-
-    Returns:
-        The deployment. Its current build is this build, or the other served one.
-
-    Raises:
-        PreconditionFailed: A refusal of `deploy_new_build`.
+    A ramp of an operator stays, too, if the current build is served. Return the deployment, whose current build is this
+    one or the other served one.
     """
     deployment = await read_deployment(client, name)
     if deployment.current == build_id:

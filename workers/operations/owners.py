@@ -105,9 +105,6 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
 
     Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
     nodes are read before sessions, and both before fences.
-
-    Raises:
-        StoreUnavailable, SessionLost, ServiceFailed: The catalog or ZooKeeper does not answer.
     """
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
@@ -234,7 +231,7 @@ class BundleUnloader:
             )
 
     def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
-        """Return the fence of the next acquisition, by any worker, or `None` if there is none in time."""
+        """Return the fence of the next acquisition, by any worker; `None` if there is none in time."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             fence, node = (

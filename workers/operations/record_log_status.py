@@ -24,10 +24,7 @@ _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
 def record_log_row(settings: Settings) -> Mapping[str, object]:
-    """Return the age of the oldest unflushed change, why flushes fail, and how many deletions wait.
-
-    A database that is older than its record log is always a problem.
-    """
+    """Return the age of the oldest unflushed change, why flushes fail, and how many deletions wait."""
     try:
         with open_catalog(settings.database_url) as catalog:
             problems, detail = _check_outbox(catalog.records)
@@ -44,11 +41,7 @@ def record_log_row(settings: Settings) -> Mapping[str, object]:
 
 
 def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
-    """Compare the database with the newest manifest. Return a note for the row if the store does not answer.
-
-    Raises:
-        CatalogOutdated: The database is older than its record log.
-    """
+    """Raise `CatalogOutdated` if the database is older than its record log. Return a note if the store is silent."""
     try:
         compare_with_newest_manifest(settings, catalog)
     except CatalogOutdated:
@@ -59,7 +52,6 @@ def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
 
 
 def _check_outbox(records: Records) -> tuple[list[str], str]:
-    """Return the problems of the outbox, and how much of it is in no block."""
     from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
 
     state = records.state()
@@ -103,7 +95,6 @@ async def find_flush_failure(client: Client) -> str | None:
 
 
 def _describe_last_attempt(activity: PendingActivityInfo) -> str:
-    """Return when the last attempt started or ended, or "" if the server leaves both times unset."""
     for name in ("last_started_time", "last_attempt_complete_time"):
         if activity.HasField(name):
             return f", the last one at {getattr(activity, name).ToDatetime():%Y-%m-%dT%H:%M:%SZ}"

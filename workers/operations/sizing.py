@@ -78,11 +78,6 @@ class StorePlan:
     database: str = "postgresql"
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            InvalidInput: A number is below 1, or the database is neither `postgresql` nor `sqlite`.
-        """
         for name in ("topics", "ledgers", "segments", "subscriptions", "life_days", "finished_days", "trim_interval_s"):
             if not 1 <= getattr(self, name) < 2**53:
                 raise InvalidInput(name, expected="1 to 2**53 - 1", found=getattr(self, name))
@@ -126,7 +121,6 @@ class StoreSize:
 
     @property
     def catalog_bytes(self) -> int:
-        """Bytes of all large tables."""
         return sum(self.row_bytes.values())
 
 
@@ -142,9 +136,8 @@ class DeletionRequests:
 def estimate_deletion_requests(ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk) -> DeletionRequests:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    Each ledger needs a LIST; neighbours, which share a LIST, are not counted. The keys of a chunk are deleted in pages:
-    first those of segments, then those of `meta.json`. After each of the two runs a sample of the keys is read again. A
-    ledger that is alone in its chunk is listed twice.
+    Each ledger needs a LIST, or two if it is alone in its chunk; LISTs that neighbours share are not counted. The keys
+    of a chunk are deleted in pages, first segments, then `meta.json`. A sample of the keys is read again after each.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
@@ -193,11 +186,7 @@ def estimate_size(plan: StorePlan) -> StoreSize:
 
 
 def format_table(sizes: Mapping[str, StoreSize]) -> str:
-    """Return a Markdown table of sizes side by side, with a final line break.
-
-    Args:
-        sizes: Sizes by the heading of their column.
-    """
+    """Return a Markdown table of sizes side by side, by the heading of their column, with a final line break."""
     format_by_row: dict[str, Callable[[StoreSize], str]] = {
         "catalog": lambda size: _format_bytes(size.catalog_bytes),
         "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),

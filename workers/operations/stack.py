@@ -48,9 +48,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
 
     Raises:
         ServiceFailed: A service or the worker could not be started.
-        CatalogVersionMismatch: A newer build wrote the catalog.
-        CatalogMismatch: A bucket or the namespace belongs to another catalog.
-        CatalogOutdated: The database is older than its record log.
+        CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
 
         After any of these, servers and worker that this call has started are stopped again.
     """
@@ -136,7 +134,6 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
     Raises:
         CatalogVersionMismatch: A newer build wrote the catalog.
         CatalogMismatch: A bucket belongs to another catalog.
-        StoreUnavailable: The database does not answer.
     """
     database = Database(settings.database_url)
     try:
@@ -155,7 +152,8 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
     """Bring catalog and namespace into the state that a worker needs.
 
     Raises:
-        CatalogVersionMismatch, CatalogMismatch, StoreUnavailable: The catalog cannot be upgraded.
+        CatalogVersionMismatch: A newer build wrote the catalog.
+        CatalogMismatch: A bucket or the namespace belongs to another catalog.
         CatalogOutdated: The database is older than its record log. A worker would end at once.
     """
     upgrade_catalog(settings)

@@ -185,7 +185,7 @@ async def list_polling_workers(
 def _check_workers(settings: Settings) -> Row:
     """Return the row of workers that poll the task queue on any machine, with the addresses of this home's workers.
 
-    Temporal forgets a worker only minutes after its end, so workers of this home whose processes ended are left out.
+    Workers of this home whose processes ended are left out: Temporal forgets a worker only minutes after its end.
     """
     home = StackHome.at(settings.home)
 
@@ -258,10 +258,7 @@ _MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses signatures from 15 minutes on; a sma
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """Return the rows of `status`, and of Java, search attributes, schedules, ownership, clock and certificates.
-
-    The row of certificates is left out if the settings name none.
-    """
+    """Return the rows of `status`, and of Java, search attributes, schedules, ownership, clock and any certificates."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _check_search_attributes,

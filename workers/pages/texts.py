@@ -70,11 +70,7 @@ CONTENT_SECURITY_POLICY: Final = (
 
 
 def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - values depend on the template
-    """Return the page of a template in this folder.
-
-    Raises:
-        jinja2.UndefinedError: The template uses a value that is not given.
-    """
+    """Return the page of a template in this folder. A missing value raises `jinja2.UndefinedError`."""
     return str(_environment().get_template(template).render(policy=CONTENT_SECURITY_POLICY, **values))
 
 

@@ -12,12 +12,9 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 
 def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
-    """Return the content of a regular file of at most `MAX_FILE_BYTES`.
+    """Return the content of a regular file, or of a link to one, of at most `MAX_FILE_BYTES`.
 
-    Args:
-        field: The setting that names the file.
-        path: A link to a regular file is followed, as mounted secrets need it.
-        rule: What the setting expects, as a phrase.
+    `rule` says what the setting `field` expects, as a phrase.
 
     Raises:
         InvalidInput: The file cannot be read, is not a regular file or is too long.
@@ -31,11 +28,7 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
 
 
 def read_text(field: str, path: str, rule: str) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark. The arguments are those of `read_bytes`.
-
-    Raises:
-        InvalidInput: The file cannot be read, or is not text. The error does not show its content.
-    """
+    """Return the text of a UTF-8 file, without a byte order mark. An error does not show the content."""
     try:
         return read_bytes(field, path, rule).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -46,8 +39,8 @@ def read_secret(field: str, path: str) -> str:
     """Return the secret in a file, without surrounding white space.
 
     Raises:
-        InvalidInput: The file cannot be read, is empty, or has several lines or unprintable characters. No service
-            accepts such a secret, and a client would silently omit it.
+        InvalidInput: The file cannot be read, is empty, or has several lines or unprintable characters. A client would
+            silently omit such a secret.
     """
     rule = "a file with a secret in it"
     text = read_text(field, path, rule).strip()
@@ -61,11 +54,7 @@ def read_secret(field: str, path: str) -> str:
 
 
 def read_temporal_api_key(settings: Settings) -> str:
-    """Return the API key for Temporal from its setting or its file, or "" if neither is set.
-
-    Raises:
-        InvalidInput: Setting and file are both set, or the file cannot be read or is empty.
-    """
+    """Return the API key for Temporal from its setting or its file, which exclude each other, or ""."""
     key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
     if key and path:
         raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)

@@ -23,14 +23,10 @@ _DURATION_RULE = "a duration such as 90s, 15m, 24h or 3d, at most 36500d"
 
 
 def parse_duration(text: str, field: str) -> int:
-    """Return the seconds of a duration, 0 to 36,500 days inclusive.
-
-    Args:
-        text: A whole number with one unit, without sign, fraction or sum.
-        field: Name of the setting for errors.
+    """Return the seconds of a duration: a whole number with one unit, 0 to 36,500 days inclusive.
 
     Raises:
-        InvalidInput: The text is not such a duration.
+        InvalidInput: The text is not such a duration. The error names the setting `field`.
     """
     match = _DURATION_PATTERN.fullmatch(text.strip()) if text.isascii() else None
     seconds = int(match["count"]) * _SECONDS_BY_UNIT[match["unit"]] if match else -1

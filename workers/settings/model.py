@@ -208,7 +208,6 @@ class Settings(BaseModel):
 
     @property
     def temporal_uses_tls(self) -> bool:
-        """Whether connections to Temporal use TLS: it is on, or a setting that needs it is set."""
         files = (self.temporal_ca_file, self.temporal_cert_file, self.temporal_key_file, self.temporal_api_key_file)
         has_name_or_key = bool(self.temporal_server_name or self.temporal_api_key.get_secret_value())
         return has_name_or_key or any(files) or self.temporal_tls == "on"
@@ -220,23 +219,17 @@ class Settings(BaseModel):
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Names of the replica buckets of the record log."""
         return tuple(filter(None, self.replica_buckets.split(",")))
 
     @property
     def traces_dir(self) -> Path:
-        """Folder of the home's span files."""
         return self.home / "traces"
 
     def with_changes(self, **changes: object) -> "Settings":
-        """Return the settings with some replaced, and validate them together.
-
-        Settings at their defaults are not passed on: some validators refuse an explicit default.
-        """
+        """Return validated settings with some replaced. Some validators refuse an explicit default: it is left out."""
         return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
 
     def without_services(self) -> "Settings":
-        """Return the settings without any service, as in a home where no stack was started."""
         return Settings.model_validate({name: value for name, value in self if name not in SERVICE_SETTINGS})
 
     def require(self, name: str) -> str:

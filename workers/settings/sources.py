@@ -37,11 +37,7 @@ RecordReader = Callable[[Path], Mapping[str, object]]
 
 
 def read_stack_record(home: Path) -> Mapping[str, object]:
-    """Return the settings that the stack in `home` recorded, by name, or none if no stack was ever started there.
-
-    Raises:
-        ServiceFailed: A record cannot be read or is not a JSON object.
-    """
+    """Return the settings that the stack in `home` recorded, by name; none if no stack was ever started there."""
     ports = _read_json_object(home / "ports.json")
     credentials = _read_json_object(home / "credentials.json")
     addresses_by_setting = {
@@ -115,11 +111,7 @@ def load_settings(
 
 
 def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
-    """Replace each file of a secret by the secret in it.
-
-    Raises:
-        InvalidInput: The source gives a secret twice, or its file cannot be read or is empty.
-    """
+    """Replace each file of a secret by the secret in it. Refuse a source that gives a secret twice."""
     resolved = {name: entry for name, entry in source.items() if name not in _SECRET_BY_FILE}
     for file, name in _SECRET_BY_FILE.items():
         if file in source:
@@ -140,7 +132,7 @@ def _read_secret_file(file: str, path: object, cwd: Path, origin: str) -> str:
 def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -> _Source:
     """Drop the services from the environment if a flag names another home.
 
-    `eval "$(sexton env)"` exports the home and its services. With another `--home` these services are wrong.
+    `eval "$(sexton env)"` exports the home and its services, which are wrong for another `--home`.
     """
     if "home" not in flags or "home" not in environment:
         return environment

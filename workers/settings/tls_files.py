@@ -45,7 +45,6 @@ class TlsFiles:
         return cls(**paths)
 
     def __bool__(self) -> bool:
-        """Return whether any file is set."""
         return bool(self.ca or self.cert or self.key)
 
 
@@ -57,11 +56,7 @@ def _check_authorities(field: str, path: str) -> None:
 
 
 def read_chain(field: str, path: str) -> "list[x509.Certificate]":
-    """Return the certificates of a file, the server's or client's own first. There is at least one.
-
-    Raises:
-        InvalidInput: The file cannot be read, or has no certificate.
-    """
+    """Return the certificates of a file, at least one, the server's or client's own first."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
     content = read_bytes(field, path)
