@@ -27,7 +27,7 @@ from logstore.identity.markers import (
     refusal,
 )
 from logstore.log.ledgers import CopyState, meta_key, segment_key
-from logstore.log.services.read_back import require_stored
+from logstore.log.services.read_back import put_and_require
 from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
@@ -128,8 +128,7 @@ class OwnStores:
             try:
                 marker = marker_of(self._identities.catalog_id())
                 with effect("identity.put_marker"):
-                    store.put_if_absent(MARKER_KEY, marker, metadata={})
-                require_stored(store, MARKER_KEY, size_bytes=len(marker), metadata={})
+                    put_and_require(store, MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # of another catalog, or with another content: what it says counts
                 self.confirm(named, store)
 

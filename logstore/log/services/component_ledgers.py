@@ -20,7 +20,7 @@ from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimed
 from logstore.failpoints import effect
 from logstore.log.entries import FOOTER, NewEntry, ProducedEntries, decode_segment, encode_segment, mark_footer
 from logstore.log.ledgers import DIGEST, Component, LedgerStatement, digest_of, meta_key, segment_key
-from logstore.log.services.read_back import read_twice, require_stored
+from logstore.log.services.read_back import put_and_require, read_twice, require_stored
 from logstore.log.services.registration import telling
 from logstore.log.services.segment_file import check_whole, vouching
 from logstore.ports.catalog import Components, Ledgers, Segment
@@ -195,16 +195,15 @@ class ComponentLedgers:
 
         def put_meta() -> None:
             with effect("component.put_meta"):
-                self._objects.put_if_absent(own_meta_key, meta, metadata=metadata)
-            require_stored(self._objects, own_meta_key, size_bytes=len(meta), metadata=metadata)
+                put_and_require(self._objects, own_meta_key, meta, metadata=metadata)
 
         def put_segment() -> None:
             with effect("component.put_segment"):
                 if isinstance(content, bytes):
-                    self._objects.put_if_absent(key, content, metadata=stating)
+                    put_and_require(self._objects, key, content, metadata=stating)
                 else:
                     self._objects.put_file_if_absent(key, content, metadata=stating, proceed=proceed)
-            require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=stating)
+                    require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=stating)
 
         try:
             for put in (put_meta, put_segment):

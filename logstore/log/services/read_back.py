@@ -28,6 +28,17 @@ def read_twice(read: Callable[[], Content]) -> Content:
         return read()
 
 
+def put_and_require(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+    """Store an object unless its key is taken, and require it as `require_stored` does.
+
+    Raises:
+        AlreadyExists: The key holds another object.
+        UploadUnproven, StoreUnavailable: As `require_stored`.
+    """
+    objects.put_if_absent(key, body, metadata=metadata)
+    require_stored(objects, key, size_bytes=len(body), metadata=metadata)
+
+
 def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
     """Require the object that was uploaded, as a HEAD shows it now. A gateway may have added entries to its metadata.
 

@@ -26,13 +26,12 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.log.ledgers import DIGEST, digest_of
-from logstore.log.services.read_back import read_twice, require_stored
+from logstore.log.services.read_back import read_twice
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import PREFIX, Block, Manifest, manifest_key, number_of
-from logstore.records.services.registry import Registry
+from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
 from logstore.records.tombstones import Acknowledgement
 from logstore.units import between_units
 
@@ -52,9 +51,6 @@ _REGISTERED: Final = frozenset({"rebuild"})
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
-
-_WORD: Final = b"{}"
-"""Content of an object whose key says all: a pin, an acknowledgement, a revocation."""
 
 NEVER_STALE_US: Final = 2**62
 """When a replica was heard of that is registered and not listed: no time is known."""
@@ -204,7 +200,7 @@ class RecordLog:
                 whose it is, its stamp says.
         """
         with effect("records.put_manifest"):
-            self._put(manifest.key, manifest.to_json())
+            put_record_object(self._objects, manifest.key, manifest.to_json())
         self._mark_begun()
 
     def _mark_begun(self) -> None:
@@ -213,7 +209,7 @@ class RecordLog:
             return
         if self._objects.head(_BEGUN) is None:
             with effect("records.mark_begun"), suppress(AlreadyExists):
-                self._put(_BEGUN, _WORD)
+                put_record_object(self._objects, _BEGUN, NO_CONTENT)
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
@@ -226,7 +222,7 @@ class RecordLog:
             between_units()
             block = describe(f"{kind}-{uuid4().hex}", kind, part, file)
             with effect("records.put_block"):
-                self._put(block.key, file)
+                put_record_object(self._objects, block.key, file)
             yield block
 
     def read_block(
@@ -263,7 +259,7 @@ class RecordLog:
         folder = f"{PINS}{what}/{_quoted(pin_id)}/"
         key = f"{folder}{manifest:012d}-{until_us:017d}"
         with effect("records.pin"):
-            self._put(key, _WORD)
+            put_record_object(self._objects, key, NO_CONTENT)
         if what in _REGISTERED:
             self._pin_names.enter(key)
             self._pin_names.end(lambda name: name.startswith(folder) and name != key)
@@ -334,7 +330,7 @@ class RecordLog:
         folder = f"{REPLICAS}{_quoted(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
         with effect("records.acknowledge"):
-            self._put(key, _WORD)
+            put_record_object(self._objects, key, NO_CONTENT)
         if replica_id not in self._entered:
             self._replica_names.enter(replica_id)
             if self._is_forgotten(folder, key):
@@ -366,18 +362,7 @@ class RecordLog:
         It is to be listed again afterwards: one that was registered meanwhile may not be revoked by this.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
-            self._put(self._revocation(replica_id), _WORD)
-
-    def _put(self, key: str, body: bytes) -> None:
-        """Store an object unless its key is taken, and read it back by a HEAD.
-
-        Raises:
-            AlreadyExists: The key holds another object.
-            UploadUnproven: The store answered the PUT, and does not show the object.
-        """
-        metadata = {} if body == _WORD else {DIGEST: digest_of(body)}
-        self._objects.put_if_absent(key, body, metadata=metadata)
-        require_stored(self._objects, key, size_bytes=len(body), metadata=metadata)
+            put_record_object(self._objects, self._revocation(replica_id), NO_CONTENT)
 
     def _revocation(self, replica_id: str) -> str:
         return f"{REPLICAS}{_quoted(replica_id)}/{_REVOKED}"

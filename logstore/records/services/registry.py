@@ -15,11 +15,22 @@ from typing import Final
 from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
 from logstore.log.ledgers import DIGEST, digest_of
-from logstore.log.services.read_back import read_twice, require_stored
+from logstore.log.services.read_back import put_and_require, read_twice
 from logstore.ports.objects import ObjectStore
 from logstore.units import between_units
 
-_ENDED: Final = b"{}"
+NO_CONTENT: Final = b"{}"
+"""Content of an object whose key says all, as a pin or an acknowledgement."""
+
+
+def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
+    """Store an object of the record log with the digest of its content, unless its key is taken, and require it.
+
+    Raises:
+        AlreadyExists: The key holds another object.
+        UploadUnproven: The store answered the PUT, and does not show the object.
+    """
+    put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST: digest_of(body)})
 
 
 class Registry:
@@ -47,7 +58,7 @@ class Registry:
             if self._objects.get(key) is None:
                 try:
                     with effect("records.enter"):
-                        self._put(key, name.encode())
+                        put_record_object(self._objects, key, name.encode())
                 except AlreadyExists:
                     pass  # by another one
                 else:
@@ -63,7 +74,7 @@ class Registry:
             numbers = [number for number, name in self._standing() if should_end(name)]
             for number in numbers:
                 with effect("records.end_entry"):
-                    self._put(f"{self._key(number)}-ended", _ENDED)
+                    put_record_object(self._objects, f"{self._key(number)}-ended", NO_CONTENT)
             if numbers:
                 return
 
@@ -98,8 +109,3 @@ class Registry:
 
     def _key(self, number: int) -> str:
         return f"{self._folder}{number:06d}"
-
-    def _put(self, key: str, body: bytes) -> None:
-        metadata = {} if body == _ENDED else {DIGEST: digest_of(body)}
-        self._objects.put_if_absent(key, body, metadata=metadata)
-        require_stored(self._objects, key, size_bytes=len(body), metadata=metadata)
