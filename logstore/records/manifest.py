@@ -24,6 +24,9 @@ from logstore.errors import CorruptData, Unsupported
 from logstore.records.kinds import FORMAT, RecordKind
 
 PREFIX: Final = "records/manifest/"
+BEGUN_KEY: Final = "records/registers/begun"
+"""Mark of a log into which a manifest was ever put. It stands behind the first one, and no sweep removes it."""
+
 BLOCKS: Final = "records/blocks/"
 _KEY: Final = re.compile(rf"{PREFIX}(\d{{12}})\.json")
 

@@ -32,13 +32,16 @@ from logstore.offload.tiered import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, KnownCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 from logstore.positions import LedgerId
-from logstore.records.manifest import manifest_key
+from logstore.records.manifest import BEGUN_KEY, manifest_key
 
 _SAMPLE: Final = 16  # copies that are looked for; one that is there, and none that contradicts, is evidence
 _LOOKED_AT: Final = 1_000  # keys of a bucket in which no copy of ours is expected: one page of a listing
 _LISTINGS: Final = 2  # of such a bucket
-_FIRST_KEYS: Final = {Role.PRIMARY: segment_key(LedgerId(0), 0), Role.RECORDS: manifest_key(1)}
-"""What every catalog puts first, by the use of a bucket."""
+_FIRST_KEYS: Final = {
+    Role.PRIMARY: (segment_key(LedgerId(0), 0),),
+    Role.RECORDS: (BEGUN_KEY, manifest_key(1)),  # sweeps remove the manifest; earlier builds put no mark
+}
+"""Keys that a catalog puts first, by the role of a bucket."""
 _MARKER_READS: Final = 3  # of a marker of which GET and HEAD say different things: an answer may have been cut off
 ASKED_EVERY_S: Final = 30.0
 """How often a process that only writes and reads asks whether its catalog is still the one, in seconds."""
@@ -363,8 +366,7 @@ def _strange_key(role: Role, store: ObjectStore) -> str | None:
         keys = (item.key for item in islice(store.list(role.prefix), _LOOKED_AT))
         if strange := next((key for key in keys if role.holds(key)), None):
             return strange
-    first = _FIRST_KEYS.get(role)
-    return first if first and store.head(first) else None
+    return next((key for key in _FIRST_KEYS.get(role, ()) if store.head(key)), None)
 
 
 def _is_certain(copy: KnownCopy) -> bool:

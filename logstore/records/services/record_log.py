@@ -30,7 +30,7 @@ from logstore.log.services.read_back import read_twice
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode, describe, encoded
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import PREFIX, Block, Manifest, manifest_key, number_of
+from logstore.records.manifest import BEGUN_KEY, PREFIX, Block, Manifest, manifest_key, number_of
 from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
 from logstore.records.tombstones import Acknowledgement
 from logstore.units import between_units
@@ -43,9 +43,6 @@ REPLICAS: Final = "records/replicas/"
 REGISTERS: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTERS}pins/"
 _REPLICA_NAMES: Final = f"{REGISTERS}replicas/"
-_BEGUN: Final = f"{REGISTERS}begun"
-"""Mark of a log into which a manifest was ever put. It stands behind the first one, and no sweep removes it."""
-
 _REGISTERED: Final = frozenset({"rebuild"})
 """Pins without which data is lost. A raid, a shipment or a seed whose blocks are removed fails, and begins anew."""
 _PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
@@ -127,10 +124,10 @@ class RecordLog:
             hidden = after if self._stands(after) else None if numbers else self._find_later(after)
             if hidden is not None:
                 raise _hidden(hidden)
-        if not numbers and not after and self._objects.head(_BEGUN) is not None:
+        if not numbers and not after and self._objects.head(BEGUN_KEY) is not None:
             raise StoreUnavailable(
-                f"{PREFIX}: expected a manifest, because HEAD finds {_BEGUN}, found none by LIST; nothing is decided by"
-                " such a listing"
+                f"{PREFIX}: expected a manifest, because HEAD finds {BEGUN_KEY}, found none by LIST;"
+                " nothing is decided by such a listing"
             )
         return numbers[-1] if numbers else None
 
@@ -207,9 +204,9 @@ class RecordLog:
         """Mark the log behind every manifest, because the process that put the first one may have died, or be older."""
         if self._is_marked:
             return
-        if self._objects.head(_BEGUN) is None:
+        if self._objects.head(BEGUN_KEY) is None:
             with effect("records.mark_begun"), suppress(AlreadyExists):
-                put_record_object(self._objects, _BEGUN, NO_CONTENT)
+                put_record_object(self._objects, BEGUN_KEY, NO_CONTENT)
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:

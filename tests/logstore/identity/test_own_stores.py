@@ -493,7 +493,9 @@ def test_new_catalog_refuses_a_bucket_whose_first_listing_hides_ledgers_of_other
 
 
 @pytest.mark.parametrize(
-    ("named", "first"), [(LOGS, segment_key(LedgerId(0), 0)), (RECORDS, manifest_key(1))], ids=["primary", "records"]
+    ("named", "first"),
+    [(LOGS, segment_key(LedgerId(0), 0)), (RECORDS, "records/registers/begun"), (RECORDS, manifest_key(1))],
+    ids=["primary", "records", "records of an earlier build"],
 )
 def test_new_catalog_refuses_a_bucket_that_holds_what_a_catalog_puts_first_though_no_listing_shows_it(
     catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket, first: str
@@ -504,6 +506,15 @@ def test_new_catalog_refuses_a_bucket_that_holds_what_a_catalog_puts_first_thoug
     with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{first}'"):
         own(catalog, bucket, named).require()
     assert marker(bucket) is None
+
+
+def test_new_catalog_refuses_a_record_log_of_an_earlier_build_whose_first_manifest_was_swept(
+    catalog: FakeCatalog, bucket: FakeObjectStore
+) -> None:
+    """It has no mark, and its manifests are listed."""
+    bucket.put_if_absent(manifest_key(250), b"", metadata={})
+    with pytest.raises(CatalogMismatch, match=rf"expected nothing yet.*found '{manifest_key(250)}'"):
+        own(catalog, bucket, RECORDS).require()
 
 
 def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
