@@ -8,6 +8,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import Database, OnDatabase, writes
 from infra.catalog.engine.dialects import Readable, ignoring_conflict
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.inspection import live_copies, live_row
 from logstore.deletion.intents import DeletionState, missing_property
 from logstore.errors import CatalogVersionMismatch
@@ -33,9 +34,10 @@ class SqlIdentities(OnDatabase):
 
         Raises:
             CatalogVersionMismatch: The catalog has none.
+            CorruptData: The row of `catalog` is lost.
         """
         if not self._catalog_id:
-            found = self._db.read(lambda connection: connection.execute(select(t.catalog.c.catalog_id)).scalar())
+            found = self._db.read(read_catalog_row).catalog_id
             if not found:
                 raise CatalogVersionMismatch("catalog: expected an id, found none; run `sexton catalog upgrade`")
             self._catalog_id = str(found)

@@ -156,7 +156,7 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
         found = connection.execute(select(t_.topic_id, t_.state).where(t_.topic_id.in_(inactive)))
         states |= {row.topic_id: row.state for row in found}
     return _Locked(
-        epoch=topics[0].epoch if topics else epoch(connection),
+        epoch=(topics and topics[0].epoch) or epoch(connection),  # topics without one: the row is lost
         topics=states,
         names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: value_of(_Ledger, row) for row in ledgers},

@@ -11,6 +11,7 @@ from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, stalled
 from infra.catalog.engine.database import OnDatabase, reads
 from infra.catalog.engine.dialects import as_text, context_in, context_or_none, value_of
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.records.tombstone_rows import tombstone_of
 from logstore.deletion.intents import DeletionIntent
@@ -36,7 +37,7 @@ class SqlInspection(OnDatabase):
     @reads
     def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
         """See `Inspection.ledger`."""
-        ceiling = connection.execute(select(t.catalog.c.next_ledger_id)).scalar_one()
+        ceiling = read_catalog_row(connection).next_ledger_id
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
             raise UnknownObject("ledger", expected=expected, found=ledger_id)

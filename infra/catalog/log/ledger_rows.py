@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, ins
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of, value_of
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
 from logstore.errors import IdsExhausted, UnknownObject
@@ -96,6 +97,7 @@ def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us:
         .returning(t.catalog.c.next_ledger_id - 1, t.catalog.c.epoch)
     ).one_or_none()
     if taken is None:
+        read_catalog_row(connection)
         raise IdsExhausted("ledger ids: expected one below the ceiling, found none; flush the record log")
     statement = LedgerStatement(owner=owner, ledger_id=LedgerId(taken[0]), created_us=now_us, epoch=taken[1])
     _insert(connection, list_id, [statement])

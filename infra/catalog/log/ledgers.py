@@ -11,6 +11,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
 from infra.catalog.log.sums import backlogs_in, totals_of
@@ -139,7 +140,7 @@ class SqlLedgers(OnDatabase):
 
 def epoch(connection: Connection) -> int:
     """The catalog's epoch."""
-    return int(connection.execute(select(t.catalog.c.epoch)).scalar_one())
+    return int(read_catalog_row(connection).epoch)
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, Select, select
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.dialects import inserting, value_of
+from infra.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
 from logstore.ownership import BundleId, Lease
@@ -137,7 +138,7 @@ def _require_last(row: Row[Any] | None, lease: Lease) -> None:
 
 
 def _bundles(connection: Connection) -> int:
-    return int(connection.execute(select(t.catalog.c.bundles)).scalar_one())
+    return int(read_catalog_row(connection).bundles)
 
 
 def _require_valid(connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> None:

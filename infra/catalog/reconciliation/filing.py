@@ -26,6 +26,7 @@ from infra.catalog.deletion.runs import (
     told_before,
 )
 from infra.catalog.engine.dialects import among, as_text, context_or_none
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
 from infra.catalog.log.topic_rows import hold_topics
@@ -120,7 +121,7 @@ def file_orphans(
         cause: The actor and the reason.
         now_us: The database's clock.
     """
-    catalog = connection.execute(select(t.catalog.c.next_ledger_id, t.catalog.c.epoch)).one()
+    catalog = read_catalog_row(connection)
     ids = {one.statement.ledger_id for one in orphans}
     known = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))

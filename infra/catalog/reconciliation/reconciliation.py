@@ -14,6 +14,7 @@ from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, begin_run, finish_run, forget_runs, held, renew_run, set_summary
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.reconciliation.filing import file_page
@@ -46,7 +47,7 @@ class SqlReconciliation(OnDatabase):
     @reads
     def standing(self, connection: Connection) -> Standing:
         """See `Reconciliation.standing`."""
-        row = connection.execute(select(t.catalog.c.epoch, t.catalog.c.next_ledger_id)).one()
+        row = read_catalog_row(connection)
         now = self._db.now_us(connection)
         return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 

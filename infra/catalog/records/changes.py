@@ -32,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy import select as selecting
 
 from infra.catalog import tables as t
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog import Unrecordable
@@ -73,7 +74,7 @@ class SqlChanges:
             self._taken.update(part)
         kinds = connection.execute(selecting(_O.kind).where(self._chosen).distinct()).scalars()
         self._kinds = sorted(RecordKind(kind) for kind in kinds)
-        self._epoch = connection.execute(selecting(t.catalog.c.epoch)).scalar_one()
+        self._epoch = int(read_catalog_row(connection).epoch)
 
     @property
     def at_us(self) -> int:

@@ -21,6 +21,7 @@ from infra.catalog import tables as t
 from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
+from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records import replica_rows as on
 from infra.catalog.records.loading import own_rows, rows_in
 from infra.catalog.records.log_rows import REPLICA, read_log_row
@@ -91,7 +92,7 @@ class SqlReplica:
     def _applied(self, connection: Connection) -> Applied | None:
         row = read_log_row(connection)
         if row.state == REPLICA:
-            catalog = connection.execute(select(t.catalog)).one()
+            catalog = read_catalog_row(connection)
             told = {"epoch": catalog.epoch, "manifest": row.manifest, "stamp": row.stamp, "replica": row.rebuild or ""}
             return Applied(catalog_id=catalog.catalog_id, **told)
         if found := rows_in(connection):

@@ -18,7 +18,8 @@ from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
-from logstore.errors import CatalogAdopting, CorruptData
+from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
+from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
@@ -45,15 +46,8 @@ def read_log_row(connection: Connection) -> Row[Any]:
     """
     row = connection.execute(select(t.record_log)).one_or_none()
     if row is None:
-        raise _lost_row(t.record_log.name)
+        raise lost_row_error(t.record_log.name)
     return row
-
-
-def _lost_row(table: str) -> CorruptData:
-    return CorruptData(
-        f"table {table}: expected 1 row, found none: the database is damaged. Stop the workers and run"
-        " `sexton records rebuild --into DATABASE_URL` with an empty database"
-    )
 
 
 def require_ready(connection: Connection) -> None:
@@ -87,7 +81,7 @@ def require_no_replica(connection: Connection) -> None:
 def _read_state(connection: Connection) -> str:
     state = connection.execute(select(_L.state)).scalar()
     if state is None:
-        raise _lost_row(t.record_log.name)
+        raise lost_row_error(t.record_log.name)
     return str(state)
 
 
@@ -96,7 +90,7 @@ def known_of(connection: Connection) -> KnownManifest:
     row = connection.execute(_KNOWN).one_or_none()
     if row is None:
         read_log_row(connection)
-        raise _lost_row(t.catalog.name)
+        raise lost_row_error(t.catalog.name)
     return KnownManifest(
         catalog_id=row.catalog_id,
         epoch=row.epoch,
@@ -110,9 +104,7 @@ def known_of(connection: Connection) -> KnownManifest:
 def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
     """How the catalog stands to its record log."""
     row = read_log_row(connection)
-    catalog = connection.execute(select(t.catalog)).one_or_none()
-    if catalog is None:
-        raise _lost_row(t.catalog.name)
+    catalog = read_catalog_row(connection)
     next_ids = Ceilings(
         ledger=catalog.next_ledger_id,
         topic=_next_topic(connection),
@@ -181,7 +173,7 @@ def knows(connection: Connection, number: int) -> bool:
     """Whether a manifest of that number, or a newer one, was settled; none can be for as long as the transaction."""
     manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
     if manifest is None:
-        raise _lost_row(t.record_log.name)
+        raise lost_row_error(t.record_log.name)
     return bool(number <= manifest)
 
 

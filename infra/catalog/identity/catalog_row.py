@@ -1,0 +1,28 @@
+"""The only row of the table `catalog`, which the first migration inserts."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from infra.catalog import tables as t
+from logstore.errors import CorruptData
+
+
+def read_catalog_row(connection: Connection) -> Row[Any]:
+    """Return the catalog's identity: its id, epoch, number of bundles and next ledger id.
+
+    Raises:
+        CorruptData: The row is lost.
+    """
+    row = connection.execute(select(t.catalog)).one_or_none()
+    if row is None:
+        raise lost_row_error(t.catalog.name)
+    return row
+
+
+def lost_row_error(table: str) -> CorruptData:
+    """Return the error of a table that has lost its only row."""
+    return CorruptData(
+        f"table {table}: expected 1 row, found none: the database is damaged. Stop the workers and run"
+        " `sexton records rebuild --into DATABASE_URL` with an empty database"
+    )
