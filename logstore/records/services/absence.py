@@ -7,7 +7,7 @@ known:
 2. the segment that an upload names as the last one registered before it;
 3. the numbers that follow the last upload of a ledger that may have taken segments since the last flush;
 4. the first segment of the ids that follow those given out before the last flush: rebuilds leave ids out, so these may
-   be far above the highest one that the catalog knows.
+   be far above the highest one that the catalog knows. A writer draws a higher number only once number 0 is taken.
 
 While the old catalog may still append, only objects of the first kind are asked for. An append between a listing and a
 HEAD is no lie.
