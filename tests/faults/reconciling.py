@@ -34,7 +34,7 @@ LOSING: Final = (TopicPlan(name="persistent://shop/main/losing", ledgers=3, ackn
 """Beside whose ledgers stand objects that nobody registered."""
 
 _DAYS_US: Final = 3 * 86_400 * 1_000_000
-_NUMBERS: Final = (7, 8, 9)  # of orphaned segments, above every registered one
+_NUMBERS: Final = (1_000_007, 1_000_008, 1_000_009)  # of orphaned segments, above whatever a retry draws
 _UUID: Final = "abandoned"
 
 
