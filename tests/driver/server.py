@@ -115,12 +115,13 @@ class Server(Commands):
     def fire(self) -> None:
         """Let timers fire whose time has come."""
         now_ns = self.time.now_ns()
-        due = sorted((moment, number, one) for one, number, moment in self._timers() if moment <= now_ns)
-        for _, number, one in due:
-            if one.timers.pop(number, None) is not None:
+        timers = ((moment, number, execution) for execution, number, moment in self._timers() if moment <= now_ns)
+        due = sorted(timers, key=lambda timer: timer[:2])
+        for _, number, execution in due:
+            if execution.timers.pop(number, None) is not None:
                 job = WorkflowActivationJob()
                 job.fire_timer.seq = number
-                self._tell(one, job)
+                self._tell(execution, job)
 
     def _timers(self) -> Iterator[tuple[Execution, int, int]]:
         yield from ((one, number, moment) for one in self.running for number, moment in one.timers.items())
