@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pyroaring import BitMap
 
 from infra.catalog.records import adoption_rows
 from logstore.deletion.retention import RetentionPolicy
@@ -18,6 +19,7 @@ from logstore.log.ledgers import APPEND, BEHIND, UploadMark, ledger_prefix, segm
 from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
 from logstore.positions import LedgerId, Position
 from logstore.records.services import adopting
+from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.contracts.catalog.conftest import emptied
 from tests.faults.world import World
@@ -174,6 +176,43 @@ def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> No
         assert shown == [["an ordinary one", "early 1", f"left {unknown}"], ["early 2", f"right {unknown}"]]
         state = log.subscriptions.get(left.topic_id, "s").state
         assert state.mark_delete >= Position(LedgerId(0), 0), "what the commit acknowledged stays so"
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_marker_of_a_forgotten_transaction_that_is_written_late_repeats_its_outcome(
+    losing: Losing, commit: bool
+) -> None:
+    """The transaction is in no record any more. Its marker decides it again, and readers see no difference."""
+    with losing.process() as log:
+        topic = _topic(log)
+        log.subscriptions.subscribe(topic.topic_id, "s", latest=False)
+        log.managed.append(topic, _plain("an ordinary one"))
+        txn = _begin(log)
+        log.managed.append(topic, _inside(txn, "of the transaction"))
+        first = Position(LedgerId(0), 0)
+        log.subscriptions.acknowledge(topic.topic_id, "s", positions=[first], txn=txn)
+        _end(log, txn, commit=commit)
+        assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
+        losing.flush()
+        before, mark_delete = _read(log, topic), log.subscriptions.get(topic.topic_id, "s").state.mark_delete
+        late = TransactionMarker(
+            txn=txn,
+            verb=MarkerVerb.COMMIT if commit else MarkerVerb.ABORT,
+            epoch=1,
+            subscription="s",
+            positions={first.ledger_id: BitMap([first.entry_id])},
+        )
+        log.managed.append(topic, markers_to_entries([late]))
+    losing.lose()
+    losing.adopt()
+    with losing.process() as log:
+        assert log.catalog.transactions.states([txn]) == {
+            txn: TransactionState.COMMITTING if commit else TransactionState.ABORTING
+        }
+        _tell(log)
+        assert log.catalog.transactions.states([txn])[txn].is_final
+        assert _read(log, topic) == before
+        assert log.subscriptions.get(topic.topic_id, "s").state.mark_delete == mark_delete
 
 
 def test_duplicates_of_a_producer_are_told_after_the_loss_too(losing: Losing) -> None:
