@@ -16,6 +16,7 @@ from logstore.clock import Clock
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
+from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import SHARDS, LedgerState, ledger_in
 from logstore.ports.catalog import Topic
@@ -85,6 +86,22 @@ class Chain:
         with self.process() as log:
             self.catalog_id = log.catalog.identities.catalog_id()
         self.answered: dict[Position, str] = {}
+
+    def append_while_it_waits(self, log: Any, topic: Topic) -> Callable[[], int]:
+        """Let the waits of the next rebuild append by a process of the old catalog, as long as that may write.
+
+        Each look at the clock is a second later. Return the count of waits.
+        """
+        waits, now = 0, iter(range(1_000))
+
+        def append(_: float) -> None:
+            nonlocal waits
+            if waits < MAX_UNANSWERED_S:
+                self.append_by(log, topic, "while it waits")
+            waits += 1
+
+        self.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=append)
+        return lambda: waits
 
     @contextmanager
     def process(self) -> Iterator[Any]:

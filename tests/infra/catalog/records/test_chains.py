@@ -231,19 +231,12 @@ def test_old_catalog_that_still_appends_moves_nothing_of_the_new_one(chain: Chai
 
 def test_rebuild_that_takes_over_adopts_what_the_old_catalog_answers_meanwhile(chain: Chain) -> None:
     """Until each of its processes has asked for the newest manifest; none appends behind that."""
-    topic, times = _begun(chain), iter(range(1_000))
-    url = chain.new_database()
+    topic, url = _begun(chain), chain.new_database()
     with chain.process() as old:
         chain.append_by(old, topic, "before the rebuild")
-
-        def sleep(_: float) -> None:
-            if next(times) < MAX_UNANSWERED_S:
-                chain.append_by(old, topic, "while it waits")
-
-        now = iter(range(1_000))
-        chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=sleep)
+        count_waits = chain.append_while_it_waits(old, topic)
         assert chain.rebuild(url, take_over=True) is not None
-        assert next(times) > MAX_UNANSWERED_S
+        assert count_waits() > MAX_UNANSWERED_S
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
     assert len(chain.answered) > MAX_UNANSWERED_S
@@ -295,18 +288,11 @@ def test_rebuild_that_takes_over_is_not_refused_while_the_old_catalog_appends(
 @pytest.mark.parametrize("take_over", [True, False])
 def test_rebuild_that_goes_on_with_one_that_took_over_waits_too(chain: Chain, death: str, take_over: bool) -> None:
     """The first one was ended within its wait, and the command may be given without the option."""
-    topic, times = _begun(chain), iter(range(1_000))
-    url = chain.new_database()
+    topic, url = _begun(chain), chain.new_database()
     with chain.process() as old:
         assert chain.rebuild(url, take_over=True, step="publish", dies_at=death) is None
         assert not chain.slept
-
-        def sleep(_: float) -> None:
-            if next(times) < MAX_UNANSWERED_S:
-                chain.append_by(old, topic, "while it waits")
-
-        now = iter(range(1_000))
-        chain.clock = Clock(monotonic_s=lambda: float(next(now)), sleep=sleep)
+        chain.append_while_it_waits(old, topic)
         assert chain.rebuild(url, take_over=take_over) is not None
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
