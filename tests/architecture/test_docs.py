@@ -3,7 +3,7 @@
 import ast
 import re
 from codeop import CommandCompiler
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 _PIECE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ANSWERS = ("see", "stop", "resume", "undo")
 _PIECES = _PIECE.findall((ROOT / "docs" / "guides" / "programs.md").read_text(encoding="utf-8"))
+_OPERATIONS = ROOT / "docs" / "operations.md"
+_RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
 _DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -88,7 +90,8 @@ def test_map_of_the_documents_leads_to_each_of_them() -> None:
     """One that no map names is found by nobody."""
     map_ = ROOT / "docs" / "README.md"
     named = {(map_.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(_prose(map_))}
-    documents = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "accepted"} - {map_}
+    mapped_elsewhere = {"accepted", "runbooks"}
+    documents = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in mapped_elsewhere} - {map_}
     assert documents - named == set()
 
 
@@ -103,27 +106,29 @@ def test_decisions_are_numbered_once_and_listed_in_order() -> None:
 
 @pytest.mark.parametrize("name", [str(_Definition.must_from_class(one).name) for one in WORKFLOWS])
 def test_every_workflow_has_a_runbook(name: str) -> None:
-    """How to see it, stop it, resume it, undo it; in the section whose heading, or else whose first lines, name it."""
-    books = dict(_runbooks())
-    in_heading = [text for heading, text in books.items() if f"`{name}`" in heading]
-    (book,) = in_heading or [text for text in books.values() if f"`{name}`" in text.strip().partition("\n\n")[0]]
-    answers = " ".join(re.findall(r"\*\*([^*]+)\*\*", book)).lower()
+    """How to see it, stop it, resume it, undo it; the map leads to its page, which names it."""
+    (row,) = [line for line in _OPERATIONS.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |")]
+    (link,) = _LINK.findall(row)
+    page = (_OPERATIONS.parent / link).read_text(encoding="utf-8")
+    assert name in page
+    headings = set(_HEADING.findall(_FENCE.sub("", page)))
+    answers = " ".join([*re.findall(r"\*\*([^*]+)\*\*", page), *headings]).lower()
     assert [word for word in _ANSWERS if word not in answers.split()] == []
 
 
-def test_contents_of_operations_lead_to_each_section() -> None:
-    """The document is long: a section that its contents do not name is searched for."""
-    document = ROOT / "docs" / "operations.md"
-    contents = _prose(document).partition("## Contents\n")[2].partition("\n## ")[0]
-    named = {link.removeprefix("#") for link in _LINK.findall(contents)}
-    assert _anchors(document) - named == {"operations", "contents"}
+@pytest.mark.parametrize("page", _RUNBOOKS, ids=lambda path: path.stem)
+def test_runbook_has_four_parts_with_commands_to_check(page: Path) -> None:
+    """Symptom, Check, Fix, Undo, in this order, each with text."""
+    parts = re.split(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert parts[1::2] == ["Symptom", "Check", "Fix", "Undo"]
+    assert all(text.strip() for text in parts[::2])
+    assert "```console\n$ " in parts[4]
 
 
-def _runbooks() -> Iterator[tuple[str, str]]:
-    """Headings of runbooks, and what stands below each."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    parts = _HEADING.split(_FENCE.sub("", text))[1:]
-    return ((heading, body) for heading, body in zip(parts[::2], parts[1::2], strict=True) if "Runbook: " in heading)
+def test_map_of_operations_leads_to_each_runbook() -> None:
+    """A runbook that the map does not name is found by nobody."""
+    named = {(_OPERATIONS.parent / link).resolve() for link in _LINK.findall(_prose(_OPERATIONS))}
+    assert set(_RUNBOOKS) - named == set()
 
 
 def _prose(document: Path) -> str:

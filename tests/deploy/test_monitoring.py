@@ -15,6 +15,7 @@ from workers.hosting.readiness import SCHEDULES, checks_of
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDER: Final = _ROOT / "deploy" / "monitoring"
 _OPERATIONS: Final = (_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+_METRICS_PAGE: Final = (_ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 _DECLARES: Final = ("activities", "workers/hosting")
 _NAME: Final = re.compile(r"sexton_[a-z_]+")
 _OF_HISTOGRAMS: Final = ("_bucket", "_count", "_sum")
@@ -181,19 +182,15 @@ def _checks() -> set[str]:
     return {*re.findall(r'"([a-z ]+)":', function), SCHEDULES}
 
 
-def _anchors() -> set[str]:
-    """Of the headings of the operations manual, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", _OPERATIONS, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 @pytest.mark.parametrize("rule", _rules(), ids=lambda rule: rule["alert"])
 def test_alert_says_what_it_means_and_leads_to_a_runbook(rule: dict[str, Any]) -> None:
     """With a place that exists, and a line in the table of alerts."""
-    document, _, anchor = rule["annotations"]["runbook"].partition("#")
-    assert document == "docs/operations.md"
-    assert anchor in _anchors()
-    assert f"`{rule['alert']}`" in _OPERATIONS
+    runbook = _ROOT / rule["annotations"]["runbook"]
+    assert runbook.parent == _ROOT / "docs" / "runbooks"
+    assert f"`{rule['alert']}`" in runbook.read_text(encoding="utf-8")
+    (row,) = [line for line in _OPERATIONS.splitlines() if line.startswith(f"| `{rule['alert']}` |")]
+    assert f"(runbooks/{runbook.name})" in row
+    assert f"| {rule['labels']['severity']} |" in row
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert re.fullmatch(r"\d+[mh]", rule["for"])
     assert rule["annotations"]["summary"]
@@ -203,7 +200,7 @@ def test_alert_says_what_it_means_and_leads_to_a_runbook(rule: dict[str, Any]) -
 def test_every_metric_of_the_code_is_on_the_dashboard_or_in_a_rule_or_in_the_manual() -> None:
     """A gauge that nobody can find helps nobody."""
     assert len(_METRICS) > 50
-    unknown = [name for name in _METRICS if not re.search(rf"{name}(?![a-z_])", _OPERATIONS)]
+    unknown = [name for name in _METRICS if not re.search(rf"{name}(?![a-z_])", _METRICS_PAGE)]
     assert unknown == []
 
 

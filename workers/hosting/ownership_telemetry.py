@@ -1,6 +1,6 @@
 """One worker's ownership as an operator sees it: metrics at its endpoint, spans, and lines in its log.
 
-docs/operations.md tells what each metric says and when to look.
+docs/reference/metrics.md explains each metric.
 
 Spans: `ownership.recovery` from the loss of a session until all is settled, `ownership.suspended` while the connection
 is away, `ownership.acquire` around nodes and fences of a group of bundles. An act of a moment is an event of the
