@@ -122,8 +122,8 @@ class SegmentRow(SQLModel, table=True):
     first_entry: int = Field(sa_type=Big)
     entries: int = Field(sa_type=Big)
     size_bytes: int = Field(sa_type=Big)
-    sha256: str | None = None  # of the object, hexadecimal; null in rows of builds without digests
-    delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time; null in rows of old builds
+    sha256: str | None = None  # of the object, hexadecimal; null: not known
+    delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time
 
 
 class CursorRow(SQLModel, table=True):

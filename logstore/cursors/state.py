@@ -129,12 +129,10 @@ def require_current_releases(
 
 
 class DelayedRange(NamedTuple):
-    """The entries of a segment that may hold delayed messages."""
+    """The entries of a segment that holds delayed messages."""
 
     ledger_id: LedgerId
     entries: range
-    is_counted: bool
-    """Whether the segment's row counts its delayed messages. Rows from before migration 0007 do not."""
 
 
 def require_no_delayed_entries(
@@ -154,7 +152,7 @@ def require_no_delayed_entries(
         state: Cursor of the subscription.
         spans: The topic's ledgers, as far as readers may see.
         up_to: Position of the cumulative acknowledgement.
-        delayed: Segments that hold, or may hold, entries with a delivery time.
+        delayed: Segments that hold entries with a delivery time.
 
     Raises:
         AcknowledgementStale: An entry of `delayed` up to `up_to` is visible and not acknowledged.
@@ -163,12 +161,11 @@ def require_no_delayed_entries(
     for segment in delayed:
         if waiting := unacknowledged.get(segment.ledger_id, BitMap()) & BitMap(segment.entries):
             first, last = (f"{segment.ledger_id}:{entry_id}" for entry_id in (waiting.min(), waiting.max()))
-            kind = "delayed messages" if segment.is_counted else "messages of an earlier build, which may be delayed,"
             raise AcknowledgementStale(
                 subscription,
                 up_to=str(up_to),
                 expected="the releases of a read, because messages before it may have a delivery time",
-                found=f"none, and a segment with {kind} at {first} to {last}",
+                found=f"none, and a segment with delayed messages at {first} to {last}",
                 advice="Read and pass the releases of that read (--releases), or acknowledge single entries"
                 " (--position).",
             )

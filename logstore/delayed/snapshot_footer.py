@@ -46,7 +46,7 @@ class SnapshotFooter:
     last: Position  # last entry of that range, inclusive
     segments: tuple[SnapshotSegment, ...]  # ascending by time; 1 or more
     compressed_bitmaps: bytes
-    digests: tuple[str, ...] = ()  # digest of each segment's bytes; empty in snapshots of earlier builds
+    digests: tuple[str, ...]  # digest of each segment's bytes
     name: str = "delayed snapshot"  # name of the object in errors
 
     @property
@@ -108,7 +108,7 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
             last=_parse_position(summary["last"]),
             segments=tuple(SnapshotSegment(*(int(value) for value in segment)) for segment in summary["segments"]),
             compressed_bitmaps=pairs[_BITMAPS_KEY],
-            digests=tuple(str(digest) for digest in summary.get("digests", ())),
+            digests=tuple(str(digest) for digest in summary["digests"]),
             name=name,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -120,7 +120,7 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
     expected_counts = [segment.messages for segment in footer.segments]
     if not row_counts or row_counts != expected_counts:
         raise CorruptData(f"{name}: expected segments of {expected_counts} rows, found {row_counts}")
-    if footer.digests and len(footer.digests) != len(row_counts):
+    if len(footer.digests) != len(row_counts):
         raise CorruptData(f"{name}: expected digests of {len(row_counts)} segments, found {len(footer.digests)}")
     return footer
 
@@ -128,13 +128,10 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
 def check_segment_digest(footer: SnapshotFooter, number: int, content: bytes) -> None:
     """Compare the bytes of a segment with its digest in the footer.
 
-    Snapshots of earlier builds have no digests and pass. Their page checksums find damage, but not bytes of another
-    snapshot.
-
     Raises:
         CorruptData: The bytes have another digest.
     """
-    if footer.digests and chunk_digest(content) != footer.digests[number]:
+    if chunk_digest(content) != footer.digests[number]:
         expected, found = footer.digests[number], chunk_digest(content)
         raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
 

@@ -90,7 +90,7 @@ class DeletionIntent:
     last_error: str | None = None
     keys_left_attempts: int = 0  # the last ones in a row that storage answered, and that left the same number of keys
     handed_to: str | None = None  # workflow of its own that holds the claim, or None: its batch works on it
-    actor: str = ""  # of the decision that it goes; empty: there was none, or an older build has not kept it
+    actor: str = ""  # who decided that the ledger goes; empty: its creator gave it up
     reason: str = ""
     damage: str | None = None  # what of the row cannot be read: nothing is deleted on its word
     trace_id: str | None = None  # of the last act upon the row: its detach, or its last attempt

@@ -188,7 +188,7 @@ class CopyLengths:
 
 
 def parse_lengths(context: Mapping[str, str]) -> CopyLengths | None:
-    """Return the lengths of a context, or `None` if it has no valid ones. Copies of earlier builds have none."""
+    """Return the lengths of a context, or `None` if it has no valid ones."""
     data, index = (str(context.get(name, "")) for name in (_DATA_BYTES_FIELD, _INDEX_BYTES_FIELD))
     if not (_NUMBER_FORM.fullmatch(data) and _NUMBER_FORM.fullmatch(index)):
         return None
@@ -213,9 +213,9 @@ class TieredIndex:
     size_bytes: int  # of the data object
     sha256: str  # of the data object, hexadecimal
     row_groups: tuple[RowGroup, ...]  # in the order of the entries
-    etag: str = ""  # of the data when it was read back; empty in copies of earlier builds
-    footer: str = ""  # digest of the data's footer; empty in copies of earlier builds
-    chunks: tuple[str, ...] = ()  # digests of column chunks by row group; empty in copies of earlier builds
+    footer: str  # digest of the data's footer
+    chunks: tuple[str, ...]  # digests of column chunks by row group
+    etag: str = ""  # of the data when it was read back; empty if the store has none
 
     def to_json(self) -> bytes:
         """Return the canonical JSON document."""
@@ -238,9 +238,9 @@ class TieredIndex:
                 size_bytes=facts["size_bytes"],
                 sha256=facts["sha256"],
                 row_groups=tuple(RowGroup(**group) for group in facts["row_groups"]),
-                etag=facts.get("etag", ""),
-                footer=facts.get("footer", ""),
-                chunks=tuple(str(digests) for digests in facts.get("chunks", ())),
+                etag=facts["etag"],
+                footer=facts["footer"],
+                chunks=tuple(str(digests) for digests in facts["chunks"]),
             )
         except (ValueError, KeyError, TypeError, CorruptData) as error:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error

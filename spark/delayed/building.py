@@ -108,7 +108,7 @@ def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_i
     listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
     now_ms = catalog.delayed.now_ms()
     segments = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
-    delayed = [segment.entries if segment.delayed is None else segment.delayed for segment in segments]
+    delayed = [segment.delayed for segment in segments]
     bounds = [(Position(segment.ledger_id, segment.first_entry), last_position(segment)) for segment in segments]
     sized = ((first, last, entries) for (first, last), entries in zip(bounds, delayed, strict=True))
     ranges = cut_log(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)

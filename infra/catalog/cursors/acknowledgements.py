@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pyroaring import BitMap
-from sqlalchemy import Connection, func, select, tuple_
+from sqlalchemy import Connection, select, tuple_
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
@@ -153,11 +153,7 @@ def _apply(
 
 
 def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedRange]:
-    """Yield the segments between mark-delete and `up_to` that may hold delayed messages, in order.
-
-    Segments from before migration 0007 may hold some, even in a topic without an index: delayed messages are older
-    than their index.
-    """
+    """Yield the segments between mark-delete and `up_to` that hold delayed messages, in order."""
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
     after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (
@@ -166,7 +162,7 @@ def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Pos
     )
     before = tuple_(segment.ledger_id, segment.first_entry) <= (write.up_to.ledger_id, write.up_to.entry_id)
     query = (
-        select(segment.ledger_id, segment.first_entry, segment.entries, segment.delayed)
+        select(segment.ledger_id, segment.first_entry, segment.entries)
         .select_from(
             t.segment.join(t.ledger, segment.ledger_id == ledger.ledger_id).join(
                 t.ledger_list, ledger.list_id == lists.list_id
@@ -176,11 +172,11 @@ def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Pos
             lists.topic_id == write.topic_id,
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.between(mark_delete.ledger_id, write.up_to.ledger_id),
-            func.coalesce(segment.delayed, 1) > 0,
+            segment.delayed > 0,
             after,
             before,
         )
         .order_by(segment.ledger_id, segment.first_entry)
     )
-    for ledger_id, first, entries, delayed in connection.execute(query):
-        yield DelayedRange(LedgerId(ledger_id), range(first, first + entries), is_counted=delayed is not None)
+    for ledger_id, first, entries in connection.execute(query):
+        yield DelayedRange(LedgerId(ledger_id), range(first, first + entries))

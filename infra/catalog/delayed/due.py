@@ -119,15 +119,14 @@ def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
 
 
 def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
-    """Topics with delayed messages: with entries that are, or that may be where no row says so; and with buckets.
+    """Return queries of topics with delayed messages in their log, and of topics with buckets. A topic may be in both.
 
-    Both have `topic_id` and `size`, the number of entries; a topic may be in both.
+    The columns are `topic_id` and `size`, the number of delayed messages in the log.
     """
     lists = t.ledger_list.c
-    unknown = func.coalesce(_S.delayed, _S.entries)
-    data = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (unknown > 0)
+    data = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (_S.delayed > 0)
     joined = t.segment.join(t.ledger, _S.ledger_id == _L.ledger_id).join(t.ledger_list, _L.list_id == lists.list_id)
-    entries = cast(func.sum(unknown), t.Big).label("size")
+    entries = cast(func.sum(_S.delayed), t.Big).label("size")
     in_log = select(lists.topic_id, entries).select_from(joined).where(data).group_by(lists.topic_id)
     none = literal_column("0", t.Big).label("size")
     return in_log, select(_B.topic_id, none).group_by(_B.topic_id)

@@ -270,10 +270,7 @@ def _audit_alone(connection: Connection, row: Row[Any], one: Ended, *, at_us: in
 
 
 def _decided(connection: Connection, row: Row[Any]) -> tuple[str, str]:
-    """The actor and the reason of the ledger's detach: of the row, or of its batch where an older build filed it.
-
-    A range of ids in the audit log is no witness: a batch's may cover ledgers of which it had none.
-    """
+    """Return actor and reason of the detach. A ledger that its creator gave up has those of its batch."""
     if row.actor:
         return row.actor, row.reason
     of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)

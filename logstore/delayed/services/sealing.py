@@ -154,7 +154,7 @@ class Sealer:
         # Count again without the part behind an open transaction, which cannot be sealed yet.
         entries, ledgers = 0, set[LedgerId]()
         for _, segment in self._unsealed_segments(seal):
-            entries += segment.delayed or 0  # a segment whose delayed messages were not counted causes no seal
+            entries += segment.delayed
             ledgers.add(segment.ledger_id)
         return seal if seal.should_seal(self._limits, entries=entries, ledgers=len(ledgers)) else None
 
@@ -169,7 +169,7 @@ class Sealer:
         for segment, rows in self._log.rows(self._unsealed_segments(seal), wanted):
             seal.draft = seal.draft or BucketDraft(Position(segment.ledger_id, segment.first_entry))
             seal.draft.add(rows, last=last_position(segment))
-            seal.delayed_entries += len(rows) if segment.delayed is None else segment.delayed
+            seal.delayed_entries += segment.delayed
             if seal.draft.is_full(self._limits) and not self._end_bucket(seal):
                 return
         rest = seal.draft

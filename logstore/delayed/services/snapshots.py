@@ -103,7 +103,7 @@ class BucketSnapshots:
             file = ranges_of(self._objects, cached.row)
             content = file.read_range(start, length)
             check_segment_digest(cached.footer, number, content)
-            file.hold([(start, content)], compared=bool(cached.footer.digests))
+            file.hold([(start, content)], compared=True)
             source = cast("BinaryIO", file)
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 

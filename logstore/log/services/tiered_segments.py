@@ -1,8 +1,7 @@
 """Which copy a segment is read from: the primary one, and where that fails the tiered one.
 
 In a tiered copy each segment is one row group, read by ranges of the one object. Each column chunk is compared with its
-digest in the index. A copy that an earlier build wrote has no such digests: checksums of pages and the metadata that
-each answer states protect it.
+digest in the index.
 """
 
 import io
@@ -17,7 +16,7 @@ from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digest
 from logstore.log.entries import FooterMark, unreadable
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.read_back import read_twice
-from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, group_range, read_columns
+from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, read_columns
 from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, parse_copy_location
 from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
 from logstore.ports.objects import Buckets, ObjectStore
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 
 _LOG: Final = logging.getLogger(__name__)
-_FOOTER: Final = 64 << 10
-"""Bytes at the end of the object that are fetched together: the footer of some hundred row groups."""
 _KEPT_OPEN: Final = 4
 """Copies whose footer a scan keeps: it goes from ledger to ledger, and reads two segments ahead."""
 
@@ -179,7 +176,7 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
     if footer.num_row_groups != len(index.row_groups):
         expected, found = len(index.row_groups), footer.num_row_groups
         raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
-    if index.chunks and len(index.chunks) != len(index.row_groups):
+    if len(index.chunks) != len(index.row_groups):
         raise CorruptData(f"{name}: expected digests of {len(index.row_groups)} row groups, found {len(index.chunks)}")
     stating = index.statement.to_metadata()
     groups = {group: number for number, group in enumerate(index.row_groups)}
@@ -195,35 +192,23 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
 
 
 def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
-    """By one request: what the index vouches for, or of an index from before that, as much as a footer may take."""
-    mark = FooterMark.parse(index.footer, name=key) if index.footer else None
-    ledger_id, stating = index.statement.ledger_id, index.statement.to_metadata()
-    start = max(0, index.size_bytes - (mark.size_bytes if mark else _FOOTER))
-    end = objects.get_range(key, start, index.size_bytes - start, stating=stating)
+    mark = FooterMark.parse(index.footer, name=key)
+    start = max(0, index.size_bytes - mark.size_bytes)
+    end = objects.get_range(key, start, index.size_bytes - start, stating=index.statement.to_metadata())
     if end is None:
-        raise SegmentGone(ledger_id, key)
-    if mark:
-        return mark.check(end, name=key)
-    file = RangeFile(objects, key, index.size_bytes, ledger_id, stating=stating)
-    file.hold([(start, end)], compared=False)
-    return _parquet(key, file, None).metadata
+        raise SegmentGone(index.statement.ledger_id, key)
+    return mark.check(end, name=key)
 
 
 def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
     file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, stating=copy.stating)
     chunks = column_chunks(copy.footer, number)
-    with_payloads = "payload" in columns  # nearly all of the row group is wanted: it is fetched by one request
-    if copy.chunks:
-        digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
-        wanted = {chunk.column for chunk in chunks} if with_payloads else columns
-        file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
-    elif with_payloads:
-        start, length = group_range(copy.footer, number)
-        file.hold([(start, file.read_range(start, length))], compared=False)
+    digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
+    # Payloads are nearly all of a row group, so one request fetches it all.
+    wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
+    file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:
-        table = _parquet(copy.key, file, copy.footer, prefetch=not copy.chunks).read_row_group(
-            number, columns=list(columns)
-        )
+        table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except unreadable() as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
@@ -232,12 +217,12 @@ def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str
     return table
 
 
-def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData | None", *, prefetch: bool = True) -> "pq.ParquetFile":
+def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData") -> "pq.ParquetFile":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     try:
         source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
-        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=prefetch)
+        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
     except unreadable() as error:
         raise CorruptData(f"{key}: not a tiered copy: {error}") from error

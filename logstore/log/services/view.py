@@ -124,7 +124,7 @@ def see(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: Vie
     if view.postponing is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, view.columns) if ids else None
         return Seen(segment=segment, ids=ids, table=table, later={})
-    some_are_due = segment.delayed is not None and segment.delayed < len(ids)
+    some_are_due = segment.delayed < len(ids)
     apart = "payload" in view.columns and segment.size_bytes > WHOLE_BELOW and not some_are_due
     fetched = (_DELIVERY,) if apart else tuple(dict.fromkeys((*view.columns, _DELIVERY)))
     table = fetch(ledger, segment, fetched)

@@ -42,8 +42,8 @@ class Segment:
     first_entry: int
     entries: int
     size_bytes: int
-    sha256: str | None = None  # of the object, hexadecimal; None: registered before digests were kept
-    delayed: int | None = None  # entries with a delivery time; None: registered before these were counted
+    sha256: str | None = None  # of the object, hexadecimal; None: not known
+    delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

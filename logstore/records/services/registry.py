@@ -6,7 +6,7 @@ Nothing is overwritten or removed: a name that comes again gets a new number. Wh
 
 Dying anywhere is harmless, and so is repeating: a name that stands is not entered again. Two that enter the same name
 at once may enter it twice, and both entries end together. An entry carries the digest of its name, by which an answer
-that was cut off is known; entries of earlier builds carry none.
+that was cut off is known.
 """
 
 from collections.abc import Callable, Iterator
@@ -101,7 +101,7 @@ class Registry:
             if entry is None:
                 return None
             expected, found = entry.metadata.get(DIGEST), digest_of(entry.body)
-            if expected not in {None, found}:
+            if expected != found:
                 raise CorruptData(f"{key}: expected a name with the digest {expected}, found {found}")
             return entry.body.decode()
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.delayed import snapshot_file
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_file import SnapshotWriter
-from logstore.delayed.snapshot_footer import SnapshotFooter, to_metadata
+from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -192,7 +191,7 @@ def test_answer_that_was_cut_off_once_is_asked_for_again(world: World, tmp_path:
 def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
     world: World, snapshots: BucketSnapshots, tmp_path: Path
 ) -> None:
-    """The checksums of its pages came with it: the digest in the footer tells. An earlier build wrote none."""
+    """The checksums of its pages came with it: the digest in the footer tells."""
     first = _written(world, tmp_path)
     start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
     others = DelayedRows.from_messages(
@@ -208,16 +207,6 @@ def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
     with pytest.raises(CorruptData, match="segment 0: expected digest"):
         snapshots.segment(first, 0)
     assert snapshots.segment(first, 1) == _ROWS.slice(_SEGMENT, 2 * _SEGMENT)
-
-
-def test_snapshot_from_before_digests_of_segments_is_read(
-    world: World, snapshots: BucketSnapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its footer names none."""
-    monkeypatch.setattr(snapshot_file, "to_metadata", lambda footer: to_metadata(replace(footer, digests=())))
-    bucket = _written(world, tmp_path)
-    assert snapshots.footer(bucket).digests == ()
-    assert DelayedRows.concatenate(list(snapshots.rows(bucket))) == _ROWS
 
 
 def test_store_that_does_not_answer_changes_nothing(world: World, snapshots: BucketSnapshots, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NoReturn
 
 import pytest
@@ -98,21 +97,6 @@ def test_payloads_of_messages_that_are_not_due_are_not_fetched(world: World) -> 
     before = len(world.objects.calls)
     assert _ids(_consumer(world).receive(50)) == [100, 101]
     assert [operation for operation, _ in world.objects.calls[before:]] == [Operation.GET] * 2
-
-
-def test_segments_that_nobody_has_counted_are_read_for_delivery_times(world: World) -> None:
-    """By each process that begins anew: nothing of them is early, and nothing is lost."""
-    world.append(10, None, 20)
-    rows = world.catalog.segment_rows
-    for ledger_id, segments in rows.items():
-        rows[ledger_id] = [replace(one, delayed=None) for one in segments]
-    consumer = _consumer(world)
-    assert _ids(consumer.receive(9)) == [1]
-    world.advance(10)
-    assert _ids(consumer.receive(9)) == [0]
-    assert _ids(_consumer(world, "shipping").receive(9)) == [0, 1]
-    world.advance(10)
-    assert _ids(consumer.receive(9)) == [2]
 
 
 def test_acknowledged_messages_never_return_whatever_their_number(world: World) -> None:

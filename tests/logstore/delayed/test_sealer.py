@@ -101,36 +101,14 @@ def test_seal_of_messages_that_are_due_moves_on_without_a_bucket(topic: Stored) 
 
 
 def test_seal_reads_only_segments_with_delivery_times(topic: Stored) -> None:
-    """Their rows say so; one of which nobody has counted is read as well."""
+    """Their rows say so."""
     for hours in (None, 1, None):
         topic.append(hours)
-    unknown = topic.append(None)
-    topic.world.sql("UPDATE segment SET delayed = NULL WHERE first_entry = :at", at=unknown[0].entry_id)
+    last = topic.append(None)
     begun = len(topic.world.objects.calls)
     topic.sealer.seal(topic.topic_id, force=True)
     read = [key for operation, key in topic.world.objects.calls[begun:] if operation is Operation.GET]
-    assert sorted(read) == [segment_key(unknown[0].ledger_id, number) for number in (1, 3)]
-
-
-def test_segments_that_nobody_has_counted_go_into_buckets_with_others(topic: Stored) -> None:
-    """Alone they make no seal due; what one finds in them counts when it decides whether the rest is a bucket."""
-    old = [*topic.append(7, 7, 7, 7), *topic.append(8, None)]
-    topic.world.sql("UPDATE segment SET delayed = NULL")
-    topic.world.sql("UPDATE delayed_index SET unsealed = 0")
-    assert topic.due() == []
-    assert topic.sealer.seal(topic.topic_id) == SealResult()
-    topic.append(9)
-    topic.world.sql("UPDATE segment SET delayed = CASE first_entry WHEN 0 THEN 4 END")  # the rest is not counted
-    topic.world.sql("UPDATE delayed_index SET changed_us = changed_us - 60000000")
-    assert topic.sealer.seal(topic.topic_id) == SealResult(buckets=2, messages=6, listed=2)
-    assert [at for _, at in topic.held()][:5] == old[:5]
-
-
-def test_one_topic_of_segments_that_nobody_has_counted_is_sealed_when_it_is_asked_for(topic: Stored) -> None:
-    """All of it is read."""
-    topic.append(1, 2)
-    topic.world.sql("UPDATE segment SET delayed = NULL")
-    assert topic.sealer.seal(topic.topic_id, force=True) == SealResult(buckets=1, messages=2, listed=1)
+    assert sorted(read) == [segment_key(last[0].ledger_id, 1)]
 
 
 def _txn(topic: Stored) -> TransactionId:

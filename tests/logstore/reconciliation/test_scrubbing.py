@@ -36,6 +36,8 @@ _INDEX = TieredIndex(
     size_bytes=len(_BODY),
     sha256=digest_of(_BODY),
     row_groups=(RowGroup(first_entry=0, entries=1),),
+    footer="",
+    chunks=(),
 )
 
 

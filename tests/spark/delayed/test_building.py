@@ -1,8 +1,6 @@
 """Indexes of many topics out of their logs, on a real Spark, a real object store and a real catalog."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -118,24 +116,6 @@ def test_indexes_of_all_topics_hold_what_seals_would_have_put_there(log: LogStor
     assert listed.sealed_to == wanted[-1]
     sealed = log.delayed.sealer.seal(other.topic_id, force=True)
     assert sealed.messages == 0
-
-
-def test_segments_that_nobody_has_counted_are_read(log: LogStore, builds: _Builds, settings: Settings) -> None:
-    """They are cut as if all of their entries were delayed; a bucket without any message is none."""
-    topic, plain = _topic(log, "old"), _topic(log, "plain")
-    wanted = _append(log, topic, 5, None, 3)
-    _append(log, plain, None, None)
-    with closing(sqlite3.connect(settings.database_url.removeprefix("sqlite:///"))) as connection, connection:
-        connection.execute("UPDATE segment SET delayed = NULL")
-    done, built = builds.build()
-    assert {name: done.counts[name] for name in ("topics", "buckets", "messages", "empty")} == {
-        "topics": 2,
-        "buckets": 1,
-        "messages": 2,
-        "empty": 1,
-    }
-    assert [log.delayed.publisher.publish(one, builds.files) for one in built] == [True]
-    assert sorted(_indexed(log, topic)) == [wanted[0], wanted[2]]
 
 
 def test_a_build_takes_the_place_of_all_buckets_and_says_so_again(log: LogStore, builds: _Builds) -> None:

@@ -265,12 +265,6 @@ def test_delayed_messages_that_are_acknowledged_singly_need_no_releases(sql_worl
     assert isinstance(acknowledge(up_to=14), AcknowledgementStale)
     acknowledge(11)
     assert acknowledge(up_to=13) == Acknowledged(mark_delete=at(ledger_id, 13))
-    sql_world.sql("UPDATE segment SET delayed = NULL")
-    assert acknowledge(up_to=13) == Acknowledged(mark_delete=at(ledger_id, 13)), "it is acknowledged already"
-    refused = acknowledge(up_to=14)
-    assert isinstance(refused, AcknowledgementStale)
-    assert "may have a delivery time" in str(refused)
-    assert f"messages of an earlier build, which may be delayed, at {ledger_id}:14 to {ledger_id}:14" in str(refused)
 
 
 def test_trimmed_segments_hold_nothing_that_was_not_delivered(sql_world: SqlWorld, topic: Topic) -> None:
