@@ -9,11 +9,10 @@ from infra.catalog.engine.versions import DEFAULT_BUNDLES
 
 
 def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
-    """As `upgrade` of a database that is empty yet; every copy bears the same catalog id."""
-    if not database.is_sqlite:
+    """As `upgrade`; a file that is absent becomes a copy. Every copy bears the same catalog id."""
+    if not database.is_sqlite or not database.is_absent:
         upgrade(database, bundles=bundles)
         return
-    assert database.is_absent
     database.make_folder()
     migrated(Path(str(database.engine.url.database)), bundles=bundles)
 

@@ -27,7 +27,7 @@ from workers.hosting.worker_sets import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
 
-_PAIRS = 2  # of interruptions, in each course
+_PAIRS = 160  # of interruptions, in each course with --all-faults; otherwise one
 _WRITES = 40  # one in so many is the last that a process makes, all of these in one run; with --all-faults each alone
 _EVERY = 1_000  # hits of one point, with --all-faults
 _REBUILDING = {
@@ -216,7 +216,7 @@ def test_main_job_interrupted_twice_keeps_every_promise(
         for one in interruptions(courses[name].hits, effect, moment, action, most=_EVERY)
     ]
     assert len(every) > 100, f"{name}: too few interruptions to choose from"
-    draws = range(_PAIRS * (80 if pytestconfig.getoption("--all-faults") else 1))
+    draws = range(_PAIRS if pytestconfig.getoption("--all-faults") else 1)
     pairs = [sorted(dice.sample(every, 2)) for _ in draws]
     for first, second in (pairs[draw] for draw in run_part.select(name, draws)):
         if first.point != second.point:  # a point is armed once
@@ -247,5 +247,5 @@ def test_workflows_whose_steps_come_in_any_order_keep_every_promise(
     name: str, courses: dict[str, Course], run_part: Part, pytestconfig: pytest.Config
 ) -> None:
     """Runs that go on beside each other, and attempts that are lost or late, as chance has it (dust-tt/dust#4272)."""
-    for seed in run_part.select(name, range(100 if pytestconfig.getoption("--all-faults") else 2)):
+    for seed in run_part.select(name, range(100 if pytestconfig.getoption("--all-faults") else 1)):
         _survive(courses[name], script=AnyOrder(SEED + seed))

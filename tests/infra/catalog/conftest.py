@@ -7,9 +7,20 @@ import pytest
 from sqlalchemy import QueuePool
 
 from infra.catalog import Database
+from infra.catalog.records import following, loading
+from tests.migrated import migrate
 from tests.postgres import Postgres, own_postgres, postgres
 
 __all__ = ["own_postgres", "postgres"]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _copied_catalogs() -> Iterator[None]:
+    """Let rebuilds and replicas begin with a copy of a migrated catalog."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (loading, following):
+            patched.setattr(module, "upgrade", migrate)
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_effects_that_the_machine_dies_at_exist() -> None:
 @pytest.mark.timeout(600)  # a failure is shrunk for five minutes at the most, and then told
 def test_no_durably_deleted_ledger_returns_and_no_live_one_is_lost() -> None:
     """Whatever flushes, defragments, sweeps, raids and dies in between (promise 5)."""
-    play(Durability, 0, examples=10, steps=40, **AT_LENGTH)
+    play(Durability, 0, examples=5, steps=40, **AT_LENGTH)
 
 
 @pytest.mark.all_faults

@@ -1,6 +1,7 @@
 """One catalog on SQLite, its record log and its primary bucket, with clocks that move when a test says so."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
+from logstore.records.blocks import decode
 from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block
 from logstore.records.services.defragmenting import Defragmented, Defragmenter
 from logstore.records.services.flushing import PAGE, Flushed, Flusher
 from logstore.records.services.raiding import Raided, Raider
@@ -119,12 +122,10 @@ class RecordsWorld(SqlWorld):
 
     def winners(self, kind: RecordKind = RecordKind.LEDGER) -> pa.Table:
         """What a cold start takes of the newest manifest."""
-        log = RecordLog(self.objects)
-        manifest = log.newest()
-        blocks = [one for one in manifest.blocks if one.kind is kind] if manifest else []
-        parts = by_range(blocks, lambda block, ids: log.read_block(block, ids=ids), versions=7)
-        tables = [winners(part) for part in parts]
-        return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})
+        manifest = RecordLog(self.objects).newest()
+        blocks = [block for block in manifest.blocks if block.kind is kind] if manifest else []
+        stored = [self.objects.get(block.key) for block in blocks]
+        return _winners(tuple(blocks), tuple(found and found.body for found in stored))
 
     def returning(self) -> set[int]:
         """Ledgers that a cold start of the newest manifest would bring back: winners that are no tombstones."""
@@ -151,3 +152,16 @@ class RecordsWorld(SqlWorld):
                     if row["id"] in wanted:
                         found[row["id"]].append((row["version"], row["tombstone"]))
         return {one: [tombstone for _, tombstone in sorted(rows)] for one, rows in found.items()}
+
+
+@lru_cache(maxsize=4)  # several invariants ask after each step of a program
+def _winners(blocks: tuple[Block, ...], files: tuple[bytes | None, ...]) -> pa.Table:
+    file_by_block = dict(zip(blocks, files, strict=True))
+
+    def read(block: Block, ids: tuple[int, int]) -> pa.Table:
+        file = file_by_block[block]
+        assert file is not None, f"a manifest names {block.key}, and the bucket has no such object"
+        return decode(block, file, ids=ids)
+
+    tables = [winners(part) for part in by_range(blocks, read, versions=7)]
+    return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})
