@@ -47,21 +47,15 @@ class CursorState:
     acknowledged: Mapping[LedgerId, BitMap] = field(default_factory=dict)
 
     def covers(self, position: Position) -> bool:
-        """Return whether the entry is acknowledged."""
         if position <= self.mark_delete:
             return True
         return position.entry_id in self.acknowledged.get(position.ledger_id, ())
 
 
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]) -> CursorState:
-    """Acknowledge single entries, then advance over contiguous ones.
+    """Acknowledge single entries in any order, then advance over contiguous ones. Idempotent.
 
-    Entries of ledgers that are no longer listed count as acknowledged. Acknowledging an entry again changes nothing.
-
-    Args:
-        state: Cursor before.
-        positions: Entries in any order.
-        spans: The topic's ledgers, ascending by id.
+    Entries of ledgers that are no longer listed count as acknowledged. `spans` ascend by id.
 
     Raises:
         InvalidInput: A position has never had an entry.
@@ -89,11 +83,7 @@ def acknowledge_to(state: CursorState, position: Position, spans: Sequence[Ledge
 def apply_acknowledgement(
     state: CursorState, positions: Iterable[Position], up_to: Position | None, spans: Sequence[LedgerSpan]
 ) -> CursorState:
-    """Apply one request: acknowledge single entries, and then all entries up to `up_to` if it is given.
-
-    Raises:
-        InvalidInput: No entry can have one of the positions.
-    """
+    """Acknowledge single entries, and then all entries up to `up_to` if it is given."""
     acknowledged = acknowledge(state, positions, spans)
     return acknowledged if up_to is None else acknowledge_to(acknowledged, up_to, spans)
 
@@ -103,16 +93,11 @@ def require_current_releases(
 ) -> None:
     """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
-    Entries up to the mark-delete position are acknowledged, and may be acknowledged again.
+    Entries up to the mark-delete position may be acknowledged again. An `up_to` of `None` is no cumulative
+    acknowledgement. `expected` are the releases of the subscription now, `found` those when `up_to` was read, or `None`
+    for 0.
 
     Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
-
-    Args:
-        subscription: Name of the subscription.
-        state: Cursor of the subscription.
-        up_to: Position of a cumulative acknowledgement, or `None` for other ones.
-        expected: Releases of the subscription now.
-        found: Releases when `up_to` was read. `None` counts as 0.
 
     Raises:
         AcknowledgementStale: The releases differ.
@@ -187,10 +172,9 @@ def unacknowledged_entries(state: CursorState, spans: Sequence[LedgerSpan], up_t
 
 
 def first_releases(epoch: int) -> int:
-    """Return the releases of a new subscription: above all releases of earlier epochs, and 0 in the first epoch.
+    """Return the releases of a new subscription: above all of earlier epochs, and 0 in the first epoch.
 
-    A rebuild of the catalog begins a new epoch. Its rows may be older than what consumers have read. It aborts open
-    transactions. A subscription may have to be created again under its old name.
+    A rebuild begins an epoch. Its rows may be older than what consumers have read, and it aborts open transactions.
     """
     return (epoch - 1) * RELEASES_PER_EPOCH
 
@@ -206,8 +190,7 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
     Raises:
-        InvalidInput: The position is more than one entry after the end of its ledger, or its ledger is after the last
-            listed one.
+        InvalidInput: The position is more than one entry after the end of its ledger, or behind the last listed ledger.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
@@ -220,10 +203,7 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
 
 
 def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries, and over ledgers that are no longer listed.
-
-    A lost ledger never stops the cursor (apache/pulsar#18620).
-    """
+    """Move `mark_delete` over acknowledged entries and unlisted ledgers, lost ones too (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -257,7 +237,6 @@ def count_backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
 
 
 def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | None:
-    """Return the entries of a ledger that are acknowledged or hidden."""
     if acknowledged is None or span.hidden is None:
         return span.hidden if acknowledged is None else acknowledged
     return acknowledged | span.hidden
@@ -339,7 +318,6 @@ class CursorSnapshot:
     acknowledged: AcknowledgedEntries
 
     def bytes_beyond(self, mark: Position) -> int:
-        """Return the packed size in bytes of the acknowledgements after a position."""
         later_ledgers = sum(size for ledger_id, size in self._packed_bytes.items() if ledger_id > mark.ledger_id)
         bits = entries_after(self.acknowledged.get(mark.ledger_id, BitMap()), mark.ledger_id, mark)
         return later_ledgers + (len(pack_acknowledged({mark.ledger_id: bits})) if bits else 0)
@@ -355,7 +333,7 @@ def require_snapshot(
     """Return the snapshot that completes a row, or `None` if the row is complete.
 
     Raises:
-        SnapshotNeeded: The request has another snapshot than the row needs, or none.
+        SnapshotNeeded: The row needs another snapshot than the request has.
     """
     if needed is None:
         return None

@@ -48,7 +48,6 @@ class BucketList:
 
     @property
     def messages(self) -> int:
-        """Number of messages in all buckets."""
         return sum(bucket.messages for bucket in self.buckets)
 
     def includes_change(
@@ -95,7 +94,6 @@ class BucketLimits:
     buckets: int = 20  # more buckets than this are merged
 
     def __post_init__(self) -> None:
-        """Check that each limit is 1 or more."""
         for name in ("messages", "ledgers", "idle_s", "buckets"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"delayed_{name}", expected="1 or more", found=getattr(self, name))

@@ -36,8 +36,6 @@ _ARRAY_OVERHEAD_BYTES: Final = 112
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
-    """One encoded column."""
-
     length: int
     base: int
     width: int  # bytes of each number in `packed`
@@ -63,7 +61,6 @@ class _Column:
         return _Column(len(values), base, width, packed, patched.astype(np.uint32), numbers[patched], block_starts)
 
     def decode(self, start: int, stop: int) -> "Int64Array":
-        """Return the values of the rows from `start` to `stop`, exclusive."""
         if not len(self.block_starts):
             return self._decode_numbers(start, stop)
         block = start // _ROWS_PER_BLOCK
@@ -98,7 +95,6 @@ class CompactSegment:
 
     @staticmethod
     def from_rows(rows: DelayedRows) -> "CompactSegment":
-        """Compress rows."""
         times, ledger_ids, entry_ids = (_Column.encode(column) for column in rows.columns())
         return CompactSegment(len(rows), (times, ledger_ids, entry_ids))
 
@@ -106,17 +102,14 @@ class CompactSegment:
         return self._length
 
     def rows(self, start: int = 0, stop: int | None = None) -> DelayedRows:
-        """Return the rows from `start` to `stop`, exclusive."""
         end = min(len(self) if stop is None else stop, len(self))
         return DelayedRows(*(column.decode(min(start, end), end) for column in self._columns))
 
     def deliver_at_ms(self, row: int) -> int:
-        """Return the delivery time of one row."""
         return int(self._columns[0].decode(row, row + 1)[0])
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size in memory."""
         return sum(column.memory_bytes for column in self._columns)
 
 

@@ -89,11 +89,10 @@ class IndexFiles:
         self._folder = folder
 
     def snapshot_path(self, name: str) -> Path:
-        """Return the path of a snapshot."""
         return self._folder / name
 
     def write_part(self, part: int, built_indexes: Sequence[BuiltIndex]) -> None:
-        """Write one list of built indexes. The file appears complete or not at all."""
+        """Write one list of built indexes, complete or not at all."""
         documents = [
             {
                 "topic_id": int(built.topic_id),
@@ -108,11 +107,7 @@ class IndexFiles:
             new.write_text(json.dumps(documents), encoding="utf-8")
 
     def read_part(self, part: int) -> list[BuiltIndex]:
-        """Read one list of built indexes.
-
-        Raises:
-            CorruptData: The file is missing or damaged.
-        """
+        """Read one list of built indexes. A missing or damaged file raises `CorruptData`."""
         path = self._part_path(part)
         try:
             return [_parse_built_index(document) for document in json.loads(path.read_text(encoding="utf-8"))]

@@ -58,7 +58,6 @@ class DelayedRows:
 
     @staticmethod
     def empty() -> "DelayedRows":
-        """Return no rows."""
         return DelayedRows.from_messages(())
 
     @staticmethod
@@ -70,7 +69,6 @@ class DelayedRows:
 
     @staticmethod
     def from_tuples(rows: Iterable[tuple[int, int, int]]) -> "DelayedRows":
-        """Return the rows of (deliver_at_ms, ledger_id, entry_id) tuples, which are distinct and in any order."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 3)
@@ -102,11 +100,7 @@ class DelayedRows:
 
     @staticmethod
     def from_table(table: "pa.Table", *, name: str) -> "DelayedRows":
-        """Return the rows of a table.
-
-        Args:
-            table: Its columns are `COLUMNS`, of type int64.
-            name: Name of the table in an error.
+        """Return the rows of a table with columns `COLUMNS` of int64. `name` names the table in an error.
 
         Raises:
             CorruptData: A column is missing, has another type or has nulls, or the rows are not sorted.
@@ -140,7 +134,6 @@ class DelayedRows:
         return np.lexsort((self.entry_id, self.ledger_id, self.deliver_at_ms))
 
     def take(self, row_numbers: "npt.NDArray[np.intp]") -> "DelayedRows":
-        """Return the rows with these numbers, in this order."""
         return DelayedRows(*(column[row_numbers] for column in self.columns()))
 
     def count_due(self, now_ms: int) -> int:
@@ -148,11 +141,9 @@ class DelayedRows:
         return int(self.deliver_at_ms.searchsorted(now_ms, side="right"))
 
     def position(self, row: int) -> Position:
-        """Return the position of one row's message."""
         return Position(LedgerId(int(self.ledger_id[row])), int(self.entry_id[row]))
 
     def positions(self) -> list[Position]:
-        """Return the positions of all messages, in the order of the rows."""
         pairs = zip(self.ledger_id.tolist(), self.entry_id.tolist(), strict=True)
         return [Position(LedgerId(ledger_id), entry_id) for ledger_id, entry_id in pairs]
 
@@ -181,7 +172,6 @@ class DelayedRows:
         return bitmap_by_ledger
 
     def without(self, bitmaps: Mapping[LedgerId, BitMap]) -> "DelayedRows":
-        """Return the rows whose entries are in none of the bitmaps."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if not bitmaps or not len(self):

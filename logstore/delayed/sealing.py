@@ -31,8 +31,8 @@ def merge_sorted(
     One window of each source is in memory, and the window that is yielded.
 
     Args:
-        sources: Windows of rows, ascending by range: all positions of a source precede those of the next source.
-            Windows may have any length. The merge does not join small windows.
+        sources: Windows of any length. All positions of a source precede those of the next one. Small windows stay
+            small.
         from_ms: Rows that are due before this time are skipped.
         on_skipped: Receives the skipped rows, all of them before the first window.
     """
@@ -47,13 +47,11 @@ def merge_sorted(
 
 
 class _SourceHead:
-    """Rows of one source that are read and not merged yet."""
-
     def __init__(self, source: Iterator[DelayedRows]) -> None:
         self._source, self.rows = source, DelayedRows.empty()
 
     def fill(self) -> bool:
-        """Read the next window if no row is left. Return whether there are rows."""
+        """Read the next window if no row remains. Return whether there are rows."""
         while not len(self.rows):
             following = next(self._source, None)
             if following is None:
@@ -122,11 +120,8 @@ def select_delayed_rows(
 def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
     """Return whether the unsealed part of a log is to be sealed.
 
-    Args:
-        limits: Thresholds of a seal.
-        entries: Unsealed entries with a delivery time.
-        ledgers: Ledgers with unsealed entries of any kind.
-        idle_s: Time since the newest of these entries was written. `None` if it is not known.
+    `entries` have a delivery time, `ledgers` have unsealed entries of any kind. `idle_s` is the time since the newest
+    of these entries was written, or `None` if it is not known.
     """
     if not entries:
         return False
@@ -152,9 +147,8 @@ class BucketDraft:
             self.messages += len(rows)
 
     def is_full(self, limits: BucketLimits) -> bool:
-        """Return whether the bucket ends here. A bucket without messages never does, because nothing can be stored."""
+        """Return whether the bucket ends here. A bucket without messages never does: nothing could be stored."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def rows(self) -> DelayedRows:
-        """Return all added rows, sorted."""
         return merge_ranges(self.parts)

@@ -55,7 +55,6 @@ class _SegmentSink:
         return self._target.tell()
 
     def end_segment(self) -> str:
-        """Return the digest of the bytes written since the last call."""
         digest = chunk_digest(self._segment_content)
         self._segment_content.clear()
         return digest
@@ -196,11 +195,11 @@ class SnapshotWriter:
 def read_segment(
     source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
-    """Read the rows of one segment.
+    """Read the rows of one segment, from 0. Only its byte range of the seekable `source` is read.
 
     Args:
-        source: Seekable binary file. Only the segment's byte range is read.
-        number: Number of the segment, from 0.
+        source: Seekable binary file.
+        number: Number of the segment.
         footer: Footer that was parsed from the metadata.
         metadata: Parsed Parquet footer, whose digest was compared.
         name: Name of the object in an error.

@@ -51,17 +51,14 @@ class SnapshotFooter:
 
     @property
     def messages(self) -> int:
-        """Number of messages in all segments."""
         return sum(segment.messages for segment in self.segments)
 
     @property
     def first_ms(self) -> int:
-        """Earliest delivery time."""
         return self.segments[0].first_ms
 
     @property
     def last_ms(self) -> int:
-        """Latest delivery time."""
         return self.segments[-1].last_ms
 
     @cached_property
@@ -87,14 +84,10 @@ class SnapshotFooter:
 
 
 def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
-    """Return the content of a snapshot's footer.
-
-    Args:
-        metadata: Parsed Parquet footer, whose digest was compared.
-        name: Name of the object in an error.
+    """Return the content of a snapshot's footer from Parquet metadata, whose digest was compared.
 
     Raises:
-        CorruptData: The file is no snapshot, has a format that this build does not know, or contradicts itself.
+        CorruptData: The file is no snapshot, has an unknown format, or contradicts itself. The error gives its `name`.
     """
     pairs: Mapping[bytes, bytes] = metadata.metadata or {}
     try:
@@ -150,7 +143,7 @@ def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
 
 
 def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
-    """Pack and compress bitmaps for a footer, with the length of the packed bytes as prefix.
+    """Pack and compress bitmaps, with the packed length as prefix.
 
     Scattered entries take two bytes each when packed. The high byte hardly varies, so they compress well.
     """

@@ -67,26 +67,21 @@ class SortedRun:
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row."""
         return self._next_ms
 
     @property
     def is_loaded(self) -> bool:
-        """Always true."""
         return True
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows. All rows are in memory."""
         rows = self._rows.rows(self._drawn_rows, self._drawn_rows + limit)
         return rows.slice(0, rows.count_due(now_ms)), False
 
     def advance(self, count: int) -> None:
-        """Remove the first `count` rows."""
         self._drawn_rows += count
         self._next_ms = self._rows.deliver_at_ms(self._drawn_rows) if len(self) else None
 
     def remaining_rows(self) -> DelayedRows:
-        """Return the rows that are not drawn yet."""
         return self._rows.rows(self._drawn_rows)
 
     @property
@@ -96,14 +91,9 @@ class SortedRun:
 
 
 class BucketSource:
-    """Messages of a bucket, as a `RowSource`. One segment at a time is loaded, when its time has come.
+    """Messages of a bucket. The footer is read at once, and one segment at a time is loaded when its time has come.
 
-    The footer is read at once.
-
-    Raises:
-        SnapshotGone: There is no snapshot.
-        CorruptData: The snapshot is damaged or belongs to another bucket.
-        StoreUnavailable: Storage did not answer.
+    Construction raises the errors of `SnapshotReader.footer`.
     """
 
     def __init__(self, bucket: Bucket, snapshots: SnapshotReader) -> None:
@@ -126,16 +116,13 @@ class BucketSource:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether rows of a segment are in memory."""
         return bool(len(self._run))
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows of the loaded segment, and whether another segment follows them directly."""
         rows, _ = self._run.peek_due(now_ms, limit)
         return rows, len(rows) == len(self._run) and self._has_more_segments
 
     def advance(self, count: int) -> None:
-        """Remove the first `count` rows, and free the segment if none remains."""
         self._run.advance(count)
         if not len(self._run):
             self._run = SortedRun(DelayedRows.empty())
@@ -158,7 +145,6 @@ class BucketSource:
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size of the loaded segment in memory."""
         return self._run.memory_bytes if len(self._run) else 0
 
     @property
@@ -182,7 +168,6 @@ class AddedMessages:
             self._flush_loose_rows()
 
     def remove(self, bitmaps: Bitmaps) -> None:
-        """Remove the messages with these entries."""
         self._flush_loose_rows()
         remaining = [run.remaining_rows().without(bitmaps) for run in self._runs]
         self._runs = [SortedRun(rows) for rows in remaining if len(rows)]
@@ -196,13 +181,11 @@ class AddedMessages:
 
     @property
     def next_ms(self) -> int | None:
-        """Earliest delivery time. `None` if there are no messages."""
         times = [self._loose_next_ms, *(run.next_ms for run in self._runs)]
         return min((time for time in times if time is not None), default=None)
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size in memory."""
         return sum(run.memory_bytes for run in self._runs) + len(self._loose_rows) * _BYTES_PER_LOOSE_ROW
 
     def _flush_loose_rows(self) -> None:

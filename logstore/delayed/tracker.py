@@ -74,21 +74,19 @@ class Tracker:
 
     @property
     def bucket_list(self) -> BucketList:
-        """List that was loaded last."""
         return self._bucket_list
 
     @property
     def lost_buckets(self) -> tuple[Bucket, ...]:
         """Buckets that could not be read since the last `load`. Check it after `load`, `load_segment` and `take_due`.
 
-        The caller then reads the list again. If the list has changed, `load` it. Otherwise this is an alarm: the
-        buckets' messages are not tracked, and readers find them in the log.
+        The caller then reads the list again, and loads it if it has changed. Otherwise this is an alarm: the buckets'
+        messages are not tracked, and readers find them in the log.
         """
         return tuple(self._lost.values())
 
     @property
     def messages(self) -> int:
-        """Number of tracked messages."""
         return bitmaps.count_entries(self._tracked)
 
     @property
@@ -104,7 +102,6 @@ class Tracker:
         return MappingProxyType(self._tracked)
 
     def contains(self, position: Position) -> bool:
-        """Return whether the message is tracked."""
         return position.entry_id in self._tracked.get(position.ledger_id, ())
 
     def add(self, position: Position, deliver_at_ms: int) -> bool:
@@ -136,12 +133,8 @@ class Tracker:
     def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketSource | None] | None = None) -> list[Position]:
         """Track the messages of the listed buckets, and no bucket that the list lacks.
 
-        Messages that were taken before are not tracked again. A bucket that cannot be read is lost. Lost buckets are
-        tried again.
-
-        Args:
-            listed: New list of buckets.
-            opened: Result of `open_buckets` for the unopened buckets. If `None`, footers are read here.
+        Messages that were taken before are not tracked again. A bucket that cannot be read is lost, and tried again
+        later. `opened` is the result of `open_buckets` for the unopened buckets. If `None`, footers are read here.
 
         Returns:
             Positions from which readers must read again, because messages there are no longer tracked.
@@ -174,13 +167,9 @@ class Tracker:
         return rewinds
 
     def take_due(self, now_ms: int, limit: int) -> DelayedRows:
-        """Take due messages that are in memory, in order. They are no longer tracked.
+        """Take at most `limit` messages that are due by `now_ms` and in memory, in order. They are no longer tracked.
 
-        Fewer than `limit` messages mean that nothing more is due, or that `bucket_to_read` has a bucket.
-
-        Args:
-            now_ms: Current time. Messages with a later delivery time are not taken.
-            limit: Most messages to take.
+        Fewer than `limit` mean that nothing more is due, or that `bucket_to_read` has a bucket.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -227,7 +216,6 @@ class Tracker:
         return united
 
     def _remaining_entries(self, source: BucketSource) -> dict[LedgerId, BitMap]:
-        """Return the entries that are tracked because of this bucket."""
         return bitmaps.subtract(bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
 
     def _prune_taken(self) -> None:

@@ -45,7 +45,7 @@ class CopyLocation:
 
 
 def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
-    """Return the uuid of the attempt that wrote a tiered copy, and the copy's location, from its offload context.
+    """Return the attempt's uuid and the copy's location from an offload context.
 
     Raises:
         CorruptData: The context has no uuid or no bucket, or a field has an impossible value.
@@ -120,7 +120,7 @@ def decide_upload_start(
         uuid: Uuid of the attempt.
         tiered: State and context of the tiered copy, if there is one.
         state: State of the ledger.
-        primary: Reads the state of the primary copy, `None` if there is none. It is called only for `ANEW`.
+        primary: Reads the state of the primary copy, `None` without one. It is called only for `ANEW`.
 
     Raises:
         PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.
@@ -138,7 +138,7 @@ def decide_upload_start(
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:
-    """Return the time after which no request of the upload can arrive, by the catalog's clock. `None` if it has ended.
+    """Return the time, by the catalog's clock, after which no request of the upload can arrive. `None` if it has ended.
 
     Raises:
         CorruptData: The field of the context is no time.
@@ -157,11 +157,9 @@ def was_published(context: Mapping[str, str]) -> bool:
 
 
 def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    """Return the context after the upload has sent its last request. An end that was stored before is never delayed.
+    """Return the context after the last request of the upload, at `until_us`, or `None` if all requests were answered.
 
-    Args:
-        context: Context of the attempt.
-        until_us: Time of the last request. `None` if all requests were answered.
+    An end that was stored before is never delayed.
     """
     other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:
@@ -174,16 +172,12 @@ def context_after_upload(context: Mapping[str, str], until_us: int | None) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLengths:
-    """Lengths of the two objects of a tiered copy, as its offload context states them.
-
-    A listing shows lengths without a read, so that a plan finds truncated objects.
-    """
+    """Lengths of the two objects of a tiered copy in its offload context, so that a plan finds truncated objects."""
 
     data_bytes: int
     index_bytes: int
 
     def to_context(self) -> dict[str, str]:
-        """Return the fields of the offload context."""
         return {_DATA_BYTES_FIELD: str(self.data_bytes), _INDEX_BYTES_FIELD: str(self.index_bytes)}
 
 
@@ -218,7 +212,6 @@ class TieredIndex:
     etag: str = ""  # of the data when it was read back; empty if the store has none
 
     def to_json(self) -> bytes:
-        """Return the canonical JSON document."""
         facts = {name: value for name, value in asdict(self).items() if name != "statement"}
         return json.dumps({**facts, "statement": self.statement.to_metadata()}, sort_keys=True).encode()
 
@@ -247,12 +240,7 @@ class TieredIndex:
 
 
 def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
-    """Write segments as one file with one row group each, and return the row groups. Memory holds one segment.
-
-    Args:
-        sink: File to write, from its present offset on.
-        segments: Tables with all of `COLUMNS`, in entry order, from entry 0 on.
-    """
+    """Write segments, in entry order from entry 0 on, as one file with one row group each. Memory holds one segment."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     entry_schema = schema()

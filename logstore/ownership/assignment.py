@@ -46,7 +46,6 @@ class OwnershipView:
 
     @property
     def available_workers(self) -> list[str]:
-        """Live workers that can take bundles."""
         return [worker_id for worker_id, load in self.workers.items() if load.room]
 
     @property
@@ -62,25 +61,18 @@ class OwnershipView:
 
     @property
     def free_bundles(self) -> list[BundleId]:
-        """Bundles without an owner node, ascending."""
         return [bundle for bundle in map(BundleId, range(self.bundle_count)) if bundle not in self.owners]
 
     def count_bundles(self) -> Counter[str]:
-        """Return the number of owner nodes of each live worker."""
         node_count_by_worker = Counter(self.owners.values())
         return Counter({worker_id: node_count_by_worker[worker_id] for worker_id in self.workers})
 
 
 def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
-    """Return the workers in the order in which they should take a bundle.
+    """Return the workers in the order in which they should take a bundle. Those without room, in `full`, come last.
 
     The share of bundles for which a worker is first is proportional to 1 / (1 + load). If a worker joins or leaves, the
     others keep their order.
-
-    Args:
-        bundle: Bundle to take.
-        workers: Live workers.
-        full: Workers that can take no more bundles. They come last, in the same order.
     """
 
     def sort_key(worker_id: str) -> tuple[bool, float, str]:
@@ -101,15 +93,15 @@ def bundles_to_take(
 ) -> list[BundleId]:
     """Return the free bundles that this worker should take now: first those it ranks first for, then others.
 
-    The first worker in a bundle's ranking takes it at once. Each next worker takes it one grace later. Ranks assume
-    that each first worker has taken its bundles. So all workers together stay within the maximum. Only a worker that
-    takes over bundles that others did not take may exceed it.
+    The first worker in a bundle's ranking takes it at once, each next worker one grace later. Ranks assume that each
+    first worker has taken its bundles, so that all stay within the maximum. Only a worker that takes over what others
+    did not take may exceed it.
 
     Args:
         view: View of this worker.
         worker_id: This worker. It takes nothing before it sees itself alive.
         free_for_s: Time for which it has seen each bundle without an owner. Absent bundles have just become free.
-        takeover_grace_s: Time of each rank before the next one. It must be longer than a view may be stale.
+        takeover_grace_s: Time of each rank before the next one, longer than a view may be stale.
     """
     if worker_id not in view.workers:
         return []
@@ -131,13 +123,8 @@ def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> lis
        which that worker ranks first.
     2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles too.
 
-    Each move takes a bundle from above a limit and gives it below that limit. So moves end, and no worker takes back
-    what it released.
-
-    Args:
-        view: View of this worker.
-        worker_id: This worker.
-        at_most: Most bundles of all workers that may be without an owner at a time.
+    Each move crosses a limit in one direction, so that moves end and no worker takes back what it released. At most
+    `at_most` bundles of all workers are without an owner at a time.
     """
     return [bundle for bundle in _plan_moves(view, at_most) if view.owners[bundle] == worker_id]
 
@@ -163,7 +150,6 @@ def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
 
 
 def _full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
-    """Return the workers that have the most bundles allowed, or report no room."""
     max_bundles = view.max_bundles_per_worker  # read once, because it counts the workers
     return {
         worker_id
@@ -202,18 +188,12 @@ def decide_reown(
 ) -> ReownDecision:
     """Decide about a bundle that this worker held or should take.
 
-    The session decides, not the worker's name. A node of this worker by an old session vanishes with that session, and
-    all work under it ends.
+    The session decides, not the worker's name: a node of an old session vanishes with it, and all work under it ends.
+    After a lost answer of a create, this session has a node that the worker has not acquired. It is acquired again,
+    because others may have raised the fence in between.
 
-    The answer of a create may be lost. Then this session has a node that this worker has not acquired. It is acquired
-    again, because others may have raised the fence in between. The create then fails with `NodeExists` for a node of
-    this session, which counts as success.
-
-    Args:
-        node: Answer of ZooKeeper. `None` means that there is no node, never that ZooKeeper did not answer.
-        session: Present session of this worker.
-        worker_id: This worker.
-        acquired: This worker's acquisition of the bundle, if it had one.
+    A `node` of `None` means that there is none, never that ZooKeeper did not answer. `acquired` is this worker's
+    acquisition of the bundle, if it had one.
     """
     if node is None:
         return ReownDecision.CREATE
@@ -224,10 +204,9 @@ def decide_reown(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReownAttempts:
-    """Budget of attempts that one session has for each bundle. A new session gets a new object.
+    """Attempts that one session has for each bundle. Not thread-safe.
 
-    Success restores no attempts, so that a loop of "acquired, lost, acquired, lost" ends. It stores at most two numbers
-    per bundle. It is not thread-safe.
+    Success restores no attempts, so that a loop of "acquired, lost, acquired, lost" ends.
     """
 
     session: int
@@ -238,10 +217,9 @@ class ReownAttempts:
     _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
 
     def spend_attempt(self, bundle: BundleId, decision: ReownDecision) -> ReownDecision:
-        """Spend one attempt if the decision costs one, and return it. Without attempts return UNLOAD.
+        """Spend one attempt if the decision costs one, and return it. KEEP and UNLOAD cost nothing.
 
-        KEEP and UNLOAD cost nothing. A bundle that is unloaded for lack of attempts goes to the next worker in its
-        ranking.
+        Without attempts return UNLOAD; the bundle goes to the next worker in its ranking.
         """
         limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
         if decision not in limits:

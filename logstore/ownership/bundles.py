@@ -29,34 +29,20 @@ _MAX_HASH = 2**_HASH_BITS - 1
 
 
 def check_bundle_count(count: int) -> int:
-    """Validate a number of bundles and return it.
-
-    Raises:
-        InvalidInput: The number is not in 1 to `MAX_BUNDLES`.
-    """
+    """Return the number, unless it is outside 1 to `MAX_BUNDLES`."""
     if not 1 <= count <= MAX_BUNDLES:
         raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
     return count
 
 
 def bundle_of(topic: TopicName, *, bundles: int) -> BundleId:
-    """Return the bundle of a topic in a catalog with `bundles` bundles.
-
-    Raises:
-        InvalidInput: The number of bundles is not valid.
-    """
+    """Return the bundle of a topic in a catalog with `bundles` bundles."""
     hashed = zlib.crc32(topic.encoded.encode("ascii"))
     return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
 
 
 def bundle_name(bundle: BundleId, *, bundles: int) -> str:
-    """Return the hash range of a bundle, as `0x00000000_0x04000000`.
-
-    The lower end is inclusive. The upper end is exclusive, except in the last bundle.
-
-    Raises:
-        InvalidInput: The number of bundles is not valid, or there is no such bundle.
-    """
+    """Return a bundle's hash range, as `0x00000000_0x04000000`. Only the last bundle includes its upper end."""
     if not 0 <= bundle < check_bundle_count(bundles):
         raise InvalidInput("bundle", expected=f"0 to {bundles - 1}", found=bundle)
     upper = min(_lowest_hash(bundle + 1, bundles), _MAX_HASH)
@@ -64,11 +50,10 @@ def bundle_name(bundle: BundleId, *, bundles: int) -> str:
 
 
 def parse_bundle(name: str, *, bundles: int) -> BundleId:
-    """Return the bundle with a hash range, as `bundle_name` wrote it for the same number of bundles.
+    """Return the bundle with a hash range that `bundle_name` wrote for the same number of bundles.
 
     Raises:
-        InvalidInput: The number of bundles is not valid, or no bundle has this range. A range from another number of
-            bundles is refused, never rounded.
+        InvalidInput: No bundle has this range. A range from another number of bundles is refused, never rounded.
     """
     try:
         bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)
@@ -88,11 +73,7 @@ _WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
 
 
 def check_worker_id(worker_id: str) -> str:
-    """Validate a worker id and return it. It must be able to name a Temporal task queue and a ZooKeeper node.
-
-    Raises:
-        InvalidInput: The id has another form.
-    """
+    """Return a worker id that can name a Temporal task queue and a ZooKeeper node. Refuse any other."""
     if not _WORKER_ID_FORM.fullmatch(worker_id):
         raise InvalidInput(
             "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id

@@ -1,9 +1,8 @@
 """Transaction buffer of a topic, computed from the markers and the transaction ids in its log.
 
 The computation reads three columns of each segment, and no payload. Markers are entries that tell how a transaction
-ended, so that the log alone is enough. A marker has the transaction's id and the catalog's epoch, so that a late marker
-cannot end another transaction. The marker of a subscription has the positions that the transaction acknowledged, which
-a rebuild of the catalog applies again.
+ended, with its id and the catalog's epoch, so that a late marker cannot end another transaction. The marker of a
+subscription has the positions that the transaction acknowledged, which a rebuild of the catalog applies again.
 
 Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; PIP-31, by which a
 transaction with any commit marker is committed; Jepsen's analysis of Bufstream 0.1.0, whose markers had no epoch.
@@ -111,9 +110,7 @@ class Buffer:
 class BufferFold:
     """Computation of a buffer from the segments of a log, in order, up to an end that is fixed at the start.
 
-    Args:
-        start: Earlier buffer of the same log. Its entries in ledgers outside `spans` are dropped.
-        spans: The topic's ledgers in order, each with the number of entries to read.
+    Entries of the earlier buffer `start` in ledgers outside `spans` are dropped.
     """
 
     def __init__(self, start: Buffer, spans: Sequence[LedgerSpan]) -> None:
@@ -131,12 +128,7 @@ class BufferFold:
         return range(first, self._end_by_ledger.get(ledger_id, 0))
 
     def add(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
-        """Read the next segment.
-
-        Args:
-            ledger_id: Ledger of the segment.
-            first_entry: Id of the segment's first entry.
-            table: `COLUMNS` of all entries of the segment, in order. Entries that were read before are ignored.
+        """Read the next segment: `COLUMNS` of all its entries, in order. Entries that were read before are ignored.
 
         Raises:
             CorruptData: A marker is neither COMMIT nor ABORT.

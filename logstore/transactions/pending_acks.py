@@ -36,9 +36,7 @@ def hold_entries(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> dict[LedgerId, BitMap]:
-    """Return all entries that a transaction holds after it has acknowledged more.
-
-    Entries that it already holds may be acknowledged again.
+    """Return all entries that a transaction holds after it has acknowledged more. It may acknowledge them again.
 
     Args:
         subscription: Name of the subscription.
@@ -47,7 +45,7 @@ def hold_entries(
         held: Entries of the subscription that open transactions hold.
         txn: Transaction that acknowledges.
         positions: Single entries to acknowledge.
-        up_to: Position up to which all entries are acknowledged that are neither acknowledged nor held by `txn`.
+        up_to: Position up to which `txn` takes all entries that are neither acknowledged nor its own.
 
     Raises:
         InvalidInput: No reader can have received a position.

@@ -39,7 +39,7 @@ def unpack_buffer(content: bytes, topic_id: TopicId) -> Buffer:
     """Return the buffer that `pack_buffer` packed.
 
     Raises:
-        CorruptData: The bytes are no snapshot, belong to another topic, or have a format that this build does not know.
+        CorruptData: The bytes are no snapshot, belong to another topic, or have an unknown format.
     """
     try:
         document = json.loads(content)
@@ -96,13 +96,13 @@ class BuildBuffers:
 
 
 class BufferFiles:
-    """Files of a job: buffers of topics, in parts of which each is written by one task."""
+    """Files of a job: buffers of topics, in one part per task."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write_part(self, part: int, buffers: Iterator[tuple[TopicId, Buffer]]) -> int:
-        """Write one part, one buffer at a time. Return their number. The file appears complete or not at all."""
+        """Write one part, one buffer at a time, complete or not at all. Return their number."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         schema = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())])
@@ -118,11 +118,7 @@ class BufferFiles:
         return buffer_count
 
     def read_part(self, part: int) -> Iterator[tuple[TopicId, Buffer]]:
-        """Yield the buffers of one part, one at a time.
-
-        Raises:
-            CorruptData: The part is missing or damaged.
-        """
+        """Yield the buffers of one part, one at a time. A missing or damaged part raises `CorruptData`."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         path = self._part_path(part)

@@ -30,10 +30,10 @@ class TransactionId:
 
     @staticmethod
     def parse(text: str, *, field: str = "txn") -> "TransactionId":
-        """Parse `tc:sequence`.
+        """Parse `tc:sequence`: two canonical decimals.
 
         Raises:
-            InvalidInput: The text is not two canonical decimals, or a number is out of range.
+            InvalidInput: The text is not that, or a number is out of range.
         """
         match = _ID_FORM.fullmatch(text)
         if not match or int(match["sequence"]) > _MAX_SEQUENCE or int(match["tc"]) >= MAX_COORDINATORS:
@@ -56,12 +56,10 @@ class TransactionState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether every participant has the decision."""
         return self in {TransactionState.COMMITTED, TransactionState.ABORTED}
 
     @property
     def is_commit(self) -> bool:
-        """Whether the decision is to commit."""
         return self in {TransactionState.COMMITTING, TransactionState.COMMITTED}
 
 
@@ -78,11 +76,6 @@ class Participant:
 
     @staticmethod
     def parse(text: str) -> "Participant":
-        """Parse `topic_id` or `topic_id/subscription`.
-
-        Raises:
-            InvalidInput: The text has another form.
-        """
         topic_id, _, subscription = text.partition("/")
         if subscription:
             check_subscription(subscription)
@@ -116,11 +109,7 @@ def summarize_failures(failures: Mapping[Participant, str]) -> str:
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Refuse a timeout below a millisecond or above a day.
-
-    Raises:
-        InvalidInput: The timeout is out of bounds.
-    """
+    """Refuse a timeout below a millisecond or above a day."""
     if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
         raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
 
