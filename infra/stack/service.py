@@ -33,10 +33,6 @@ class ServiceHealth:
     detail: str
 
 
-def _do_nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """Command line, working directory and environment of a server."""
@@ -53,7 +49,7 @@ class Service:
     process: ServiceProcess
     command: Callable[[], Command]  # finds the program and writes its configuration; may raise `ServiceFailed`
     probe: Callable[[], ServiceHealth]  # makes a real request and never raises
-    on_healthy: Callable[[], None] = field(default=_do_nothing)  # runs at each `start_services`; idempotent
+    on_healthy: Callable[[], None] = field(default=lambda: None)  # runs at each `start_services`; idempotent
     start_timeout_s: float
     stop_timeout_s: float
     leftover_sockets: tuple[Path, ...] = ()  # sockets outside the home that the server does not remove

@@ -57,7 +57,7 @@ def _build_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
     shared_ids = {
         key: values.pop()
         for key in (WORKFLOW_ID_ATTRIBUTE, _RUN_ID_ATTRIBUTE)
-        if len(values := _attribute_values(steps, key)) == 1
+        if len(values := {step.attributes[key] for step in steps if key in step.attributes}) == 1
     }
     subject = str(shared_ids.get(WORKFLOW_ID_ATTRIBUTE, "a span"))
     name, attributes = f"{subject}: {_RUNNING_OR_LOST_TEXT}", shared_ids
@@ -67,10 +67,6 @@ def _build_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
         name, attributes = f"start of {subject}: {_LOST_TEXT}", {}
     time_ns = min(child.start_ns for child in children), max(child.end_ns for child in children)
     return _build_lost_span(span_id, name, time_ns, children[0], attributes)
-
-
-def _attribute_values(spans: Sequence[SpanRow], key: str) -> set[Any]:
-    return {span.attributes[key] for span in spans if key in span.attributes}
 
 
 def _run_key(span: SpanRow) -> tuple[Any, Any]:

@@ -37,7 +37,10 @@ async def explain_waiting_task(
         wanted = versioning.deployment_version if is_pinned else current
         if (wanted.deployment_name, wanted.build_id) not in live_builds:
             if is_pinned:
-                return _explain_missing_pinned_build(workflow_id, wanted, queue)
+                return (
+                    f"{workflow_id} is pinned to build {wanted.build_id} of {wanted.deployment_name}, and no worker of"
+                    f" it polls the task queue {queue}; start one of that build"
+                )
             return _explain_missing_current_build(current, queue, live_builds)
     if not pollers:
         return f"no worker polls the task queue {queue}; {_START_WORKER_ADVICE}"
@@ -52,13 +55,6 @@ async def explain_waiting_task(
     return (
         f"nobody has picked it up from the task queue {queue}, though {names} polled it a while ago;"
         f" {_START_WORKER_ADVICE}"
-    )
-
-
-def _explain_missing_pinned_build(workflow_id: str, wanted: WorkerDeploymentVersion, queue: str) -> str:
-    return (
-        f"{workflow_id} is pinned to build {wanted.build_id} of {wanted.deployment_name}, and no worker of it polls the"
-        f" task queue {queue}; start one of that build"
     )
 
 
