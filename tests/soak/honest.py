@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, Entry, Evidence, Op, prefix
+from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, Entry, Evidence, Operation, ledger_prefix
 from tests.soak.scene import CONSUMED, DELAYED, HELD, LISTS, PLAIN, SOUGHT, SOURCE, SPARE
 
 NOW_S = 1_000_000.0
@@ -21,10 +21,12 @@ def ledger(ledger_id: int, list_id: int, entries: int) -> dict[str, Any]:
 
 def op(
     kind: str, answer: Mapping[str, Any] | None = None, *, end: str = "done", at_s: float = NOW_S, **asked: Any
-) -> Op:
+) -> Operation:
     """A question, and its answer a moment later."""
     ended_s = None if end == "unknown" else at_s + 0.1
-    return Op(op=f"{kind} {asked}", kind=kind, asked=asked, asked_s=at_s, end=end, ended_s=ended_s, answer=answer or {})
+    return Operation(
+        op=f"{kind} {asked}", kind=kind, asked=asked, asked_s=at_s, end=end, ended_s=ended_s, answer=answer or {}
+    )
 
 
 def honest() -> Evidence:
@@ -42,11 +44,11 @@ def _found() -> Evidence:
     """
     tables, entries = _tables(), _entries()
     stored = {
-        f"{prefix(row['ledger_id'])}{row['number']:08d}.parquet": row["size_bytes"]
+        f"{ledger_prefix(row['ledger_id'])}{row['number']:08d}.parquet": row["size_bytes"]
         for row in tables["segment"]
         if row["ledger_id"] != 5
     }
-    stored |= {f"{prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6, *_SPARED)}
+    stored |= {f"{ledger_prefix(one)}aa.meta.json": 1 for one in (1, 2, 3, 4, 6, *_SPARED)}
     recorded = {("ledger", one): True for one in (*range(1, 7), *_SPARED)}
     recorded |= {("topic", one): True for one in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 14)}
     return Evidence(
@@ -186,12 +188,12 @@ def _entries() -> dict[int, dict[tuple[int, int], Entry]]:
     }
 
 
-def _spare(name: str, consumed: int, topic_id: int, payloads: Mapping[int, str]) -> Op:
+def _spare(name: str, consumed: int, topic_id: int, payloads: Mapping[int, str]) -> Operation:
     entries = [[ledger_id, 0, payload] for ledger_id, payload in payloads.items()]
     return op("spare", {"topic_id": topic_id, "entries": entries}, topic=name, consumed=consumed, kept=True)
 
 
-def _ops() -> list[Op]:
+def _ops() -> list[Operation]:
     both = ["LEDGER", "OFFLOADED_LEDGER"]
     asked: dict[str, Any] = {"topic": f"{SPARE}1", "durable": True}
     far_ms = round((NOW_S + 3_600) * 1e3)

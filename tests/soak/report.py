@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from tests.soak.audit.evidence import Op
+from tests.soak.audit.evidence import Operation
 from tests.soak.audit.promises import Violation
 
 _PROBES = ("append", "commit")
@@ -37,7 +37,7 @@ class Report:
     workers: int
     clients: int
     happened: Sequence[Happened] = ()
-    ops: Sequence[Op] = ()
+    ops: Sequence[Operation] = ()
     sets: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)  # to S3, by what became of them
     processes: Mapping[str, int] = field(default_factory=dict)

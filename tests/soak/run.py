@@ -4,16 +4,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from tests.soak.audit.evidence import At, Evidence
-from tests.soak.audit.promises import Violation, sets, violations
+from tests.soak.audit.promises import Violation, count_sets, find_violations
 from tests.soak.auditor import Auditor
 from tests.soak.ground import REBUILT, REPLICA, Ground
 from tests.soak.plan import Fault, Plan, plan
@@ -26,8 +26,8 @@ from workers.settings import Settings
 REST_WITHIN_S: Final = 900.0
 """After the last fault: longer than the longest back-off of an activity, with room for a busy machine."""
 
-_SAMPLE_S: Final = 3.0
-_LOOK_S: Final = 20.0
+_SAMPLE_INTERVAL_S: Final = 3.0
+_CHECK_INTERVAL_S: Final = 20.0
 Say = Callable[[str], None]
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Soak:
         self.plan = plan(wish.seed, seconds=wish.seconds, workers=wish.workers, clients=wish.clients)
 
     def run(self) -> Report:
-        """Run it to its end; the servers are gone afterwards, the home stays."""
+        """Run the soak to its end. Remove the servers afterwards, but not the home."""
         self.say("starting servers, workers and clients")
         ground = Ground.up(
             self.home,
@@ -72,78 +72,78 @@ class Soak:
             database=self.wish.database,
             workers=self.wish.workers,
             clients=self.wish.clients,
-            before=self._look_at,
+            before=self._start_auditor,
         )
         report: Report | None = None
         try:
-            report = self._on(ground)
+            report = self._run_on(ground)
             return report
         finally:
             if report is None or report.violations:
                 self._attempt("keeping the databases", ground.keep_databases, None)
             ground.down()
 
-    def _attempt(self, doing: str, work: Callable[[], T], otherwise: T) -> T:
-        """Return what the work returns; if it fails, write that down and return `otherwise`."""
+    def _attempt(self, step: str, action: Callable[[], T], default: T) -> T:
+        """Return the result of the action. If it fails, record the trouble and return `default`."""
         try:
-            return work()
+            return action()
         except Exception as error:  # noqa: BLE001 - a violation like any other, and more may be found
             cause = f" ({error.__cause__})" if error.__cause__ else ""
-            self.troubles.append(f"{doing} failed: {type(error).__name__}: {error}{cause}")
+            self.troubles.append(f"{step} failed: {type(error).__name__}: {error}{cause}")
             self.say(self.troubles[-1])
-            return otherwise
+            return default
 
-    def _look_at(self, ground: Ground) -> None:
-        """Before anything of the product runs."""
+    def _start_auditor(self, ground: Ground) -> None:
+        """Plant foreign objects before anything of the product runs."""
         self.auditor = Auditor.of(ground.direct)
         self.auditor.plant()
         self.said = Said(self.home)
 
-    def _on(self, ground: Ground) -> Report:
+    def _run_on(self, ground: Ground) -> Report:
         asyncio.run(schedules(ground, paused=False))
-        self._faults(ground)
+        self._inject_faults(ground)
         waits = self._come_to_rest(ground)
-        seen = self._attempt("collecting the evidence", lambda: self._last_look(ground, waits), None)
+        evidence = self._attempt("collecting the evidence", lambda: self._collect_evidence(ground, waits), None)
         types = self._attempt("counting workflows", lambda: asyncio.run(runs_by_type(ground)), dict[str, int]())
-        found = violations(seen) if seen else [Violation(2, wait) for wait in waits]
-        found += [Violation(1, one) for one in self.auditor.lost]
-        found += [Violation(8, trouble) for trouble in self.troubles]
+        violations = find_violations(evidence) if evidence else [Violation(2, wait) for wait in waits]
+        violations += [Violation(1, sentence) for sentence in self.auditor.lost_segments]
+        violations += [Violation(8, trouble) for trouble in self.troubles]
         return Report(
             seed=self.wish.seed,
             seconds=self.wish.seconds,
             database=self.wish.database,
             workers=self.wish.workers,
             clients=self.wish.clients,
-            happened=sorted(self.happened, key=lambda one: one.began_s),
-            ops=seen.ops if seen else (),
-            sets=sets(seen) if seen else {},
+            happened=sorted(self.happened, key=lambda fault: fault.began_s),
+            ops=evidence.ops if evidence else (),
+            sets=count_sets(evidence) if evidence else {},
             types=types,
             requests=ground.wire.weather.met,
-            processes=_processes(ground, self.happened),
-            looks=self.auditor.moments,
+            processes=_count_processes(ground, self.happened),
+            looks=self.auditor.check_count,
             rest_s=self._rest_s,
-            violations=found,
+            violations=violations,
         )
 
-    def _faults(self, ground: Ground) -> None:
-        """Each in a thread of its own, at its time."""
+    def _inject_faults(self, ground: Ground) -> None:
+        """Begin each fault at its time, in its own thread."""
         began = time.monotonic()
         with ThreadPoolExecutor(len(self.plan.faults) + 1) as pool:
-            done = [pool.submit(self._fault, ground, fault, began) for fault in self.plan.faults]
-            next_look = _LOOK_S
+            running_faults = [pool.submit(self._inject_fault, ground, fault, began) for fault in self.plan.faults]
+            next_check_s = _CHECK_INTERVAL_S
             while (passed := time.monotonic() - began) < self.wish.seconds:
                 with suppress(Exception):  # the database is away: there is another look soon
-                    self.auditor.sample()
-                if passed > next_look:
-                    next_look = passed + _LOOK_S
+                    self.auditor.sample_fences()
+                if passed > next_check_s:
+                    next_check_s = passed + _CHECK_INTERVAL_S
                     with suppress(Exception):
-                        self.auditor.look()
-                time.sleep(_SAMPLE_S)
+                        self.auditor.check_registered_segments()
+                time.sleep(_SAMPLE_INTERVAL_S)
             self._over.set()
-            for fault in done:
-                self._attempt("a fault", fault.result, None)
+            for running_fault in running_faults:
+                self._attempt("a fault", running_fault.result, None)
 
-    def _fault(self, ground: Ground, fault: Fault, began: float) -> None:
+    def _inject_fault(self, ground: Ground, fault: Fault, began: float) -> None:
         if self._over.wait(max(0.0, began + fault.at_s - time.monotonic())):
             return
         self.say(f"{time.monotonic() - began:6.1f} s  {fault.kind} {fault.target}")
@@ -156,52 +156,52 @@ class Soak:
             self.steps.append((fault.target, since, fault.amount))
 
     def _come_to_rest(self, ground: Ground) -> list[str]:
-        """No new work, all faults lifted: what is begun ends, within the bound."""
+        """Start no new work, lift all faults, and wait for what was begun. Return what has not ended in time."""
         self.say("no more faults: coming to rest")
         ground.arming = False
         self._attempt("starting the servers again", ground.revive, None)
         set_phase(self.home, "drain")
         began = time.monotonic()
-        batches = {one["batch"] for one in self.said.entries() if "batch" in one}
+        batches = {entry["batch"] for entry in self.said.entries() if "batch" in entry}
         self._attempt("redriving dead letters", lambda: asyncio.run(redrive(ground)), None)
         self._attempt("resuming batches", lambda: asyncio.run(resume(ground, batches)), None)
-        waits = self._wait(
-            lambda: asyncio.run(unended(ground)) + self.auditor.unrest(self.said.entries(), flushed=False)
+        waits = self._wait_for_rest(
+            lambda: asyncio.run(unended(ground)) + self.auditor.list_unsettled(self.said.entries(), flushed=False)
         )
         ground.end_clients()
         self.say("last jobs: trim, reconcile, flush")
         self._attempt("pausing schedules", lambda: asyncio.run(schedules(ground, paused=True)), None)
-        self._attempt("the last jobs", lambda: asyncio.run(_within(last_jobs(ground), REST_WITHIN_S)), None)
-        waits += self._wait(
-            lambda: asyncio.run(unended(ground)) + self.auditor.unrest(self.said.entries(), flushed=True)
+        self._attempt("the last jobs", lambda: asyncio.run(asyncio.wait_for(last_jobs(ground), REST_WITHIN_S)), None)
+        waits += self._wait_for_rest(
+            lambda: asyncio.run(unended(ground)) + self.auditor.list_unsettled(self.said.entries(), flushed=True)
         )
         self._rest_s = time.monotonic() - began
         return waits
 
-    def _wait(self, unrest: Callable[[], list[str]]) -> list[str]:
-        """Sentences on what is not at rest when the time is over; none else."""
-        give_up, told = time.monotonic() + REST_WITHIN_S, 0.0
-        while left := self._unrest(unrest):
-            if time.monotonic() > give_up:
-                return [f"not at rest within {REST_WITHIN_S:.0f} s: {one}" for one in left]
-            if time.monotonic() - told > 15:
-                told = time.monotonic()
-                self.say(f"waits for {len(left)}: {left[0]}")
+    def _wait_for_rest(self, list_unsettled: Callable[[], list[str]]) -> list[str]:
+        """Return a sentence on each thing that has not come to rest in time."""
+        deadline_s, last_said_s = time.monotonic() + REST_WITHIN_S, 0.0
+        while unsettled := self._list_unsettled(list_unsettled):
+            if time.monotonic() > deadline_s:
+                return [f"not at rest within {REST_WITHIN_S:.0f} s: {sentence}" for sentence in unsettled]
+            if time.monotonic() - last_said_s > 15:
+                last_said_s = time.monotonic()
+                self.say(f"waits for {len(unsettled)}: {unsettled[0]}")
             time.sleep(1.0)
         return []
 
-    def _unrest(self, looking: Callable[[], list[str]]) -> list[str]:
-        """Return what is not at rest; a look that fails is no rest either."""
+    def _list_unsettled(self, list_unsettled: Callable[[], list[str]]) -> list[str]:
+        """Return what is not at rest. An error counts as unrest."""
         try:
-            return looking()
+            return list_unsettled()
         except Exception as error:  # noqa: BLE001 - servers may come back; if not, the wait ends with this sentence
             return [f"looking for what goes on failed: {type(error).__name__}: {error}"]
 
-    def _last_look(self, ground: Ground, waits: list[str]) -> Evidence:
-        """All that there is; then the database is lost, and all that there is once it was rebuilt."""
+    def _collect_evidence(self, ground: Ground, waits: list[str]) -> Evidence:
+        """Collect the evidence, lose the database, rebuild it, and collect the evidence of the rebuilt catalog."""
         self.say("reading all there is")
-        owners = self._attempt("reading owners", self.auditor.owners_at_rest, dict[int, str]())
-        seen = self._read_all(ground.direct)
+        owners = self._attempt("reading owners", self.auditor.wait_for_settled_owners, dict[int, str]())
+        entries_by_topic = self._read_all(ground.direct)
         failed_workflows = self._attempt(
             "reading failed jobs", lambda: asyncio.run(failed(ground)), list[tuple[str, str]]()
         )
@@ -211,9 +211,9 @@ class Soak:
         exits = {
             f"{role} {number}": member.exits[-1] for (role, number), member in ground.members.items() if role != REPLICA
         }
-        found = self.auditor.collect(
+        evidence = self.auditor.collect(
             self.said.entries(),
-            seen=seen,
+            seen=entries_by_topic,
             replica=self.auditor.tables(ground.database(REPLICA)),
             steps=self.steps,
             owners=owners,
@@ -228,29 +228,27 @@ class Soak:
         waits += self._attempt("rebuilding the catalog", lambda: rebuild(ground, self.wish.seed), [])
         if not waits:
             rebuilt = ground.direct.model_copy(update={"database_url": ground.database(REBUILT)})
-            seen = self._read_all(rebuilt)
-            found.rebuilt = self._attempt(
+            entries_by_topic = self._read_all(rebuilt)
+            evidence.rebuilt = self._attempt(
                 "looking at the rebuilt catalog",
-                lambda: self.auditor.after_loss(found, rebuilt.database_url, self.said.entries(), seen),
+                lambda: self.auditor.collect_after_loss(
+                    evidence, rebuilt.database_url, self.said.entries(), entries_by_topic
+                ),
                 None,
             )
-        return found
+        return evidence
 
     def _read_all(self, settings: Settings) -> Read:
-        """Every topic as the product reads it; one that cannot be read is a violation, and hides no other."""
-        found: dict[int, Sequence[tuple[At, str]]] = {}
+        """Return each topic as the product reads it. A topic that cannot be read is a violation and hides no other."""
+        entries_by_topic: dict[int, Sequence[tuple[At, str]]] = {}
         nothing: Read = {}
         for name in LASTING:
-            found |= self._attempt(f"reading {name}", partial(read_all, settings, [name]), nothing)
-        return found
+            entries_by_topic |= self._attempt(f"reading {name}", partial(read_all, settings, [name]), nothing)
+        return entries_by_topic
 
 
-async def _within(work: Coroutine[Any, Any, None], within_s: float) -> None:
-    await asyncio.wait_for(work, within_s)
-
-
-def _processes(ground: Ground, happened: list[Happened]) -> dict[str, int]:
-    killed = Counter(one.kind for one in happened)
+def _count_processes(ground: Ground, happened: list[Happened]) -> dict[str, int]:
+    killed = Counter(fault.kind for fault in happened)
     deaths = {
         role: sum(code == -9 for (of, _), member in ground.members.items() if of == role for code in member.exits)
         for role in ("worker", "client")

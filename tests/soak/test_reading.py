@@ -9,7 +9,7 @@ from pyroaring import BitMap
 from logstore.cursors.state import pack_acknowledged
 from logstore.positions import LedgerId
 from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, digest
-from tests.soak.audit.reading import Reading, Store, recorded
+from tests.soak.audit.reading import Reading, Store, read_recorded
 
 
 class NoSuchKey(Exception):
@@ -67,4 +67,4 @@ def test_lost_objects_of_every_kind_are_missing_and_nothing_else_is() -> None:
 def test_block_of_the_record_log_that_is_lost_records_nothing() -> None:
     """The ledgers in it are then missing in the record log."""
     manifest = json.dumps({"blocks": [{"kind": "ledger", "block_id": "b"}]}).encode()
-    assert recorded(_store(records__manifest__1=manifest)) == {}
+    assert read_recorded(_store(records__manifest__1=manifest)) == {}

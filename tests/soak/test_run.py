@@ -42,14 +42,14 @@ class Ground:
 class Auditor:
     """Finds nothing."""
 
-    lost: list[str] = []  # noqa: RUF012 - never changed
-    moments = 0
+    lost_segments: list[str] = []  # noqa: RUF012 - never changed
+    check_count = 0
 
-    def unrest(self, said: object, *, flushed: bool) -> list[str]:
+    def list_unsettled(self, said: object, *, flushed: bool) -> list[str]:
         """Everything is at rest."""
         return []
 
-    def owners_at_rest(self) -> dict[int, str]:
+    def wait_for_settled_owners(self) -> dict[int, str]:
         """Nobody owns anything."""
         return {}
 
@@ -63,7 +63,7 @@ class Auditor:
         found.seen, found.waits, found.rebuilt = seen, waits, None
         return found
 
-    def after_loss(self, before: Evidence, url: str, said: object, seen: Any) -> Evidence:
+    def collect_after_loss(self, before: Evidence, url: str, said: object, seen: Any) -> Evidence:
         """As of a store that kept every promise."""
         found = honest().rebuilt
         assert found
@@ -98,13 +98,13 @@ def soak(tmp_path: Path, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> Soa
     return found
 
 
-def _sentences(report: Report) -> list[str]:
+def _run_check(report: Report) -> list[str]:
     return [violation.sentence for violation in report.violations]
 
 
 def test_soak_in_which_nothing_fails_has_no_violation_and_removes_its_databases(soak: Soak, ground: Ground) -> None:
     """So that the tests below fail for their own reason."""
-    assert _sentences(soak.run()) == []
+    assert _run_check(soak.run()) == []
     assert ground.said == ["revive", "end_clients", "end_workers", "down"]
 
 
@@ -134,7 +134,7 @@ def test_step_that_fails_is_a_violation_of_a_report_and_ends_nothing(
         raise CatalogBusy("it is busy")
 
     monkeypatch.setattr(run, step, fail)
-    assert _sentences(soak.run()) == [f"{doing} failed: CatalogBusy: it is busy"]
+    assert _run_check(soak.run()) == [f"{doing} failed: CatalogBusy: it is busy"]
     assert ground.said[-3:] == ["end_workers", "keep_databases", "down"]
 
 
@@ -152,7 +152,7 @@ def test_object_that_is_lost_is_a_violation_and_hides_no_other_topic(
 
     monkeypatch.setattr(run, "read_all", read_all)
     told = f"reading {LASTING[0]} failed: MissingData: ledger 7 is listed, and no copy holds it"
-    assert _sentences(soak.run()) == [told, told], "by the catalog, and by the one that was rebuilt"
+    assert _run_check(soak.run()) == [told, told], "by the catalog, and by the one that was rebuilt"
     assert read == [*LASTING, *LASTING]
 
 
@@ -165,7 +165,7 @@ def test_evidence_that_cannot_be_collected_leaves_a_report(soak: Soak, monkeypat
     monkeypatch.setattr(soak.auditor, "collect", collect)
     monkeypatch.setattr(run, "follow", lambda _: ["`records follow` ended with 1, 4 times"])
     report = soak.run()
-    assert _sentences(report) == [
+    assert _run_check(report) == [
         "`records follow` ended with 1, 4 times",
         "collecting the evidence failed: ValueError: not a Parquet file",
     ]

@@ -1,10 +1,10 @@
-"""Promise 5 on replicas: they have what the catalog has, and nothing that was durably deleted."""
+"""Promise 5 on replicas: they have the rows of the catalog, and nothing that was durably deleted."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tests.soak.audit.ended import ended
+from tests.soak.audit.ended import ended_ledgers
 from tests.soak.audit.evidence import TABLES, Evidence
 
 _NOT_COPIED: Final = {"catalog", "record_outbox"}
@@ -24,59 +24,62 @@ _OWNER: Final = ("topic_id", "list_id", "component")
 Row = Mapping[str, Any]
 
 
-def wrong_copied(seen: Evidence) -> Iterator[str]:
-    """Rows of the replica's database against the catalog's, and what its bucket knows against the record log."""
+def check_replica(evidence: Evidence) -> Iterator[str]:
+    """Compare the replica's rows with the catalog's, and the records of its bucket with the record log."""
     for table in TABLES:
         if table not in _NOT_COPIED:
-            wanted, found = (_by_facts(table, rows) for rows in (seen.tables[table], _copied(seen, table)))
-            lacking = [row for facts, row in wanted.items() if facts not in found and not _is_unrecorded(table, row)]
-            beyond = [row for facts, row in found.items() if facts not in wanted and not _may_be_left(seen, table, row)]
+            catalog_rows = _by_facts(table, evidence.tables[table])
+            replica_rows = _by_facts(table, _copied(evidence, table))
+            lacking = [catalog_rows[facts] for facts in catalog_rows if facts not in replica_rows]
+            lacking = [row for row in lacking if not _is_unrecorded(table, row)]
+            beyond = [replica_rows[facts] for facts in replica_rows if facts not in catalog_rows]
+            beyond = [row for row in beyond if not _may_be_left(evidence, table, row)]
             for how, rows in (("lacks", lacking), ("has, beyond the catalog,", beyond)):
                 if rows:
                     yield f"the replica {how} {len(rows)} rows of {table}, such as {dict(rows[0])}"
-    for kind, number in sorted(seen.recorded.keys() | seen.shipped.keys()):
-        here, there = (known.get((kind, number), False) for known in (seen.recorded, seen.shipped))
+    for kind, number in sorted(evidence.recorded.keys() | evidence.shipped.keys()):
+        here, there = (known.get((kind, number), False) for known in (evidence.recorded, evidence.shipped))
         if here != there:
             yield f"{kind} {number} lives in one bucket of the record log, and not in the other"
 
 
 def _is_unrecorded(table: str, row: Row) -> bool:
-    """Whether the record log keeps nothing of the row: an index that was never sealed is made anew from the log."""
+    """Return whether the record log lacks the row: an index that was never sealed is rebuilt from the log."""
     return table == "delayed_index" and row["version"] == 0
 
 
-def _copied(seen: Evidence, table: str) -> list[Row]:
-    """Rows of the replica's database; what a seeded replica cannot know of a tombstone is taken from the catalog.
+def _copied(evidence: Evidence, table: str) -> list[Row]:
+    """Return the replica's rows. What a seeded replica cannot know of a tombstone is taken from the catalog.
 
     A tombstone in the record log covers the record that it ended. Once that is off the disk, nothing says whose the
     tombstone was. A replica that is seeded later has null there; a wrong value is a violation all the same.
     """
-    rows = list(seen.replica[table])
+    rows = list(evidence.replica[table])
     if table != "tombstone":
         return rows
-    catalog = {(row["kind"], row["id"]): row for row in seen.tables[table]}
+    catalog = {(row["kind"], row["id"]): row for row in evidence.tables[table]}
     return [_with_owner(row, catalog.get((row["kind"], row["id"]), {})) for row in rows]
 
 
-def _with_owner(row: Row, known: Row) -> Row:
-    return dict(row) | {name: known.get(name) for name in _OWNER if name in row and row[name] is None}
+def _with_owner(row: Row, catalog_row: Row) -> Row:
+    return dict(row) | {name: catalog_row.get(name) for name in _OWNER if name in row and row[name] is None}
 
 
-def _may_be_left(seen: Evidence, table: str, row: Row) -> bool:
-    """Whether a row may be the replica's alone: a tombstone that a raid took, or what was deleted without one."""
+def _may_be_left(evidence: Evidence, table: str, row: Row) -> bool:
+    """Return whether only the replica may have a row: a tombstone removed by a raid, or a plain deletion."""
     if table == "tombstone":
         return True
-    if (ledger_id := row.get("ledger_id")) is not None and ledger_id not in seen.ledgers:
-        durable = {one["ledger_id"] for one in seen.intents if one["durable"] and one["copy"] == "LEDGER"}
-        return ledger_id not in durable and not ended(seen).get(ledger_id)
-    if (topic_id := row.get("topic_id")) is not None and topic_id not in seen.topics.values():
-        ops = [op for op in seen.of_kind("delete-topic") if op.asked["topic_id"] == topic_id]
+    if (ledger_id := row.get("ledger_id")) is not None and ledger_id not in evidence.ledgers:
+        durable = {row["ledger_id"] for row in evidence.intents if row["durable"] and row["copy"] == "LEDGER"}
+        return ledger_id not in durable and not ended_ledgers(evidence).get(ledger_id)
+    if (topic_id := row.get("topic_id")) is not None and topic_id not in evidence.topics.values():
+        ops = [op for op in evidence.operations_of_kind("delete-topic") if op.asked["topic_id"] == topic_id]
         return not any(op.asked["durable"] and op.end == "done" and not op.answer.get("refused") for op in ops)
     return False
 
 
 def _by_facts(table: str, rows: Any) -> dict[tuple[tuple[str, str], ...], Row]:
-    """Rows by what a replica keeps of them, in a form that can be compared."""
+    """Return rows by the columns that a replica keeps, in comparable form."""
     own = _OWN_COLUMNS.get(table, set())
     return {tuple((name, _comparable(row[name])) for name in sorted(row.keys() - own)): row for row in rows}
 

@@ -1,4 +1,4 @@
-"""What the auditor knows: rows by plain SQL, objects by plain boto3, and what clients were told."""
+"""Evidence of a soak: rows by plain SQL, objects by plain boto3, and the answers that clients got."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ TABLES: Final = (
     "tombstone", "transaction", "transaction_participant", "transaction_snapshot", "delayed_index", "delayed_bucket",
     "producer_sequence", "buffer_range", "buffer_hidden", "record_outbox", "catalog",
 )  # fmt: skip
-"""What is read of the catalog."""
+"""Tables of the catalog that the auditor reads."""
 
 PRIMARY, TIERED, RECORDS, SHIPPED = "primary", "tiered", "records", "shipped"
 PRIMARY_KEY: Final = re.compile(r"ledgers/(?P<shard>[0-9a-f]{2})/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
@@ -28,7 +28,7 @@ At = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry of a log, as its object holds it."""
+    """Entry of a log, as its object holds it."""
 
     payload: str
     deliver_at_ms: int | None = None
@@ -37,8 +37,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """What a client asked for, and the answer, if there was one."""
+class Operation:
+    """Request of a client, and the answer if there was one."""
 
     op: str
     kind: str
@@ -50,46 +50,46 @@ class Op:
 
     @property
     def positions(self) -> set[At]:
-        """Of an acknowledgement: what it asks for."""
+        """Positions that an acknowledgement asks for."""
         return {(at[0], at[1]) for at in self.asked["positions"]}
 
     @property
     def stored(self) -> Iterator[tuple[At, str]]:
-        """Of an append that was answered: where each of its entries is."""
+        """Position and payload of each entry of an answered append."""
         first = self.answer.get("first")
         if self.end == "done" and first:
-            left = self.asked["payloads"][self.answer.get("duplicates", 0) :]
-            yield from (((first[0], first[1] + at), payload) for at, payload in enumerate(left))
+            payloads = self.asked["payloads"][self.answer.get("duplicates", 0) :]
+            yield from (((first[0], first[1] + offset), payload) for offset, payload in enumerate(payloads))
 
 
-def ops_of(said: Iterable[Mapping[str, Any]]) -> list[Op]:
-    """Questions joined with their answers, in the order in which they were asked."""
+def join_operations(said: Iterable[Mapping[str, Any]]) -> list[Operation]:
+    """Join requests with their answers, in the order of the requests."""
     asked: dict[str, Mapping[str, Any]] = {}
     ended: dict[str, Mapping[str, Any]] = {}
-    for one in said:
-        if one["what"] == "asked":
-            asked[one["op"]] = one
-        elif one["what"] in {"done", "failed"}:
-            ended[one["op"]] = one
-    nothing: Mapping[str, Any] = {"what": "unknown", "wall": None}
-    found = [
-        Op(
+    for entry in said:
+        if entry["what"] == "asked":
+            asked[entry["op"]] = entry
+        elif entry["what"] in {"done", "failed"}:
+            ended[entry["op"]] = entry
+    no_answer: Mapping[str, Any] = {"what": "unknown", "wall": None}
+    operations = [
+        Operation(
             op=name,
-            kind=one["kind"],
-            asked=one,
-            asked_s=one["wall"],
-            end=ended.get(name, nothing)["what"],
-            ended_s=ended.get(name, nothing)["wall"],
-            answer=ended.get(name, nothing),
+            kind=request["kind"],
+            asked=request,
+            asked_s=request["wall"],
+            end=ended.get(name, no_answer)["what"],
+            ended_s=ended.get(name, no_answer)["wall"],
+            answer=ended.get(name, no_answer),
         )
-        for name, one in asked.items()
+        for name, request in asked.items()
     ]
-    return sorted(found, key=lambda op: op.asked_s)
+    return sorted(operations, key=lambda op: op.asked_s)
 
 
 @dataclass(kw_only=True)
 class Evidence:
-    """Everything, at the end of a soak. Plain data, so that tests can plant what must be found."""
+    """All evidence at the end of a soak, as plain data, so that tests can plant violations."""
 
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
     objects: Mapping[str, Mapping[str, int]]  # sizes by key, by bucket
@@ -104,7 +104,7 @@ class Evidence:
     recorded: Mapping[tuple[str, int], bool]  # ledgers and topics in the record log: whether the newest version lives
     shipped: Mapping[tuple[str, int], bool]  # the same of the replica's bucket
     replica: Mapping[str, Sequence[Mapping[str, Any]]]  # rows of the database that follows the record log
-    ops: Sequence[Op]
+    ops: Sequence[Operation]
     received: Sequence[Mapping[str, Any]]
     reads: Sequence[Mapping[str, Any]]
     faults: Sequence[str]  # what clients met that no program should
@@ -119,17 +119,16 @@ class Evidence:
     is_rebuilt: bool = False  # this is that one
 
     def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
-        """Of a table."""
         return self.tables[table]
 
     @cached_property
     def topics(self) -> dict[str, int]:
-        """Ids by name."""
+        """Topic ids by name."""
         return {row["name"]: row["topic_id"] for row in self.rows("topic")}
 
     @cached_property
     def ledgers(self) -> dict[int, Mapping[str, Any]]:
-        """Rows by id, each with topic id and component."""
+        """Rows of ledgers by id, each with topic id and component."""
         lists = {row["list_id"]: row for row in self.rows("ledger_list")}
         return {
             row["ledger_id"]: {
@@ -142,24 +141,24 @@ class Evidence:
 
     @cached_property
     def segments(self) -> dict[int, list[Mapping[str, Any]]]:
-        """Registered ones of each ledger, ascending."""
-        found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        """Registered segments of each ledger, ascending."""
+        segments: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         for row in sorted(self.rows("segment"), key=lambda row: (row["ledger_id"], row["number"])):
-            found[row["ledger_id"]].append(row)
-        return found
+            segments[row["ledger_id"]].append(row)
+        return segments
 
     @cached_property
     def copies(self) -> dict[tuple[int, str], Mapping[str, Any]]:
-        """By ledger and kind."""
+        """Copies by ledger and kind."""
         return {
-            (row["ledger_id"], row["kind"]): {**row, "context": loaded(row["context"])}
+            (row["ledger_id"], row["kind"]): {**row, "context": parse_json(row["context"])}
             for row in self.rows("ledger_copy")
         }
 
     @cached_property
     def intents(self) -> list[Mapping[str, Any]]:
-        """Deletions, each with its context read."""
-        return [{**row, "context": loaded(row["context"])} for row in self.rows("pending_deletion")]
+        """Deletion intents with parsed contexts."""
+        return [{**row, "context": parse_json(row["context"])} for row in self.rows("pending_deletion")]
 
     @cached_property
     def states(self) -> dict[str, Mapping[str, Any]]:
@@ -167,7 +166,7 @@ class Evidence:
         return {f"{row['tc_id']}:{row['sequence']}": row for row in self.rows("transaction")}
 
     def visible(self, topic_id: int) -> list[tuple[At, str]]:
-        """Entries that consumers may see once no transaction is open, from objects and rows of transactions alone."""
+        """Return entries that consumers may see once no transaction is open, by objects and rows of transactions."""
         return [
             (at, entry.payload)
             for at, entry in sorted(self.entries.get(topic_id, {}).items())
@@ -175,37 +174,32 @@ class Evidence:
         ]
 
     def is_committed(self, txn: str) -> bool:
-        """By its row."""
         row = self.states.get(txn)
         return row is not None and row["state"] in {"COMMITTING", "COMMITTED"}
 
-    def of_kind(self, *kinds: str) -> Iterator[Op]:
-        """Operations of some kinds."""
+    def operations_of_kind(self, *kinds: str) -> Iterator[Operation]:
         return (op for op in self.ops if op.kind in kinds)
 
-    def acknowledgements(self, topic: str, subscription: str, since_s: float = 0.0) -> Iterator[Op]:
-        """Those of a subscription that were asked for since then."""
-        for op in self.of_kind("acknowledge"):
+    def acknowledgements(self, topic: str, subscription: str, since_s: float = 0.0) -> Iterator[Operation]:
+        """Yield acknowledgements of a subscription that were requested since then."""
+        for op in self.operations_of_kind("acknowledge"):
             asked = (op.asked["topic"], op.asked.get("subscription", CONSUMED))
             if asked == (topic, subscription) and op.asked_s >= since_s:
                 yield op
 
     def is_acknowledged(self, topic_id: int, subscription: str, at: At) -> bool:
-        """By the cursor."""
         mark, beyond = self.acknowledged[topic_id, subscription]
         return at <= mark or at in beyond
 
 
-def loaded(value: Any) -> Any:
-    """A column of JSON, which one database gives as text and the other one as a mapping."""
+def parse_json(value: Any) -> Any:
+    """Return a column of JSON, which one database gives as text and the other one as a mapping."""
     return json.loads(value) if isinstance(value, str) else value
 
 
 def digest(body: bytes) -> str:
-    """Of an object's content."""
     return hashlib.sha256(body).hexdigest()
 
 
-def prefix(ledger_id: int) -> str:
-    """Of a ledger's objects in the primary bucket."""
+def ledger_prefix(ledger_id: int) -> str:
     return f"ledgers/{ledger_id % 256:02x}/{ledger_id:016x}/"
