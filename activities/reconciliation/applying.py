@@ -5,13 +5,10 @@ run twice, at any distance: what it decided is written down before the first eff
 counts are those of storage's confirmations. What became of a page is one file, of an apply the sum of these files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from activities.bulk import RUN_CLAIM_S
 from activities.deletion import metrics as deletion_metrics
@@ -20,6 +17,7 @@ from activities.heartbeats import beating, defined
 from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import keep_looked, looked_at
 from activities.reconciliation.objects import ObjectDeletion
+from activities.reconciliation.page_look import ask_copies, findings_to_file, has_rows_to_file, single_objects
 from activities.reconciliation.values import (
     ApplyBegun,
     BeginApplyInput,
@@ -27,7 +25,7 @@ from activities.reconciliation.values import (
     PageInput,
     PlanInput,
 )
-from logstore.errors import PreconditionFailed, StaleCatalog
+from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import (
@@ -35,7 +33,6 @@ from logstore.ports.catalog import (
     Detached,
     FiledCopy,
     Identities,
-    OrphanCopy,
     PageOfFindings,
     Reconciliation,
     RunKind,
@@ -48,14 +45,13 @@ from logstore.reconciliation.findings import (
     Fate,
     Finding,
     FindingKind,
-    PlanResult,
     apply_counts,
     apply_run_id,
     together,
 )
 from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
-from logstore.reconciliation.services.runs import apply_of, finished_plan
+from logstore.reconciliation.services.orphans import StoredOrphans, is_object
+from logstore.reconciliation.services.runs import appliable_plan, apply_of, require_counted, require_epoch
 from logstore.units import between_units
 
 _ASKING: Final = 8
@@ -91,12 +87,12 @@ class Applying:
         Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
             StoreUnavailable, CatalogBusy (retry).
         """
-        plan, begun = self._finished_plan(request.run_id)
+        plan, epoch = appliable_plan(self._runs, self._identities, request.run_id)
         before = apply_of(self._runs, request.run_id)
         if before is None or before.finished_us is None:  # one that is over removes nothing more
             rules.check_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._stored.confirm()
-        pages = self._findings(request.run_id, plan).pages
+        pages = require_counted(self._files(request.run_id), plan, request.run_id).pages
         facts = {
             "actor": request.actor,
             "reason": request.reason,
@@ -110,33 +106,9 @@ class Applying:
             pages=pages,
             findings=sum(plan.findings.get(kind.value, 0) for kind in FindingKind if kind.applied),
             before_us=plan.before_us,
-            epoch=int(begun["epoch"]),
+            epoch=epoch,
             done=apply_counts(run.summary) if run.finished_us is not None else None,
         )
-
-    def _finished_plan(self, run_id: str) -> tuple[PlanResult, Mapping[str, Any]]:
-        run = self._runs.run(run_id)
-        plan = finished_plan(run)
-        catalog_id = self._identities.catalog_id()
-        if run.summary["catalog_id"] != catalog_id:
-            found = run.summary["catalog_id"]
-            raise PreconditionFailed(f"plan {run_id}: expected one of catalog {catalog_id}, found one of {found}")
-        self._require_epoch(int(run.summary["epoch"]), run_id)
-        return plan, run.summary
-
-    def _require_epoch(self, planned: int, run_id: str) -> None:
-        epoch = self._runs.standing().epoch
-        if planned != epoch:
-            raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned}; plan again")
-
-    def _findings(self, run_id: str, plan: PlanResult) -> FindingFiles:
-        """The plan's findings, if they are those that its summary counts."""
-        files = self._files(run_id)
-        counted = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
-        expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build names other kinds
-        if counted != expected:
-            raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counted}")
-        return files
 
     def _files(self, run_id: str) -> FindingFiles:
         published = self._bulk.published(run_id, VerifyFindings.name)
@@ -154,24 +126,23 @@ class Applying:
             filed and answered again, whatever has become of it in storage since.
         Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        self._require_epoch(request.epoch, request.run_id)
+        require_epoch(self._runs, request.epoch, request.run_id)
         self._stored.confirm()
         found = self._files(request.run_id).page(request.page)
-        if not any(is_copy(one) or one.kind in _ROWS_OF_THE_CATALOG for one in found.values()):
+        if not has_rows_to_file(found):
             return self._filed_page(found, None)
         folder = self._folder(request.run_id)
         looked = looked_at(folder, request.page)
         if looked is None:
-            seen = self._look(found, request.before_us)
-            if ABSENT.intersection(one for one in seen.values() if isinstance(one, str)):
-                self._stored.confirm()  # absence counts in the catalog's own buckets alone, at the time of the look
+            seen = ask_copies(self._stored, found, request.before_us)
             with effect("reconciliation.keep_looked"):
                 looked = keep_looked(folder, request.page, seen)
+        to_file = findings_to_file(found, looked, request.batch_id)
         findings = PageOfFindings(
-            batch_id=request.batch_id,
-            orphans=[one for one in looked.values() if isinstance(one, OrphanCopy)],
-            unreferenced=_numbers(found, FindingKind.UNREFERENCED_LEDGER, lambda one: one.ledger_id),
-            stalled=_numbers(found, FindingKind.STALLED_DELETION, lambda one: one.row_id),
+            batch_id=to_file.batch_id,
+            orphans=to_file.orphans,
+            unreferenced=to_file.unreferenced,
+            stalled=to_file.stalled,
             claim=batch_claim(request.batch_workflow_id),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
@@ -191,15 +162,6 @@ class Applying:
             objects=sum(map(is_object, found.values())),
         )
 
-    def _look(self, found: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
-        copies = {at: one for at, one in found.items() if is_copy(one)}
-
-        def look(at: int, one: Finding) -> OrphanCopy | str:
-            between_units()
-            return self._stored.copy(at, one, before_us=before_us)
-
-        return dict(zip(copies, _spread([partial(look, at, one) for at, one in copies.items()]), strict=True))
-
     @defined(name="reconciliation.delete_objects")
     def delete_objects(self, request: PageInput) -> int:
         """Delete the page's single objects and abandoned uploads that are still what the plan found; how many.
@@ -210,10 +172,9 @@ class Applying:
         Heartbeat: (findings looked at, objects confirmed), after each; and while storage makes us wait.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        self._require_epoch(request.epoch, request.run_id)  # a restored catalog may give a number out again
-        found = {at: one for at, one in self._files(request.run_id).page(request.page).items() if is_object(one)}
+        require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
         return self._objects.delete(
-            found,
+            single_objects(self._files(request.run_id).page(request.page)),
             folder=self._folder(request.run_id),
             page=request.page,
             before_us=request.before_us,
@@ -270,18 +231,3 @@ class Applying:
 
     def _folder(self, run_id: str) -> Path:
         return self._bulk.folder(run_id)
-
-
-def _numbers(found: Mapping[int, Finding], kind: FindingKind, of: Callable[[Finding], R | None]) -> dict[int, R]:
-    return {at: value for at, one in found.items() if one.kind is kind and (value := of(one)) is not None}
-
-
-def _spread(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """What the calls answer, a few at a time; the first error is raised, and no further call begins."""
-    with ThreadPoolExecutor(_ASKING, thread_name_prefix="look") as threads:
-        asked = [threads.submit(copy_context().run, call) for call in calls]
-        try:
-            return [one.result() for one in asked]
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -7,6 +7,7 @@ from activities.deletion.rate import DeletionPace
 from activities.heartbeats import Heartbeats
 from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
+from activities.reconciliation.page_look import ask_objects
 from logstore.deletion.intents import Finding as Found
 from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence import judge_deletion
@@ -14,10 +15,9 @@ from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
 from logstore.ports.objects import ObjectStore
-from logstore.positions import LedgerId
 from logstore.reconciliation.files import Ended
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.reconciliation.services.orphans import ABSENT, ENDED_UPLOAD, StoredOrphans
+from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
 
 _PARTS_LEFT = "parts of the upload are left"
 
@@ -60,26 +60,13 @@ class ObjectDeletion:
         return sum(one.fate is Fate.DELETED for one in done.values())
 
     def _decided(
-        self, found: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
+        self, objects: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
     ) -> dict[int, str]:
-        """Those that must be kept, and why; what is not named may be deleted, now and later."""
-        kept: dict[int, str] = {}
-        segments: dict[int, tuple[LedgerId, int]] = {}
-        for at, one in found.items():
-            heartbeats.examined()
-            if one.kind is FindingKind.ORPHAN_SEGMENT:
-                answer = self._stored.segment(one, before_us=before_us)
-                if isinstance(answer, str):
-                    kept[at] = answer
-                else:
-                    segments[at] = answer
-            elif isinstance(why := self._stored.upload(one, before_us=before_us), str):
-                kept[at] = why
-        if ABSENT.intersection(kept.values()):
-            self._stored.confirm()  # absence counts in the catalog's own buckets alone, at the time of the look
-        if segments:
-            kept |= self._catalog.pass_over(segments, cause=cause)
-        return kept
+        """Return why findings must be kept; those not named may be deleted, now and later."""
+        look = ask_objects(self._stored, objects, before_us, heartbeats.examined)
+        if not look.segments:
+            return dict(look.kept)
+        return {**look.kept, **self._catalog.pass_over(look.segments, cause=cause)}
 
     def _segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats

@@ -134,6 +134,11 @@ def plan_run_id(run_id: str) -> str:
     return run_id.removeprefix("apply-")
 
 
+def apply_batch_id(run_id: str, page: int) -> str:
+    """Return the batch of the deletions of one page, `orphans-{run_id}-{page}`, where `run_id` is the plan's."""
+    return f"orphans-{run_id}-{page}"
+
+
 def together(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
     """Both, in bounds."""
     return capped(

@@ -13,6 +13,7 @@ from logstore.ports.catalog import (
     Detached,
     FiledCopy,
     Filing,
+    FindingsToFile,
     PageOfFindings,
     ReconciliationRun,
     RunKind,
@@ -137,6 +138,19 @@ class FakeRuns:
         self.causes.append(cause)
         self.passed_over.append(dict(segments))
         return {at: why for at, why in self.keeps.items() if at in segments}
+
+    def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
+        """See the port."""
+        if findings.batch_id in self.filings:
+            return self.filings[findings.batch_id].kept
+        numbers = [*(orphan.number for orphan in findings.orphans), *findings.unreferenced, *findings.stalled]
+        return {number: reason for number, reason in self.keeps.items() if number in numbers}
+
+    def preview_pass_over(
+        self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
+    ) -> Mapping[int, str]:
+        """See the port."""
+        return {number: reason for number, reason in self.keeps.items() if number in segments}
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
         """See the port."""

@@ -16,6 +16,7 @@ from activities.offload import LedgerOffload
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.reconciliation.preview import ApplyPreview
 from activities.reconciliation.scrubbing import Scrubbing
 from activities.records.ending import RecordEnding
 from activities.records.flushing import RecordFlushing
@@ -186,14 +187,25 @@ def _delayed(log: LogStore) -> DelayedBuckets:
     )
 
 
-def _reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
-    catalog, policies = log.catalog, log.policies
-    stored = StoredOrphans(
+def apply_preview(log: LogStore) -> ApplyPreview:
+    """Return the preview of applies over the log store."""
+    catalog = log.catalog
+    return ApplyPreview(
+        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=_stored_orphans(log)
+    )
+
+
+def _stored_orphans(log: LogStore) -> StoredOrphans:
+    return StoredOrphans(
         objects=log.objects,
         buckets=log.buckets,
-        application=policies.application,
-        driver_metadata=policies.driver_metadata,
+        application=log.policies.application,
+        driver_metadata=log.policies.driver_metadata,
     )
+
+
+def _reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
+    catalog, policies, stored = log.catalog, log.policies, _stored_orphans(log)
     planning = Planning(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,

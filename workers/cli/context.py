@@ -115,6 +115,7 @@ class Services:
         return await Sexton.connect(settings, catalog)
 
     open_log = _late("workers.assembly.adapters", "log_over")
+    apply_preview = _late("workers.assembly.activities", "apply_preview")
     roll_policy = _late("workers.assembly.adapters", "roll_policy")
     open_directory = _late("workers.operations.owners", "open_directory")
     upgrade = _late("workers.operations.stack", "upgrade_catalog")

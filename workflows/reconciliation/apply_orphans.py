@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
         PlanInput,
     )
     from logstore.deletion.intents import Refusal
-    from logstore.reconciliation.findings import ApplyCounts
+    from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.batches import require_rate
@@ -56,11 +56,6 @@ _PAGE: workflow.ActivityConfig = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _AGAIN = timedelta(seconds=10)  # while an earlier apply's batch of the same page goes on
-
-
-def batch_id(run_id: str, page: int) -> str:
-    """`orphans-{run_id}-{page}`: of the deletions of one page."""
-    return f"orphans-{run_id}-{page}"
 
 
 @workflow.defn(name="apply-orphans", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -158,7 +153,7 @@ class ApplyOrphans:
 
     async def _apply(self, begun: ApplyBegun) -> None:
         request, number = self._request, self._progress.pages_done
-        batch = batch_id(request.run_id, number)
+        batch = apply_batch_id(request.run_id, number)
         page = PageInput(
             run_id=request.run_id,
             page=number,

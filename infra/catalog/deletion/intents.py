@@ -144,11 +144,6 @@ def intents_for(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
     """Columns and rows of the intents that stand for copies of ledgers; see `file_intents` for the arguments."""
-    source = (
-        t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
-        .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
-        .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    )
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,
@@ -174,9 +169,21 @@ def intents_for(
         "reason": literal(cause.reason if cause else ""),
         "durable": literal(int(durable)),
     }
-    query = select(*(value.label(name) for name, value in columns.items())).select_from(source).where(to_delete)
+    query = select(*(value.label(name) for name, value in columns.items())).select_from(_COPIES).where(to_delete)
     # ledgers of one shard in a row, so that a chunk of rows holds few shards, whose ledgers share listings
     return list(columns), query.order_by(t.ledger.c.ledger_id % SHARDS, t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+
+
+_COPIES = (
+    t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+    .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+)
+
+
+def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
+    """Select the ids of ledgers of which `intents_for` makes a row: copy, list and topic have theirs."""
+    return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
 
 
 def filed_by(

@@ -17,7 +17,7 @@ from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
-from infra.catalog.reconciliation.filing import file_page
+from infra.catalog.reconciliation.filing import file_page, preview_filing
 from infra.catalog.reconciliation.known import segment_sums
 from infra.catalog.records.outbox_rows import record
 from logstore.errors import PreconditionFailed, UnknownObject
@@ -26,6 +26,7 @@ from logstore.ports.catalog import Cause, Claim
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
     Filing,
+    FindingsToFile,
     PageOfFindings,
     ReconciliationRun,
     RunKind,
@@ -37,7 +38,7 @@ from logstore.reconciliation.known_ledgers import SegmentSums, describe_lost_seg
 from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
-_MOST_KEYS: Final = 10  # in a row of the audit log: a sample
+_MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample
 _OURS = _R.kind.in_([kind.value for kind in RunKind])
 
 
@@ -102,37 +103,49 @@ class SqlReconciliation(OnDatabase):
 
     @writes("catalog.file_findings")
     def file(self, connection: Connection, page: PageOfFindings) -> Filing:
-        """See `Reconciliation.file`."""
         return file_page(connection, page, self._db.now_us(connection))
+
+    @reads
+    def preview_filing(self, connection: Connection, findings: FindingsToFile) -> Mapping[int, str]:
+        return preview_filing(connection, findings, self._db.now_us(connection))
 
     @writes("catalog.pass_over")
     def pass_over(
         self, connection: Connection, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause
     ) -> Mapping[int, str]:
-        """See `Reconciliation.pass_over`. Locks: topics, ledgers, as an append has them."""
-        ledgers = _locked(connection, {ledger_id for ledger_id, _ in segments.values()})
-        named = _rows(connection, sorted(set(segments.values())))
-        kept = {
-            number: f"segment {at[1]} of ledger {at[0]}: {why}"
-            for number, at in segments.items()
-            if (why := _reason_to_stay(ledgers.get(at[0]), at, named))
-        }
-        passed = sorted(at for number, at in segments.items() if number not in kept)
+        """See the port. Locks: topics, ledgers, as an append has them."""
+        _lock_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
+        ledgers = _select_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
+        kept = _keep_segments(connection, segments, ledgers, {})
+        passed = sorted(segment for number, segment in segments.items() if number not in kept)
         if passed:
-            pass_over(
-                connection,
-                {ledger_id: at for ledger_id, at in passed if takes_segments(LedgerState(ledgers[ledger_id].state))},
-            )
+            highest: dict[int, int] = {
+                ledger_id: number
+                for ledger_id, number in passed
+                if takes_segments(LedgerState(ledgers[ledger_id].state))
+            }
+            pass_over(connection, highest)
             ids = sorted({ledger_id for ledger_id, _ in passed})
             now_us = self._db.now_us(connection)
             # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
             record(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_topic(connection, ids), "span": Span.of(ids)}
-            keys = [segment_key(ledger_id, at) for ledger_id, at in passed[:_MOST_KEYS]]
+            keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
             audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
         return kept
+
+    @reads
+    def preview_pass_over(
+        self,
+        connection: Connection,
+        segments: Mapping[int, tuple[LedgerId, int]],
+        *,
+        passed_over: Mapping[LedgerId, int],
+    ) -> Mapping[int, str]:
+        ledgers = _select_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
+        return _keep_segments(connection, segments, ledgers, passed_over)
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
         """See `Reconciliation.filed`."""
@@ -175,32 +188,57 @@ def _topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
     return {"topic_id": one.topic_id if one else SEVERAL_TOPICS, "topic": one.name if one else None}
 
 
-def _locked(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
-    """Ledgers that have rows, with whether they have their primary copy, and what rows of segments they have."""
+def _lock_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
     mine = among(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(mine).distinct()
     hold_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
+
+
+def _select_ledgers(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
+    """Return ledgers by id, with whether they have their primary copy, and the sums of their rows of segments."""
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
     columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
     query = select(*columns, _C.kind.label("primary"), *segment_sums())
-    rows = connection.execute(query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(mine))
+    rows = connection.execute(
+        query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(among(connection, _L.ledger_id, ids))
+    )
     return {row.ledger_id: row for row in rows}
 
 
-def _rows(connection: Connection, asked: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
-    """Those of the segments that have rows."""
+def _keep_segments(
+    connection: Connection,
+    segments: Mapping[int, tuple[LedgerId, int]],
+    ledgers: Mapping[int, Any],
+    passed_over: Mapping[LedgerId, int],
+) -> dict[int, str]:
+    """Return why segments must be kept; `passed_over` has the highest numbers that ledgers are taken to have used."""
+    registered = _select_registered(connection, sorted(set(segments.values())))
+    return {
+        number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"
+        for number, segment in segments.items()
+        if (reason := _reason_to_keep(ledgers.get(segment[0]), segment, registered, passed_over.get(segment[0], -1)))
+    }
+
+
+def _select_registered(connection: Connection, asked: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
+    """Return those of the segments that have rows."""
     rows = rows_of(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
     same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
     query = Statement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
     return {(row.ledger_id, row.number) for row in query.execute(connection, asked)}
 
 
-def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]]) -> str | None:  # noqa: ANN401 - a row
+def _reason_to_keep(
+    ledger: Any,  # noqa: ANN401 - a row
+    segment: tuple[int, int],
+    registered: set[tuple[int, int]],
+    passed_over: int,
+) -> str | None:
     if ledger is None:
         return "the ledger has left the catalog"
-    if at in named:
+    if segment in registered:
         return "a row names it"
     counted = SegmentSums(segments=ledger.segments, entries=ledger.entries, size_bytes=ledger.size_bytes)
     summed = SegmentSums(
@@ -209,4 +247,5 @@ def _reason_to_stay(ledger: Any, at: tuple[int, int], named: set[tuple[int, int]
     if reason := describe_lost_segments(counted, summed):
         return f"{reason}; the object may be one of them"
     state, primary = LedgerState(ledger.state), ledger.primary is not None
-    return reason_to_keep_segment(state, last_segment=ledger.last_segment, primary=primary, number=at[1])
+    last_segment = max(ledger.last_segment, passed_over)
+    return reason_to_keep_segment(state, last_segment=last_segment, primary=primary, number=segment[1])

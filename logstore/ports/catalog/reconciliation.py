@@ -53,14 +53,20 @@ class OrphanCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageOfFindings:
-    """Findings of one page that phase two is to end, with the claim and the cause of the apply."""
+class FindingsToFile:
+    """Findings of one page that phase two is to end."""
 
-    batch_id: str  # of the batch of phase two, which `claim` holds
+    batch_id: str  # of the batch of phase two
     orphans: Sequence[OrphanCopy]
     unreferenced: Mapping[int, LedgerId]  # finding's number → ledger
     stalled: Mapping[int, int]  # finding's number → `row_id`
-    claim: Claim  # of the workflow that does phase two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOfFindings(FindingsToFile):
+    """Findings to file, with the claim and the cause of the apply."""
+
+    claim: Claim  # of the workflow that does phase two, on the batch
     cause: Cause  # the actor of the apply, and the reason
 
 
@@ -144,6 +150,15 @@ class Reconciliation(Protocol):
             PreconditionFailed: The batch id is of another request.
         """
 
+    def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
+        """Return why `file` would do nothing about findings now, by number; reads only, and takes no lock.
+
+        Of a batch that is filed: why nothing was done.
+
+        Raises:
+            PreconditionFailed: The batch id is of another request.
+        """
+
     def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
         """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
 
@@ -162,6 +177,16 @@ class Reconciliation(Protocol):
             Finding's number → why the object must be kept; those that are not named may be deleted.
 
         Idempotency: what is raised is not raised again.
+        """
+
+    def preview_pass_over(
+        self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
+    ) -> Mapping[int, str]:
+        """Return what `pass_over` would answer now; reads only, and takes no lock.
+
+        Args:
+            segments: Finding's number → ledger and segment number.
+            passed_over: The highest segment of each ledger that earlier calls would have passed over.
         """
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:

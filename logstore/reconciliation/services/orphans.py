@@ -234,14 +234,18 @@ class StoredOrphans:
         self._objects, self._buckets = objects, buckets
         self._application, self._driver_metadata = application, dict(driver_metadata)
 
-    def confirm(self) -> None:
-        """See that both buckets are the catalog's, now.
+    def confirm(self, *, adopt: bool = True) -> None:
+        """Check that both buckets are the catalog's, now.
+
+        Args:
+            adopt: Whether a bucket without a marker may become the catalog's, as at a first use.
 
         Raises:
             CatalogMismatch: One is not.
         """
         for store in (self._objects, self._tiered()):
-            store.require()
+            if adopt:
+                store.require()
             store.confirm()
 
     def copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:

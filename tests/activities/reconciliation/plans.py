@@ -7,6 +7,7 @@ from typing import Any, cast
 from activities.reconciliation.applying import Applying
 from activities.reconciliation.objects import ObjectDeletion
 from activities.reconciliation.planning import Planning
+from activities.reconciliation.preview import ApplyPreview
 from activities.reconciliation.scrubbing import Scrubbing
 from activities.reconciliation.values import (
     BeginApplyInput,
@@ -93,6 +94,9 @@ class Plans:
             identities=cast("Identities", self.identities),
             stored=self.stored,
             bulk=self.bulk,
+        )
+        self.preview = ApplyPreview(
+            reconciliation=self.runs, identities=cast("Identities", self.identities), stored=self.stored
         )
         self.applying = Applying(
             reconciliation=self.runs,

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from activities.reconciliation.preview import ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
@@ -53,6 +54,9 @@ class Asked:
         self.output = folder / RUN / "output"
         self.output.mkdir(parents=True)
         self.found(FINDINGS)
+        self.preview = ApplyPreviewResult(
+            counts=ApplyCounts(applied={"orphan_ledger": 1}), size_bytes={"orphan_ledger": 300}
+        )
         self.done = ApplyCounts(applied={"orphan_ledger": 1}, skipped={"it is young": 2}, objects=3, size_bytes=300)
 
     def found(self, findings: list[Finding]) -> None:
@@ -101,6 +105,8 @@ def asked(services: FakeServices, tmp_path: Path) -> Asked:
     """Stands behind catalog and client."""
     made = Asked(tmp_path / "bulk")
     services.log.catalog.reconciliation = made.runs
+    preview = SimpleNamespace(preview=lambda _run_id, _on_progress: made.preview)
+    services.apply_preview = lambda _log: preview  # type: ignore[method-assign]
     services.client.plan_orphans = made.plan_orphans  # type: ignore[method-assign]
     services.client.apply_orphans = made.apply_orphans  # type: ignore[method-assign]
     return made
@@ -246,11 +252,17 @@ def test_apply_that_failed_in_part_exits_5_and_names_what_failed(run: Run, asked
 
 
 def test_apply_tried_out_names_what_would_go_and_starts_nothing(run: Run, asked: Asked) -> None:
-    """Guards refuse as they would."""
+    """By kind and by reason, exactly; the document has the zeros."""
+    asked.preview = ApplyPreviewResult(
+        counts=ApplyCounts(applied={"orphan_ledger": 1, "stalled_deletion": 1}, skipped={"something names it": 2}),
+        size_bytes={"orphan_ledger": 300},
+    )
     told = run("orphans", "apply", RUN, "--dry-run", "--json")
     found = document(told)
-    assert found["upper_bound"] is True
-    assert "these are upper bounds: apply looks at each finding again" in told.stderr
+    assert found["upper_bound"] is False
+    assert found["skipped"] == {"something names it": 2}
+    assert found["bytes"]["orphan_ledger"] == 300
+    assert "something names it" in run("orphans", "apply", RUN, "--dry-run").stdout
     assert found["applied"]["orphan_ledger"] == 1
     assert found["applied"]["stalled_deletion"] == 1
     assert "foreign" not in found["applied"]

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.errors import PreconditionFailed
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command
 from workers.cli.context import CommandContext
@@ -46,16 +44,11 @@ def report(
 
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
-    from logstore.reconciliation.files import FindingFiles  # noqa: PLC0415
-    from logstore.reconciliation.services.runs import apply_of, finished_findings  # noqa: PLC0415
+    from logstore.reconciliation.services.runs import apply_of, finished_findings, open_report  # noqa: PLC0415
 
     plan = runs.run(run_id)
     result = finished_findings(plan)
-    folder = Path(result.report)
-    if not folder.is_dir():
-        where = "run this where the folder of bulk output is, the setting bulk_dir"
-        raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
-    return Reported(plan=plan, result=result, files=FindingFiles(folder), applied=apply_of(runs, run_id))
+    return Reported(plan=plan, result=result, files=open_report(result, run_id), applied=apply_of(runs, run_id))
 
 
 def _shown(row: dict[str, object], *, applied: bool) -> dict[str, object]:

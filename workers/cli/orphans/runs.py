@@ -18,6 +18,7 @@ from workers.cli.errors import ExitCode
 from workers.cli.jobs import Asked, Job, counted, in_part, job
 from workers.cli.options import DryRun, Master, Reason, known_share
 from workers.cli.output import Answer, note
+from workers.cli.progress import watching
 from workers.pages.texts import format_time_s
 from workers.settings import parse_duration
 
@@ -177,7 +178,7 @@ def apply(
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
     found = context.catalog.reconciliation.run(run_id)
     if dry_run:
-        return _preview(context.catalog.reconciliation, found, max_orphan_share)
+        return _preview(context, found, max_orphan_share)
     applied_at = _applied_at(context.catalog.reconciliation, run_id)
     if applied_at:
         note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what stands by now")
@@ -192,35 +193,50 @@ def apply(
     )
 
 
-def _preview(runs: "Reconciliation", run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """Answer how many findings the apply would take up, at most; what a guard would refuse is counted too.
-
-    The apply looks at each of them again, in storage and under the catalog's locks, and keeps what is not so any more.
-    """
+def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
+    """Answer what the apply would file and delete now, and what it would keep; also where a guard would refuse it."""
     from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
-    result, at = finished_plan(run), _applied_at(runs, run.run_id)
-    going = {kind.value: result.findings.get(kind.value, 0) for kind in FindingKind if kind.applied}
-    if at:
-        going = dict.fromkeys(going, 0)
-        note(f"this plan was applied by {at}, nothing more would go: sexton orphans report {run.run_id}")
+    plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
+    applied, sizes, skipped = dict.fromkeys(_APPLIED_KINDS, 0), dict.fromkeys(_APPLIED_KINDS, 0), dict[str, int]()
+    if applied_at:
+        note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
     else:
-        note("these are upper bounds: apply looks at each finding again, and keeps what is not so any more")
-    sizes = {name: result.size_bytes.get(name, 0) if rows else 0 for name, rows in going.items()}
-    document: dict[str, object] = {"dry_run": True, "run_id": run.run_id, "applied": going, "bytes": sizes}
-    document["upper_bound"] = True
+        with watching(f"looking at the findings of {run.run_id}") as bar:
+            result = context.services.apply_preview(context.log).preview(
+                run.run_id, lambda done, pages: bar.say(f"looking at page {done + 1} of {pages}", done, pages)
+            )
+        applied |= counted(result.counts.applied)
+        sizes |= counted(result.size_bytes)
+        skipped = counted(result.counts.skipped)
+    document: dict[str, object] = {
+        "dry_run": True,
+        "run_id": run.run_id,
+        "applied": applied,
+        "bytes": sizes,
+        "skipped": skipped,
+        "upper_bound": False,
+    }
+    reasons = [{"reason": reason, "findings": findings} for reason, findings in skipped.items()]
     answer = Answer(
         document=document,
         shown={"plan": run.run_id},
-        more=[replace(by_kind(going, sizes), title="would be applied at most", empty="nothing")],
+        more=[
+            replace(by_kind(applied, sizes), title="would be applied", empty="nothing"),
+            Answer(document=reasons, title="would be kept", empty="nothing"),
+        ],
     )
     try:
-        rules.check_share(going, result.ledgers, max_orphan_share)
+        if not applied_at:
+            rules.check_share(plan.findings, plan.ledgers, max_orphan_share)
     except PreconditionFailed as refused:
         note(f"it would be refused: {refused}")
         error = {"type": type(refused).__name__, "message": str(refused)}
         return replace(answer, document={**document, "error": error}, code=ExitCode.REFUSED)
     return answer
+
+
+_APPLIED_KINDS = [kind.value for kind in FindingKind if kind.applied]
 
 
 def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:

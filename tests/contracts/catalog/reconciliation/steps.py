@@ -1,6 +1,7 @@
 """The steps that tests of reconciliation are told in."""
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 
 from logstore.deletion.intents import DeletionIntent
@@ -48,8 +49,9 @@ def file(
     orphans: Sequence[OrphanCopy] = (),
     unreferenced: Mapping[int, LedgerId] | None = None,
     stalled: Mapping[int, int] | None = None,
+    with_preview: bool = True,
 ) -> Filing:
-    """One page of findings, for a workflow of its own."""
+    """File one page of findings, for a workflow of its own. Outside of races the preview must say the same before."""
     page = PageOfFindings(
         batch_id=batch_id,
         orphans=orphans,
@@ -58,13 +60,26 @@ def file(
         claim=claim(),
         cause=CAUSE,
     )
-    return world.catalog.reconciliation.file(page)
+    previewed = world.catalog.reconciliation.preview_filing(page) if with_preview else {}
+    filing = world.catalog.reconciliation.file(page)
+    if with_preview and _is_alone():
+        assert previewed == filing.kept
+        assert world.catalog.reconciliation.preview_filing(page) == filing.kept
+    return filing
 
 
 def pass_over(world: World, *segments: tuple[int, int]) -> Mapping[int, str]:
-    """Findings 0, 1, … are segments of ledgers."""
+    """Findings 0, 1, … are segments of ledgers; the preview must say the same before, outside of races."""
     asked = {number: (LedgerId(ledger_id), at) for number, (ledger_id, at) in enumerate(segments)}
-    return world.catalog.reconciliation.pass_over(asked, cause=CAUSE)
+    previewed = world.catalog.reconciliation.preview_pass_over(asked, passed_over={})
+    kept = world.catalog.reconciliation.pass_over(asked, cause=CAUSE)
+    assert previewed == kept or not _is_alone()
+    return kept
+
+
+def _is_alone() -> bool:
+    """Races run in threads of their own."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def intents(world: World, ledger_id: int) -> list[DeletionIntent]:

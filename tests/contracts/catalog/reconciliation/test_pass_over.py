@@ -105,6 +105,17 @@ def test_pass_over_interrupted_and_repeated_is_done_once(world: World, point: st
     assert world.catalog.ledgers.listed(topic.topic_id)[0].last_segment == 3
 
 
+def test_preview_counts_numbers_that_earlier_pages_would_pass_over(world: World) -> None:
+    """An open ledger takes numbers up to 64 above its highest, which each page raises."""
+    topic = new_topic(world)
+    ledger = roll(world, topic.topic_id)
+    preview = world.catalog.reconciliation.preview_pass_over
+    assert sorted(preview({0: (ledger, 100)}, passed_over={})) == [0]
+    assert preview({0: (ledger, 100)}, passed_over={ledger: 60}) == {}
+    assert pass_over(world, (ledger, 60)) == {}
+    assert pass_over(world, (ledger, 100)) == {}
+
+
 def test_segment_registered_meanwhile_is_kept_or_refused_never_both(world: World) -> None:
     """The ledger's lock decides: what is registered is not passed over, and what is passed over is not registered."""
     topic = new_topic(world)

@@ -1,0 +1,103 @@
+"""The look of an apply at one page of findings in storage; a preview takes the same."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from logstore.ports.catalog import FindingsToFile, OrphanCopy
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
+from logstore.units import between_units
+
+COPIES_AT_A_TIME: Final = 8
+"""Copies that storage is asked about at a time."""
+_ROWS_OF_THE_CATALOG: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLook:
+    """Single objects of a page as storage shows them, by number of the finding."""
+
+    segments: Mapping[int, tuple[LedgerId, int]]  # that are orphans by storage's word
+    kept: Mapping[int, str]  # why the others must be kept; uploads that may be aborted are in neither
+
+
+def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
+    """Return whether phase two has work for the page."""
+    return any(is_copy(finding) or finding.kind in _ROWS_OF_THE_CATALOG for finding in page.values())
+
+
+def single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
+    """Return the findings of the page that are removed by their keys."""
+    return {number: finding for number, finding in page.items() if is_object(finding)}
+
+
+def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
+    """Return each copy as storage states it, or why it must be kept."""
+    copies = {number: finding for number, finding in page.items() if is_copy(finding)}
+
+    def ask(number: int, finding: Finding) -> OrphanCopy | str:
+        between_units()
+        return stored.copy(number, finding, before_us=before_us)
+
+    answers = _spread([partial(ask, number, finding) for number, finding in copies.items()])
+    if ABSENT.intersection(answer for answer in answers if isinstance(answer, str)):
+        stored.confirm(adopt=False)  # absence counts in the catalog's own buckets alone, at the time of the look
+    return dict(zip(copies, answers, strict=True))
+
+
+def ask_objects(
+    stored: StoredOrphans, objects: Mapping[int, Finding], before_us: int, proceed: Callable[[], None] = between_units
+) -> ObjectLook:
+    """Ask storage for segments and uploads, one by one; `proceed` is called before each."""
+    segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()
+    for number, finding in objects.items():
+        proceed()
+        if finding.kind is FindingKind.ORPHAN_SEGMENT:
+            segment = stored.segment(finding, before_us=before_us)
+            if isinstance(segment, str):
+                kept[number] = segment
+            else:
+                segments[number] = segment
+        elif isinstance(reason := stored.upload(finding, before_us=before_us), str):
+            kept[number] = reason
+    if ABSENT.intersection(kept.values()):
+        stored.confirm(adopt=False)  # as for copies
+    return ObjectLook(segments, kept)
+
+
+def findings_to_file(
+    page: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
+) -> FindingsToFile:
+    """Return the page as the catalog takes it, with the copies that storage shows."""
+    rows = page.items()
+    return FindingsToFile(
+        batch_id=batch_id,
+        orphans=[copy for copy in copies.values() if isinstance(copy, OrphanCopy)],
+        unreferenced={
+            number: finding.ledger_id
+            for number, finding in rows
+            if finding.kind is FindingKind.UNREFERENCED_LEDGER and finding.ledger_id is not None
+        },
+        stalled={
+            number: finding.row_id
+            for number, finding in rows
+            if finding.kind is FindingKind.STALLED_DELETION and finding.row_id is not None
+        },
+    )
+
+
+def _spread(calls: Sequence[Callable[[], R]]) -> list[R]:
+    """Return the answers of the calls, a few at a time. The first error is raised, and no further call begins."""
+    with ThreadPoolExecutor(COPIES_AT_A_TIME, thread_name_prefix="look") as threads:
+        futures = [threads.submit(copy_context().run, call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,111 @@
+"""The preview of an apply: the same looks and decisions page by page, without any effect."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from activities.reconciliation.decisions import looked_at, objects_kept
+from activities.reconciliation.finding_fates import counted
+from activities.reconciliation.page_look import (
+    ask_copies,
+    ask_objects,
+    findings_to_file,
+    has_rows_to_file,
+    single_objects,
+)
+from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
+from logstore.positions import LedgerId
+from logstore.reconciliation.files import Ended
+from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, apply_batch_id, together
+from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services.runs import appliable_plan, apply_of, open_report, require_counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPreviewResult:
+    """Counts that an apply would begin with, if nothing of it failed."""
+
+    counts: ApplyCounts = field(default_factory=ApplyCounts)
+    size_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind, of what would be applied
+
+
+class ApplyPreview:
+    """Answers for a plan what an apply at this moment would file and delete, and what it would keep.
+
+    Nothing is locked and nothing is written. A bucket without a marker is refused, not marked.
+    """
+
+    def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans) -> None:
+        self._runs, self._identities, self._stored = reconciliation, identities, stored
+
+    def preview(
+        self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
+    ) -> ApplyPreviewResult:
+        """Look at every page as `Applying` does. Of an unfinished apply, what it has decided counts.
+
+        Args:
+            run_id: Of the plan.
+            on_progress: Called before each page with the pages done and their number.
+
+        Raises:
+            UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.
+            StoreUnavailable: Storage did not answer.
+        """
+        plan, _ = appliable_plan(self._runs, self._identities, run_id)
+        files = require_counted(open_report(plan, run_id), plan, run_id)
+        apply = apply_of(self._runs, run_id)
+        folder = None if apply is None else Path(apply.summary["folder"])
+        self._stored.confirm(adopt=False)
+        counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
+        for page in range(files.pages):
+            on_progress(page, files.pages)
+            findings = {number: finding for number, finding in files.page(page).items() if finding.kind.applied}
+            copies = looked_at(folder, page) if folder else None
+            if copies is None:
+                copies = ask_copies(self._stored, findings, plan.before_us)
+            kept = {
+                **self._keep_rows(findings, copies, apply_batch_id(run_id, page)),
+                **self._keep_objects(findings, folder, page, plan.before_us, passed_over),
+            }
+            fates = {
+                number: Ended(number=number, fate=Fate.KEPT, reason=kept[number])
+                if number in kept
+                else Ended(number=number, fate=Fate.STARTED)
+                for number in findings
+            }
+            counts = together(counts, counted(findings, fates))
+            for number, finding in findings.items():
+                if number not in kept:
+                    copy = copies.get(number)
+                    size_bytes = copy.size_bytes if isinstance(copy, OrphanCopy) else finding.size_bytes
+                    sizes[finding.kind.value] += size_bytes
+        return ApplyPreviewResult(counts=counts, size_bytes=dict(sizes))
+
+    def _keep_rows(
+        self, findings: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
+    ) -> dict[int, str]:
+        if not has_rows_to_file(findings):
+            return {}
+        by_storage = {number: copy for number, copy in copies.items() if isinstance(copy, str)}
+        return {**by_storage, **self._runs.preview_filing(findings_to_file(findings, copies, batch_id))}
+
+    def _keep_objects(
+        self,
+        findings: Mapping[int, Finding],
+        folder: Path | None,
+        page: int,
+        before_us: int,
+        passed_over: dict[LedgerId, int],
+    ) -> Mapping[int, str]:
+        decided = objects_kept(folder, page) if folder else None
+        if decided is not None:
+            return decided
+        look = ask_objects(self._stored, single_objects(findings), before_us)
+        if not look.segments:
+            return look.kept
+        by_catalog = self._runs.preview_pass_over(look.segments, passed_over=passed_over)
+        for number, (ledger_id, segment) in look.segments.items():
+            if number not in by_catalog:
+                passed_over[ledger_id] = max(segment, passed_over.get(ledger_id, -1))
+        return {**look.kept, **by_catalog}
