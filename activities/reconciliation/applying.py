@@ -90,7 +90,7 @@ class Applying:
         plan, epoch = appliable_plan(self._runs, self._identities, request.run_id)
         before = apply_of(self._runs, request.run_id)
         if before is None or before.finished_us is None:  # one that is over removes nothing more
-            rules.check_share(plan.findings, plan.ledgers, request.max_orphan_share)
+            rules.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._stored.confirm()
         pages = require_counted(self._files(request.run_id), plan, request.run_id).pages
         facts = {

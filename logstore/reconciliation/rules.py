@@ -99,7 +99,17 @@ def check_sides(sides: Sides) -> None:
             )
 
 
-def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a value of the option `name` that is no number from 0 to 1.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    if not 0 <= value <= 1:
+        raise InvalidInput(name, expected="a number from 0 to 1", found=value)
+
+
+def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
     """Refuse to remove more ledgers, and tiered copies of ledgers, than may be.
 
     Tiered copies count, because a catalog that has lost all contexts names none of them, and nothing else would tell.
@@ -113,8 +123,7 @@ def check_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> 
         InvalidInput: A share that is none.
         PreconditionFailed: More.
     """
-    if not 0 <= max_share <= 1:
-        raise InvalidInput("max-orphan-share", expected="a number from 0 to 1", found=max_share)
+    check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _SHARED}
     to_delete = sum(weighed.values())
     share = to_delete / (ledgers + to_delete) if to_delete else 0.0

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, rounded_up
+from logstore.errors import PreconditionFailed
+from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, rounded_up
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
 """Of all ledgers, above which a rebuild refuses unless it is told otherwise."""
@@ -21,8 +21,7 @@ def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
         InvalidInput: A share that is none.
         PreconditionFailed: More.
     """
-    if not 0 <= max_share <= 1:
-        raise InvalidInput("max-absent-share", expected="a number from 0 to 1", found=max_share)
+    check_fraction("max-absent-share", max_share)
     share = absent / ledgers if absent else 0.0
     if share > max_share:
         raise PreconditionFailed(

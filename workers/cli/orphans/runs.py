@@ -228,7 +228,7 @@ def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share
     )
     try:
         if not applied_at:
-            rules.check_share(plan.findings, plan.ledgers, max_orphan_share)
+            rules.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
     except PreconditionFailed as refused:
         note(f"it would be refused: {refused}")
         error = {"type": type(refused).__name__, "message": str(refused)}
