@@ -70,7 +70,7 @@ def compare(group: Group, limits: Limits) -> Compared:
         *held.segments(group.segments_of, skipped=unreferenced),
         _absent(stored, rows, limits, skipped=unreferenced),
         _without_rows(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
-        _without_rows(stored, rows, limits, rows.lacking & ~without_copy & ~unreferenced, _LOST_SEGMENTS),
+        _without_rows(stored, rows, limits, rows.differs_from_segments & ~without_copy & ~unreferenced, _LOST_SEGMENTS),
         _unreferenced(rows, unreferenced),
         _stalled(group.intents, limits),
         *compare_tiered(group, intents, limits),
@@ -199,7 +199,7 @@ class _Held:
         same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
         same &= (size == rows.size[row]) & (last == rows.last_segment[row])
         moment = np.add.reduceat(np.where(is_segment, moments(s.number.astype(np.int64), s.size), 0), s.start)
-        same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.lacking[row]
+        same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.differs_from_segments[row]
         closer = self.which & ~same & ~skipped[row]
         return self._compare_closer(np.flatnonzero(closer), segments_of) if closer.any() else []
 

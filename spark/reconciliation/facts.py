@@ -61,7 +61,7 @@ LEDGERS: Final = pa.schema(
         ("last_segment", pa.int64()),
         ("size_bytes", pa.int64()),
         ("created_us", pa.int64()),
-        ("lacking", pa.bool_()),  # its rows of segments are not what its row counts
+        ("differs_from_segments", pa.bool_()),  # its rows of segments are not what its row counts
         ("moment", pa.int64()),  # of its registered segments, see `sides.moments`; -1: it has one at most
     ]
 )

@@ -150,7 +150,9 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
         (most,) = connection.table(sql.most_segments(first, end))["segments"].to_pylist()
         query = sql.segment_moments(first, end if most > 1 else first)  # of single segments the row's sum tells all
         moments = connection.table(query)
-        lacking = connection.table(sql.ledgers_without_segment_rows(first, end))["ledger_id"].to_numpy()
+        differs_from_segments = connection.table(sql.ledgers_with_wrong_segment_sums(first, end))[
+            "ledger_id"
+        ].to_numpy()
     flags, ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
     primary, named_ids = flags & sql.TIERED == 0, {(row["ledger_id"], row["component"]) for row in named}
     side = _Beside(
@@ -159,7 +161,7 @@ def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
         named=named_ids,
         several=moments["ledger_id"].to_numpy(),
         moments=moments["moment"].to_numpy(),
-        lacking=lacking,
+        differs_from_segments=differs_from_segments,
     )
     ledgers = here.into("ledgers", LEDGERS, part, sql.ledgers(first, end, own), partial(_facts, here, side, part))
     if primary.all():
@@ -177,7 +179,7 @@ class _Beside:
     named: set[tuple[int, str]]  # by a row of their component
     several: npt.NDArray[np.int64]  # with two or more segments, ascending
     moments: npt.NDArray[np.int64]  # of those
-    lacking: npt.NDArray[np.int64]  # whose rows of segments are not what their rows count
+    differs_from_segments: npt.NDArray[np.int64]  # whose rows of segments are not what their rows count
 
 
 def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) -> pa.Table:
@@ -202,7 +204,7 @@ def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) ->
         "moment": moment,
         "digest": digest,
         "creating": flags & sql.CREATING != 0,
-        "lacking": np.isin(ledger, side.lacking),
+        "differs_from_segments": np.isin(ledger, side.differs_from_segments),
         "primary": primary,
         "referenced": referenced,
     }

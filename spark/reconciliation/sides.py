@@ -101,7 +101,7 @@ class Rows:
     last_segment: Ids
     size: Ids
     created_us: Ids
-    lacking: Mask
+    differs_from_segments: Mask
     moment: Ids
 
     @staticmethod

@@ -58,7 +58,7 @@ def segment_moments(first: int, end: int) -> Select[Any]:
     return query.group_by(c.ledger_id).having(func.count() > one).order_by(c.ledger_id)
 
 
-def ledgers_without_segment_rows(first: int, end: int) -> Select[Any]:
+def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
     """Those of these ledgers whose rows of segments are not what the ledger's row counts, at one moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
     totals = segment_totals()

@@ -76,7 +76,7 @@ def _ledger(ledger_id: int, segments: dict[int, int], **more: Any) -> dict[str, 
     row = {
         "ledger_id": ledger_id, "list_id": 1, "digest": 7, "creating": False, "primary": 2, "referenced": True,
         "segments": len(segments), "last_segment": max(segments, default=-1), "size_bytes": sum(segments.values()),
-        "created_us": _OLD, "lacking": False, "moment": _moment(segments) if len(segments) > 1 else -1,
+        "created_us": _OLD, "differs_from_segments": False, "moment": _moment(segments) if len(segments) > 1 else -1,
     }  # fmt: skip
     return row | more
 
@@ -112,7 +112,7 @@ def _worlds(draw: st.DrawFn) -> World:
                 "primary": draw(st.sampled_from([0, 1, 2, 2])),
                 "referenced": draw(st.booleans()),
                 "created_us": draw(st.sampled_from([_OLD, _NEW])),
-                "lacking": draw(st.booleans()),
+                "differs_from_segments": draw(st.booleans()),
             }
             world.ledgers.append(_ledger(ledger_id, segments, **row))
             world.segments[ledger_id] = segments
@@ -142,7 +142,7 @@ def _expected(world: World) -> set[tuple[str, int, str]]:  # noqa: C901 - each r
         lonely = row is not None and not row["referenced"] and not row["creating"] and row["created_us"] < _NOW
         if lonely:
             found.add(("unreferenced_ledger", ledger_id, ""))
-        if row and row["lacking"] and not lonely and not row["creating"] and row["created_us"] < _NOW:
+        if row and row["differs_from_segments"] and not lonely and not row["creating"] and row["created_us"] < _NOW:
             found.add(("missing_data", ledger_id, ""))
         if row and row["primary"]:
             found |= _of_held(ledger_id, objects, row, world.segments[ledger_id], skipped=lonely)
@@ -167,7 +167,9 @@ def _of_held(  # noqa: C901 - each rule once
         return {("missing_data", ledger_id, ledger_prefix(LedgerId(ledger_id)))} if old_row and not skipped else set()
     held = {one["number"]: one["size_bytes"] for one in objects if one["number"] >= 0}
     agree = (
-        not row["lacking"] and _sums(held) == _sums(segments) and len(segments) == max(segments, default=-1) + 1
+        not row["differs_from_segments"]
+        and _sums(held) == _sums(segments)
+        and len(segments) == max(segments, default=-1) + 1
     )  # then it is not read closer
     for one in objects:
         key = segment_key(LedgerId(ledger_id), max(one["number"], 0))
@@ -418,6 +420,6 @@ def test_ledger_that_lacks_rows_of_segments_is_read_closer_though_its_sums_agree
     """Its row counts what storage holds; the object whose row is lost is a candidate, and so is the ledger."""
     world = World()
     _whole(world, 3, {0: 5, 1: 6})
-    world.ledgers[0]["lacking"] = True
+    world.ledgers[0]["differs_from_segments"] = True
     world.segments[3] = {0: 5}
     assert world.found() == {("missing_data", 3, ""), ("orphan_segment", 3, segment_key(LedgerId(3), 1))}
