@@ -71,22 +71,26 @@ class ObjectDeletion:
     def _segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
     ) -> dict[int, Ended]:
-        found = {at: one for at, one in to_delete.items() if one.kind is FindingKind.ORPHAN_SEGMENT}
+        segments = {
+            number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
+        }
         pace = DeletionPace(objects_per_s)
         done: dict[int, Ended] = {}
-        copies = {at: StoredCopy(finding=Found.OWN, data_keys=(one.key,)) for at, one in found.items()}
+        copies = {
+            number: StoredCopy(finding=Found.OWN, data_keys=(finding.key,)) for number, finding in segments.items()
+        }
         for part in pace.parts(copies) if copies else ():
             pace.wait(part, heartbeats)
             with effect("reconciliation.delete_objects"):
-                report = self._objects.delete([found[at].key for at in part])
+                report = self._objects.delete([segments[number].key for number in part])
             heartbeats.deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            left = judge_deletion(self._objects, report, {at: (found[at].key,) for at in part})
-            for at in part:
-                unconfirmed = left[at]
-                error = report.failed.get(found[at].key) or (unconfirmed.first if unconfirmed else None)
-                done[at] = _ended(at, found[at], error)
+            remains = judge_deletion(self._objects, report, {number: (segments[number].key,) for number in part})
+            for number in part:
+                unconfirmed = remains[number]
+                error = report.failed.get(segments[number].key) or (unconfirmed.first if unconfirmed else None)
+                done[number] = _ended(number, segments[number], error)
         return done
 
     def _uploads(self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:

@@ -39,7 +39,7 @@ from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
 _MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample
-_OURS = _R.kind.in_([kind.value for kind in RunKind])
+_IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
 class SqlReconciliation(OnDatabase):
@@ -47,13 +47,11 @@ class SqlReconciliation(OnDatabase):
 
     @reads
     def standing(self, connection: Connection) -> Standing:
-        """See `Reconciliation.standing`."""
         row = read_catalog_row(connection)
         now = self._db.now_us(connection)
         return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 
     def count_ledgers(self, *, below: int) -> int:
-        """See `Reconciliation.count_ledgers`."""
         query = select(func.count()).where(_L.ledger_id < below)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
@@ -61,7 +59,6 @@ class SqlReconciliation(OnDatabase):
     def open_run(
         self, connection: Connection, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]
     ) -> ReconciliationRun:
-        """See `Reconciliation.open_run`."""
         now = self._db.now_us(connection)
         begun = begin_run(connection, run_id, kind.value, summary, claim=claim, now_us=now)
         row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
@@ -69,37 +66,37 @@ class SqlReconciliation(OnDatabase):
             raise PreconditionFailed(f"run {run_id}: expected one of {kind.value}, found one of {row.kind}")
         if not begun and row.finished_us is None:
             renew_run(connection, run_id, claim, now)
-        return _run(row)
+        return _to_run(row)
 
     @writes("catalog.close_run")
     def close_run(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
-        """See `Reconciliation.close_run`."""
-        _known(connection, run_id)
+        _require_run(connection, run_id)
         if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
             set_summary(connection, run_id, summary)
 
     def run(self, run_id: str) -> ReconciliationRun:
-        """See `Reconciliation.run`."""
-        return self._db.read(lambda connection: _run(_known(connection, run_id)))
+        return self._db.read(lambda connection: _to_run(_require_run(connection, run_id)))
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
-        """See `Reconciliation.runs`."""
         query = select(t.run).where(_R.kind == kind.value).order_by(_R.created_us.desc(), _R.run_id.desc()).limit(limit)
-        return self._db.read(lambda connection: [_run(row) for row in connection.execute(query)])
+        return self._db.read(lambda connection: [_to_run(row) for row in connection.execute(query)])
 
     @writes("catalog.forget_runs")
     def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
-        """See `Reconciliation.forget`."""
         now = self._db.now_us(connection)
         finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
         newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
         old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~held(now))
         at_work = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
         needed = {newest or "", *map(plan_run_id, connection.execute(at_work).scalars())}
-        page = select(_R.run_id).where(_OURS, old, _R.run_id.not_in(needed)).order_by(_R.created_us, _R.run_id)
-        gone = list(connection.execute(page.limit(limit).with_for_update()).scalars())
-        forget_runs(connection, select(_R.run_id).where(_R.run_id.in_(gone)))
-        return gone
+        page = (
+            select(_R.run_id)
+            .where(_IS_RECONCILIATION_RUN, old, _R.run_id.not_in(needed))
+            .order_by(_R.created_us, _R.run_id)
+        )
+        run_ids = list(connection.execute(page.limit(limit).with_for_update()).scalars())
+        forget_runs(connection, select(_R.run_id).where(_R.run_id.in_(run_ids)))
+        return run_ids
 
     @writes("catalog.file_findings")
     def file(self, connection: Connection, page: PageOfFindings) -> Filing:
@@ -130,7 +127,7 @@ class SqlReconciliation(OnDatabase):
             # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
             record(connection, changed, at_us=now_us)
-            about: dict[str, Any] = {**_topic(connection, ids), "span": Span.of(ids)}
+            about: dict[str, Any] = {**_select_topic(connection, ids), "span": Span.of(ids)}
             keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
             audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
@@ -148,23 +145,22 @@ class SqlReconciliation(OnDatabase):
         return _keep_segments(connection, segments, ledgers, passed_over)
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
-        """See `Reconciliation.filed`."""
         query = select(*INTENT).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
-        return self._db.read(lambda connection: [_filed(row) for row in connection.execute(query)])
+        return self._db.read(lambda connection: [_to_filed_copy(row) for row in connection.execute(query)])
 
 
-def _known(connection: Connection, run_id: str) -> Row[Any]:
-    row = connection.execute(select(t.run).where(_R.run_id == run_id, _OURS)).first()
+def _require_run(connection: Connection, run_id: str) -> Row[Any]:
+    row = connection.execute(select(t.run).where(_R.run_id == run_id, _IS_RECONCILIATION_RUN)).first()
     if row is None:
         raise UnknownObject("run id", expected="that of a plan or an apply, as `orphans list` shows it", found=run_id)
     return row
 
 
-def _run(row: Row[Any]) -> ReconciliationRun:
+def _to_run(row: Row[Any]) -> ReconciliationRun:
     return value_of(ReconciliationRun, row, kind=RunKind(row.kind))
 
 
-def _filed(row: Row[Any]) -> FiledCopy:
+def _to_filed_copy(row: Row[Any]) -> FiledCopy:
     intent = to_intent(row)
     return FiledCopy(
         row_id=intent.row_id,
@@ -178,14 +174,14 @@ def _filed(row: Row[Any]) -> FiledCopy:
     )
 
 
-def _topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
-    """Whose the ledgers are; none is named where they are several topics'."""
+def _select_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
+    """Return id and name of the ledgers' topic. Ledgers of several topics name none."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     query = select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(among(connection, _L.ledger_id, ids))
-    found = connection.execute(query.distinct().limit(2)).all()
-    one = found[0] if len(found) == 1 else None
-    return {"topic_id": one.topic_id if one else SEVERAL_TOPICS, "topic": one.name if one else None}
+    topics = connection.execute(query.distinct().limit(2)).all()
+    topic = topics[0] if len(topics) == 1 else None
+    return {"topic_id": topic.topic_id if topic else SEVERAL_TOPICS, "topic": topic.name if topic else None}
 
 
 def _lock_ledgers(connection: Connection, ids: set[LedgerId]) -> None:

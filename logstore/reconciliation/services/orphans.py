@@ -52,19 +52,19 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What storage shows of an orphan."""
+class OrphanObjects:
+    """Objects of an orphan, as storage shows them."""
 
     objects: Sequence[ObjectInfo]
     metadata: Mapping[str, Mapping[str, str]]  # by key, of the objects whose statements count
 
     @property
     def size_bytes(self) -> int:
-        """Of all objects."""
-        return sum(one.size_bytes for one in self.objects)
+        """Sum over all objects."""
+        return sum(stored.size_bytes for stored in self.objects)
 
 
-def look(store: ObjectStore, finding: Finding) -> Seen:
+def look(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Ask the bucket for what `judge` needs: a listing and one HEAD for a ledger, HEADs for single objects.
 
     Absence is proved by independent reads: a listing and a HEAD of each known name must both find nothing.
@@ -73,29 +73,29 @@ def look(store: ObjectStore, finding: Finding) -> Seen:
         StoreUnavailable: Storage did not answer, or its answers contradict each other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        seen = _segment(store, finding)
+        seen = _ask_segment(store, finding)
     else:
-        seen = _copy(store, finding)
+        seen = _ask_copy(store, finding)
         if seen.objects and not seen.metadata:  # deleted between the two, or one of the answers is wrong
-            seen = _copy(store, finding)
+            seen = _ask_copy(store, finding)
         if seen.objects and not seen.metadata:
             raise StoreUnavailable(f"{seen.objects[0].key}: LIST shows it, HEAD does not find it; try again")
     if not seen.objects:
-        _prove_gone(store, finding)
+        _prove_absence(store, finding)
     return seen
 
 
-def _prove_gone(store: ObjectStore, finding: Finding) -> None:
+def _prove_absence(store: ObjectStore, finding: Finding) -> None:
     """Raise if another listing, or a HEAD of any name that the objects may bear, finds what the first answer lacked."""
-    if again := next(iter(store.list(finding.key)), None):
-        raise StoreUnavailable(f"{again.key}: a second look at storage finds it, the first one did not; try again")
-    for key in _names(finding):
+    if stored := next(iter(store.list(finding.key)), None):
+        raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
+    for key in _possible_keys(finding):
         if store.head(key):
             raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not show it; try again")
 
 
-def _names(finding: Finding) -> Iterator[str]:
-    """Keys of the objects that the plan found, as far as the finding tells them."""
+def _possible_keys(finding: Finding) -> Iterator[str]:
+    """Return keys of the objects that the plan found, as far as the finding tells them."""
     ledger_id = finding.ledger_id
     if finding.kind is FindingKind.ORPHAN_SEGMENT or ledger_id is None:
         return
@@ -107,32 +107,32 @@ def _names(finding: Finding) -> Iterator[str]:
     yield from (segment_key(ledger_id, number) for number in range(min(finding.objects, _MAX_SEGMENTS_ASKED)))
 
 
-def _copy(store: ObjectStore, finding: Finding) -> Seen:
+def _ask_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     objects = list(store.list(finding.key))
-    keys = sorted((one.key for one in objects), key=lambda key: (meta_digest(key) is None, key))
+    keys = sorted((stored.key for stored in objects), key=lambda key: (meta_digest(key) is None, key))
     counting = (
         1 if finding.kind is FindingKind.ORPHAN_LEDGER else 2
     )  # a third object of a pair is odd, whatever it says
     heads = {key: store.head(key) for key in keys[:counting]}
-    return Seen(objects, {key: head[1] for key, head in heads.items() if head})
+    return OrphanObjects(objects, {key: head[1] for key, head in heads.items() if head})
 
 
-def _segment(store: ObjectStore, finding: Finding) -> Seen:
+def _ask_segment(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """The object, and the statement of the ledger that it says it is of."""
     head = store.head(finding.key)
     if head is None:
-        return Seen([], {})
+        return OrphanObjects([], {})
     metadata = {finding.key: head[1]}
     with suppress(CorruptData):
         statement = LedgerStatement.from_metadata(head[1])
         own = meta_key(statement.ledger_id, statement.owner)
         if beside := store.head(own):
             metadata[own] = beside[1]
-    return Seen([head[0]], metadata)
+    return OrphanObjects([head[0]], metadata)
 
 
-def judge(finding: Finding, seen: Seen, *, before_us: int, application: str) -> LedgerStatement | Doubt:
-    """Whose the orphan is by storage's own statement, or why nothing of it may be removed.
+def judge(finding: Finding, seen: OrphanObjects, *, before_us: int, application: str) -> LedgerStatement | Doubt:
+    """Return the orphan's owner by storage's own statement, or why nothing of it may be removed.
 
     Args:
         finding: An `orphan_ledger`, an `orphan_segment`, or an `orphan_offload` that has objects.
@@ -142,15 +142,15 @@ def judge(finding: Finding, seen: Seen, *, before_us: int, application: str) -> 
     """
     if not seen.objects:
         return Doubt(GONE, finding.key)
-    for one in seen.objects:
-        if one.modified_us is None or one.modified_us >= before_us:
-            return Doubt(YOUNG, one.key)
-    odd = _odd_file(finding, [one.key for one in seen.objects])
-    return odd or _stated(finding, seen.metadata, application)
+    for stored in seen.objects:
+        if stored.modified_us is None or stored.modified_us >= before_us:
+            return Doubt(YOUNG, stored.key)
+    odd = _find_odd_file(finding, [stored.key for stored in seen.objects])
+    return odd or _agreed_statement(finding, seen.metadata, application)
 
 
-def _odd_file(finding: Finding, keys: Sequence[str]) -> Doubt | None:
-    """An object that the one writer of the ledger, or of the tiered copy, never made."""
+def _find_odd_file(finding: Finding, keys: Sequence[str]) -> Doubt | None:
+    """Return the doubt about an object that the writer of the ledger or of the tiered copy never made, or None."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return Doubt(UNKNOWN_FILE, finding.key)
@@ -168,25 +168,27 @@ def _odd_file(finding: Finding, keys: Sequence[str]) -> Doubt | None:
     return next((Doubt(UNKNOWN_FILE, key) for key in keys if key not in known), None)
 
 
-def _stated(finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str) -> LedgerStatement | Doubt:
-    """What the objects state, on which all must agree; of a segment's ledger the own statement must be there."""
-    found: LedgerStatement | None = None
+def _agreed_statement(
+    finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
+) -> LedgerStatement | Doubt:
+    """Return the statement on which all objects agree. For a segment, its ledger's own statement must be there."""
+    agreed: LedgerStatement | None = None
     for key, said in metadata.items():
-        statement = _statement(finding, key, said, application)
+        statement = _parse_statement(finding, key, said, application)
         if isinstance(statement, Doubt):
             return statement
-        if found is not None and statement != found:
+        if agreed is not None and statement != agreed:
             return Doubt(OTHER_OWNER, key)
-        found = statement
-    if found is None:
+        agreed = statement
+    if agreed is None:
         return Doubt(GONE, finding.key)
-    if finding.kind is FindingKind.ORPHAN_SEGMENT and meta_key(found.ledger_id, found.owner) not in metadata:
+    if finding.kind is FindingKind.ORPHAN_SEGMENT and meta_key(agreed.ledger_id, agreed.owner) not in metadata:
         return Doubt(OTHER_OWNER, finding.key)
-    return found
+    return agreed
 
 
-def _statement(finding: Finding, key: str, said: Mapping[str, str], application: str) -> LedgerStatement | Doubt:
-    """Only our own application's statement of this very ledger counts."""
+def _parse_statement(finding: Finding, key: str, said: Mapping[str, str], application: str) -> LedgerStatement | Doubt:
+    """Return the statement, if it is our own application's of this very ledger."""
     try:
         statement = LedgerStatement.from_metadata(said)
     except CorruptData:
@@ -199,18 +201,18 @@ def _statement(finding: Finding, key: str, said: Mapping[str, str], application:
 
 
 def doubt_upload(store: ObjectStore, key: str, before_us: int) -> Doubt | None:
-    """Why parts of uploads of this key must be left alone, or None where all of them are there and old.
+    """Return why parts of uploads of this key must be left alone, or None if all of them are there and old.
 
     Raises:
         StoreUnavailable: Storage did not answer.
     """
-    started = _started(store, key) or _started(store, key)  # absence is not taken from one listing
+    started = _start_times(store, key) or _start_times(store, key)  # absence is not taken from one listing
     if not started:
         return Doubt(ENDED_UPLOAD, key)
     return None if all(at is not None and at < before_us for at in started) else Doubt(YOUNG, key)
 
 
-def _started(store: ObjectStore, key: str) -> list[int | None]:
+def _start_times(store: ObjectStore, key: str) -> list[int | None]:
     return [upload.started_us for upload in store.open_uploads(key) if upload.key == key]
 
 
@@ -262,7 +264,7 @@ class StoredOrphans:
         is_tiered = finding.copy == CopyKind.OFFLOADED_LEDGER
         if is_tiered and self._is_elsewhere(finding):
             return ELSEWHERE
-        judged, seen = self._judged(self._tiered() if is_tiered else self._objects, finding, before_us)
+        judged, seen = self._look_and_judge(self._tiered() if is_tiered else self._objects, finding, before_us)
         if isinstance(judged, Doubt):
             return judged.reason
         return OrphanCopy(
@@ -275,7 +277,7 @@ class StoredOrphans:
 
     def segment(self, finding: Finding, *, before_us: int) -> tuple[LedgerId, int] | str:
         """Ledger and number of an orphaned segment, or why it must be kept; raises as `copy`."""
-        judged, _ = self._judged(self._objects, finding, before_us)
+        judged, _ = self._look_and_judge(self._objects, finding, before_us)
         if isinstance(judged, Doubt):
             return judged.reason
         if finding.statement and LedgerStatement.from_metadata(finding.statement) != judged:
@@ -301,7 +303,9 @@ class StoredOrphans:
         _, location = parse_copy_location(0, {**self._driver_metadata, "uuid": "any"})
         return self._buckets(location)
 
-    def _judged(self, store: ObjectStore, finding: Finding, before_us: int) -> tuple[LedgerStatement | Doubt, Seen]:
+    def _look_and_judge(
+        self, store: ObjectStore, finding: Finding, before_us: int
+    ) -> tuple[LedgerStatement | Doubt, OrphanObjects]:
         seen = look(store, finding)
         return judge(finding, seen, before_us=before_us, application=self._application), seen
 

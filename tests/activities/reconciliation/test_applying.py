@@ -384,7 +384,7 @@ def test_orphan_is_not_said_to_be_gone_by_a_bucket_whose_marker_is_gone_too(
     plans.begin_apply(max_orphan_share=1.0)
     real = orphans.look
 
-    def fall_silent(store: ObjectStore, finding: Finding) -> orphans.Seen:
+    def fall_silent(store: ObjectStore, finding: Finding) -> orphans.OrphanObjects:
         plans.warm.silent = True  # type: ignore[attr-defined]
         return real(store, finding)
 

@@ -51,7 +51,7 @@ def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: 
     looks: Counter[str] = Counter()
     look = orphans.look
 
-    def count(*args: object) -> orphans.Seen:
+    def count(*args: object) -> orphans.OrphanObjects:
         looks["looks"] += 1
         return look(*args)  # type: ignore[arg-type]
 
