@@ -22,25 +22,25 @@ Kept = Mapping[int, str]
 
 
 def looked_at(folder: Path, page: int) -> Looked | None:
-    """What storage said of the copies of a page when apply first looked at them, or None."""
+    """Return what storage said of the copies of a page at the first look of the apply, or None."""
     found = _read(_copies(folder, page))
     return None if found is None else _looked(found)
 
 
 def keep_looked(folder: Path, page: int, looked: Looked) -> Looked:
-    """Keep it, unless another attempt came first; what counts."""
+    """Store the look unless one is stored. Return the stored look."""
     told = {str(at): one if isinstance(one, str) else _fields(one) for at, one in looked.items()}
     return _looked(_put(_copies(folder, page), told))
 
 
 def objects_kept(folder: Path, page: int) -> Kept | None:
-    """Which single objects of a page must be kept, or None where that is not decided yet."""
+    """Return which single objects of a page must be kept, or None if that is not decided yet."""
     found = _read(_objects(folder, page))
     return None if found is None else _kept(found)
 
 
 def keep_objects(folder: Path, page: int, kept: Kept) -> Kept:
-    """Decide so, unless another attempt came first; what counts."""
+    """Store the decision unless one is stored. Return the stored decision."""
     return _kept(_put(_objects(folder, page), {str(at): why for at, why in kept.items()}))
 
 

@@ -13,8 +13,7 @@ from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
 from logstore.units import between_units
 
-COPIES_AT_A_TIME: Final = 8
-"""Copies that storage is asked about at a time."""
+_MAX_COPIES_AT_A_TIME: Final = 8  # about which storage is asked
 _ROWS_OF_THE_CATALOG: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
 R = TypeVar("R")
 
@@ -94,7 +93,7 @@ def findings_to_file(
 
 def _spread(calls: Sequence[Callable[[], R]]) -> list[R]:
     """Return the answers of the calls, a few at a time. The first error is raised, and no further call begins."""
-    with ThreadPoolExecutor(COPIES_AT_A_TIME, thread_name_prefix="look") as threads:
+    with ThreadPoolExecutor(_MAX_COPIES_AT_A_TIME, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:
             return [future.result() for future in futures]

@@ -87,7 +87,7 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledPage:
-    """What a page has for whom."""
+    """Counts for one page: intents filed for phase two, ledgers removed from the catalog, single objects."""
 
     intents: int  # rows for phase two
     detached: int  # ledgers that left the catalog
