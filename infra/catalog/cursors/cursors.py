@@ -39,7 +39,6 @@ class SqlCursors(OnDatabase):
 
     @writes("catalog.subscribe")
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
-        """See `Cursors.subscribe`."""
         active_topic(connection, topic_id)
         list_id = data_list(connection, topic_id, lock=True)
         existing = connection.execute(one_cursor(topic_id, name)).first()
@@ -53,18 +52,15 @@ class SqlCursors(OnDatabase):
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
-        """See `Cursors.get`."""
         return self._db.read(lambda connection: stored(_existing(connection, one_cursor(topic_id, name), name)))
 
     def all(self, topic_id: TopicId) -> list[StoredCursor]:
-        """See `Cursors.all`."""
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(map(stored, rows), key=attrgetter("name"))  # here, because a database sorts by its own locale
 
     @reads
     def outgrown(self, connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
-        """See `Cursors.outgrown`."""
         c, found = t.cursor.c, dict[TopicId, list[str]]()
         outgrown = (among(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
         for row in sorted(connection.execute(select(c.topic_id, c.name).where(*outgrown)).all()):
@@ -73,7 +69,6 @@ class SqlCursors(OnDatabase):
 
     @writes("catalog.seek")
     def seek(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        """See `Cursors.seek`."""
         return _seek(connection, topic_id, name, position, self._db.now_us(connection))
 
     @writes("catalog.publish_snapshot")
@@ -86,7 +81,6 @@ class SqlCursors(OnDatabase):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        """See `Cursors.publish_snapshot`."""
         topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
@@ -109,7 +103,6 @@ class SqlCursors(OnDatabase):
     def fold_snapshot(
         self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        """See `Cursors.fold_snapshot`."""
         topic = topic_row(connection, change.topic_id, share=True)
         _cursor_list(connection, change.topic_id, change.subscription)
         cursor = _unchanged(connection, change, topic)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, lite
 
 from infra.catalog import tables as t
 from infra.catalog.delayed.due import delayed_sizes, entries_behind
-from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
+from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
 from infra.catalog.engine.dialects import (
     BIG,
     Clock,
@@ -159,7 +159,7 @@ def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int
     connection.execute(ignoring_conflict(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
     live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
     free = update(t.delayed_index).where(_I.topic_id == topic_id, ~live)
-    return connection.execute(free.values(claimed_by(claim, now_us))).rowcount > 0
+    return connection.execute(free.values(claim_columns(claim, now_us))).rowcount > 0
 
 
 def hold_page(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
@@ -167,7 +167,7 @@ def hold_page(connection: Connection, claim: Claim, *, after: TopicId, now_us: i
     mine = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(mine.order_by(_I.topic_id).limit(_PAGE).with_for_update()).scalars().all()
     these = update(t.delayed_index).where(among(connection, _I.topic_id, page))
-    connection.execute(these.values(claimed_by(claim, now_us)))
+    connection.execute(these.values(claim_columns(claim, now_us)))
     return [TopicId(one) for one in page]
 
 

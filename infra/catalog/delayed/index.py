@@ -24,34 +24,27 @@ class SqlDelayedIndex(OnDatabase):
     """The `DelayedIndex` port."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
-        """See `DelayedIndex.listed`."""
         return self._db.read(lambda connection: stored_list(connection, topic_id))
 
     def unsealed(self, topic_id: TopicId) -> Unsealed:
-        """See `DelayedIndex.unsealed`."""
         return self._db.read(lambda connection: unsealed_of(connection, topic_id))
 
     def counts(self) -> DelayedCounts:
-        """See `DelayedIndex.counts`."""
         return self._db.read(counted)
 
     def holder(self, topic_id: TopicId) -> str | None:
-        """See `DelayedIndex.holder`."""
         return self._db.read(lambda connection: holder_of(connection, topic_id, now_us=self._db.now_us(connection)))
 
     def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
-        """See `DelayedIndex.due`."""
         return self._db.read(
             lambda c: due_topics(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
         )
 
     def passed(self, topic_id: TopicId) -> list[LedgerId]:
-        """See `DelayedIndex.passed`."""
         return self._db.read(lambda c: passed_buckets(c, topic_id, now_us=self._db.now_us(c)))
 
     @writes("catalog.claim_buckets")
     def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
-        """See `DelayedIndex.claim`."""
         try:
             active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
@@ -59,7 +52,6 @@ class SqlDelayedIndex(OnDatabase):
         return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
 
     def renew(self, claim: Claim) -> int:
-        """See `DelayedIndex.renew`."""
         renewed, page = 0, [TopicId(-1)]
         while page:
             after = page[-1]
@@ -69,12 +61,10 @@ class SqlDelayedIndex(OnDatabase):
 
     @writes("catalog.release_buckets")
     def release(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-        """See `DelayedIndex.release`."""
         let_go(connection, topic_id, workflow_id)
 
     @writes("catalog.switch_buckets")
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
-        """See `DelayedIndex.switch`."""
         wanted = [one.bucket.bucket_id for one in switch.added]
         try:
             topic = topic_row(connection, switch.topic_id, share=True)
@@ -107,7 +97,6 @@ class SqlDelayedIndex(OnDatabase):
 
     @writes("catalog.clear_buckets")
     def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
-        """See `DelayedIndex.clear`."""
         topic = active_topic(connection, topic_id)
         component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
@@ -116,7 +105,6 @@ class SqlDelayedIndex(OnDatabase):
         return len(gone)
 
     def now_ms(self) -> int:
-        """See `DelayedIndex.now_ms`."""
         return self._db.read(self._db.now_us) // 1000
 
 

@@ -1,4 +1,4 @@
-"""Which ledgers of a list may be detached: the rule of retention, applied to rows under the lock of the list."""
+"""Retention applied to the rows of a locked ledger list, which selects the ledgers to detach."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.runs import stalled
+from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import abandoned
@@ -51,7 +51,7 @@ class Detachable:
     finished: dict[str, int]  # asked for and ended before: outcome -> rows
 
 
-def detachable(
+def find_detachable(
     connection: Connection,
     view: ListView,
     asked: Sequence[LedgerId] | None,
@@ -59,9 +59,9 @@ def detachable(
     force: bool,
     rolled: LedgerId | None = None,
 ) -> Detachable:
-    """The ledgers that retention does not keep, or, with `asked`, all of these.
+    """Return the ledgers that retention does not keep, or the ledgers in `asked`.
 
-    `rolled` is a last ledger that is taken for closed, with another one behind it.
+    `rolled` is a last ledger that counts as closed, as if another one followed.
 
     Raises:
         InvalidInput: No ids, or too many for one transaction.
@@ -76,7 +76,7 @@ def detachable(
 def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
     mine, listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
     total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(mine, listed)).scalar_one()
-    facts = _facts(connection, mine, view.now_us)
+    facts = _read_ledger_facts(connection, mine, view.now_us)
     prefix = detachable_prefix(
         (closed_at(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
         marks=view.marks,
@@ -93,49 +93,53 @@ def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | Non
 def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Detachable:
     wanted = distinct("ledger ids", asked)
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, wanted)
-    found = {ledger.ledger_id: ledger for ledger in _facts(connection, rows, view.now_us)}
-    finished = _ended(connection, view, [ledger_id for ledger_id in wanted if ledger_id not in found])
+    listed_ledgers = {ledger.ledger_id: ledger for ledger in _read_ledger_facts(connection, rows, view.now_us)}
+    finished = _count_earlier_outcomes(
+        connection, view, [ledger_id for ledger_id in wanted if ledger_id not in listed_ledgers]
+    )
     marks = {} if force else view.marks
-    require_unneeded(view.topic, found.values(), last=view.last, marks=marks)
-    return Detachable(ids=sorted(found), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+    require_unneeded(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
+    return Detachable(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 
-def detachable_of(
+def choose_detachable(
     connection: Connection, view: ListView, chosen: Sequence[Ledger]
 ) -> tuple[Detachable, dict[LedgerId, str]]:
-    """Of ledgers that were read before, those to detach, and why each of the others stays."""
+    """Check ledgers that were read earlier. Return those to detach, and the reason to keep each of the others."""
     ids = [ledger.ledger_id for ledger in chosen]
     if len(ids) > MOST_IDS:
         raise InvalidInput("ledgers", expected=f"at most {MOST_IDS}", found=len(ids))
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
     now = {ledger.ledger_id: ledger for ledger in listed_among(connection, view.topic_id, ids)}
-    kept = {ledger.ledger_id: _changed(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
-    for facts in _facts(connection, rows, view.now_us):
-        reason = kept.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
-        kept[facts.ledger_id] = reason or ""
-    going = sorted(ledger_id for ledger_id, reason in kept.items() if not reason)
+    reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
+    for facts in _read_ledger_facts(connection, rows, view.now_us):
+        reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
+        reason_by_ledger[facts.ledger_id] = reason or ""
+    detached_ids = sorted(ledger_id for ledger_id, reason in reason_by_ledger.items() if not reason)
     where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)
-    gone = Detachable(ids=going, rows=where & among(connection, t.ledger.c.ledger_id, going), finished={})
-    return gone, {ledger_id: reason for ledger_id, reason in kept.items() if reason}
+    to_detach = Detachable(
+        ids=detached_ids, rows=where & among(connection, t.ledger.c.ledger_id, detached_ids), finished={}
+    )
+    return to_detach, {ledger_id: reason for ledger_id, reason in reason_by_ledger.items() if reason}
 
 
-def _changed(read: Ledger, now: Ledger | None) -> str:
+def _describe_change(read: Ledger, now: Ledger | None) -> str:
     if now is None:
         return "it is in its list no more"
     return "" if now == read else "it has changed since it was looked at"
 
 
-def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
-    """Outcomes of ledgers that were detached before; RETRYING where a workflow is still at work.
+def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
+    """Count outcomes of ledgers that were detached earlier. RETRYING means that a workflow is at work.
 
-    A stalled intent is in none of them: the caller takes it up.
+    Stalled intents are not counted, because the caller adopts them.
 
     Raises:
         UnknownObject: One of them never was in this topic's list, or its row has been removed.
     """
     p = t.pending_deletion.c
     asked = among(connection, p.ledger_id, ids)
-    idle = stalled(view.now_us).label("idle")
+    idle = is_stalled(view.now_us).label("idle")
     query = select(p.ledger_id, p.outcome, idle).where(p.topic_id == view.topic_id, asked)
     rows = connection.execute(query).all() if ids else []
     unknown = sorted(set(ids) - {row.ledger_id for row in rows})
@@ -145,8 +149,8 @@ def _ended(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[
     return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
 
 
-def _facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
-    """Listed ledgers in order, drawn from the database as the rule walks."""
+def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
+    """Yield listed ledgers in order, read from the database on demand."""
     c = t.ledger_copy.c
     writing = exists().where(
         c.ledger_id == t.ledger.c.ledger_id,

@@ -14,9 +14,9 @@ from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.delayed.bucket_rows import recount
-from infra.catalog.deletion.detachable import Detachable, ListView, detachable
+from infra.catalog.deletion.detachable import Detachable, ListView, find_detachable
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
-from infra.catalog.deletion.intents import filed_by
+from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, share_run
 from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.ledgers import listed_among
@@ -86,7 +86,7 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
         detail |= {"passed_over": list(order.passed_over)} if order.passed_over else {}
         audit(connection, "detach", order.cause, at_us=now, detail=detail, **about)
     return replace(
-        result, filed=filed_by(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
+        result, filed=count_filed(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
     )
 
 
@@ -105,13 +105,13 @@ def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> in
     )
 
 
-def fingerprint_of(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
+def fingerprint_operation(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
     """The use of a batch id: the same text in every process, whatever order its sets have there."""
     sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
     return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
 
 
-def ending_of(
+def resolve_operation(
     connection: Connection, found: ListView, operation: Compound
 ) -> tuple[ListView, Ending | None, Detachable | None]:
     """The list as if subscriptions that are passed over were not there, and how the ledger ends, if it does.
@@ -128,10 +128,10 @@ def ending_of(
         raise UnknownObject("ledger", expected=f"a ledger of {found.topic}", found=operation.ledger_id)
     view = replace(found, marks={name: at for name, at in found.marks.items() if name not in operation.pass_over})
     ending = operation.ending(listed[0].copies, generation=listed[0].generation)
-    return view, ending, detachable(connection, view, [operation.ledger_id], force=False) if ending else None
+    return view, ending, find_detachable(connection, view, [operation.ledger_id], force=False) if ending else None
 
 
-def take_tiered_away(
+def detach_tiered_copy(
     connection: Connection, view: ListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
 ) -> Detached:
     """Replace the tiered copy by its intent; the ledger stays, and is read from its primary copy."""
@@ -141,5 +141,5 @@ def take_tiered_away(
     )
     about: dict[str, Any] = {"topic_id": view.topic_id, "topic": view.topic, "run_id": batch_id, "detail": {}}
     audit(connection, "remove-tiered", cause, at_us=now, span=Span.of([ledger_id]), **about)
-    told = filed_by(connection, batch_id, now, topic_id=view.topic_id)
+    told = count_filed(connection, batch_id, now, topic_id=view.topic_id)
     return Detached(batch_id=batch_id, ledgers=1, intents=filed, filed=told)

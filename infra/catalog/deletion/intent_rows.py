@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
-from infra.catalog.deletion.runs import UNCLAIMED, claimed_by, stalled
+from infra.catalog.deletion.runs import UNCLAIMED, claim_columns, is_stalled
 from infra.catalog.engine.dialects import among, ignoring_conflict
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
@@ -88,12 +88,12 @@ def file_copy_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Its intent stands: a row that turned up since the intents were filed stays."""
+    """Select ledgers whose intent is filed. A row that appeared since then stays."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
 
-def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
+def refile_intent(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
     """File one more intent for the copy of an intent that ended, of a generation of its own.
 
     Held are the lock of the list, if the ledger still is in one, and that of `ended`, a row of `INTENT`.
@@ -104,7 +104,7 @@ def file_again(connection: Connection, ended: Row[Any], context: Mapping[str, st
     generation = max(connection.execute(filed).scalar_one(), listed) + 1
     same = {name: ended._mapping[name] for name in _SAME}  # noqa: SLF001 - public by SQLAlchemy's documentation
     own = {"batch_id": "", "generation": generation, "context": dict(context), "created_us": now_us}
-    file_new(connection, [same | own])
+    insert_intents(connection, [same | own])
     set_generation(connection, ended.ledger_id, generation)
 
 
@@ -114,7 +114,7 @@ _SAME = (
 )  # fmt: skip
 
 
-def file_new(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
+def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
     """File intents of which the rows say all but what attempts write; ledger, copy and generation of each filed.
 
     One that another transaction files at the same time is waited for, and left out.
@@ -125,8 +125,8 @@ def file_new(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[t
     return {(row.ledger_id, row.copy, row.generation) for row in filed}
 
 
-def tell_intent(connection: Connection, row_id: int, context: Mapping[str, str]) -> None:
-    """Set what an intent that is locked says of its copy."""
+def set_intent_context(connection: Connection, row_id: int, context: Mapping[str, str]) -> None:
+    """Replace the offload context of a locked intent."""
     connection.execute(update(t.pending_deletion).where(_P.row_id == row_id).values(context=dict(context)))
 
 
@@ -152,15 +152,15 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
     """
     asked = among(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
-    gone = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
-    ours = select(t.catalog.c.epoch).scalar_subquery() == epoch
-    _reopen(connection, asked, _P.copy == CopyKind.LEDGER.value, gone, ours)
+    has_no_primary = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
+    is_current_epoch = select(t.catalog.c.epoch).scalar_subquery() == epoch
+    _reopen(connection, asked, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and unclaimed: an attempt that looked too early ends none of them. Dead letters stay.
+    """Make rows unfinished and unclaimed, except dead letters. An attempt that looked too early can end none of them.
 
-    One that had ended is counted as opened again: its `delete-ledger` has completed, and the next has another id.
+    A finished row counts one more opening, because its next `delete-ledger` needs another workflow id.
     """
     acted_on = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
@@ -178,16 +178,16 @@ def adopt_stalled(
     copy: CopyKind | None = None,
 ) -> int:
     """Move the topic's stalled intents (of the ledgers and the copy asked for, if any) into the batch."""
-    where = [_P.topic_id == topic_id, stalled(now_us)]
+    where = [_P.topic_id == topic_id, is_stalled(now_us)]
     where += [] if asked is None else [among(connection, _P.ledger_id, asked)]
     where += [] if copy is None else [_P.copy == copy.value]
     locked = select(_P.row_id).where(*where).with_for_update().subquery()
     if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
         return 0
-    return move(connection, *where, batch_id=batch_id)
+    return move_to_batch(connection, *where, batch_id=batch_id)
 
 
-def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
+def move_to_batch(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
     """Give intents to another batch, unclaimed; returns how many. `again` of 1 counts them as opened again.
 
     To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
@@ -197,53 +197,53 @@ def move(connection: Connection, *rows: ColumnElement[bool], batch_id: str, agai
     return connection.execute(update(t.pending_deletion).where(*rows).values(given)).rowcount
 
 
-def take(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim an unfinished row that is locked and free, and set its attempts; returns the row of `INTENT`."""
-    told: dict[str, Any] = claimed_by(claim, now_us) | {"attempts": attempts}
-    return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in told.items()}).one()
+def claim_row(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
+    """Claim an unfinished row that is locked and free, set its attempts, and return the columns of `INTENT`."""
+    values: dict[str, Any] = claim_columns(claim, now_us) | {"attempts": attempts}
+    return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}).one()
 
 
 def _change(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
-    """An update of one row that is built once: to build one, and its cache key, takes longer than to run it."""
-    told: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
-    return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**told, **more)
+    """Build the update of one row once, because building it takes longer than running it."""
+    parameters: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**parameters, **more)
 
 
 _TAKE = _change("attempts", *UNCLAIMED).returning(*INTENT)
 
 
-def hold(
+def keep_claim(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
-    """Keep a row claimed that is the claim's, and what its attempt left; the attempts in a row that left as many keys.
+    """Renew the claim of a row, and store the error and the number of keys that its attempt left.
 
-    None where the row is not the claim's, or ended.
+    Return how many attempts in a row left that number of keys. `None`: the row ended, or another workflow claims it.
     """
-    changes = claimed_by(claim, now_us) | ({} if error is None else {"last_error": error})
+    changes = claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:
         again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
         changes |= {"keys_left": keys_left, "keys_left_attempts": again}
     mine = (_P.row_id == row_id, _P.state == _PENDING, _P.claim_workflow == claim.workflow_id)
-    kept = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
-    return connection.execute(kept).scalar_one_or_none()
+    renewal = update(t.pending_deletion).where(*mine).values(changes).returning(_P.keys_left_attempts)
+    return connection.execute(renewal).scalar_one_or_none()
 
 
 def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
-    """Record how rows ended that are still PENDING and the holder's; those that this call ended, as they were."""
-    rows = lock_unfinished(connection, (one.row_id for one in ended), holder)
-    mine = [one for one in sorted(ended, key=attrgetter("row_id")) if one.row_id in rows]
-    if mine:
+    """End rows that are PENDING and held by the holder. Return the ended rows as they were before."""
+    rows = lock_unfinished(connection, (result.row_id for result in ended), holder)
+    results = [result for result in sorted(ended, key=attrgetter("row_id")) if result.row_id in rows]
+    if results:
         values = [
             {
-                "row": one.row_id,
+                "row": result.row_id,
                 "new_finished_us": now_us,
-                "new_state": one.outcome.state.value,
-                "new_outcome": one.outcome.value,
-                "new_objects_deleted": one.objects,
-                "new_bytes_deleted": one.size_bytes,
-                "new_last_error": one.error,
+                "new_state": result.outcome.state.value,
+                "new_outcome": result.outcome.value,
+                "new_objects_deleted": result.objects,
+                "new_bytes_deleted": result.size_bytes,
+                "new_last_error": result.error,
             }
-            for one in mine
+            for result in results
         ]
         connection.execute(_END, values)
     return rows
@@ -256,10 +256,10 @@ _END = _change(
 )
 
 
-def move_rows(
+def hand_over_rows(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
-    """Move claims of PENDING rows of the batch to the workflows named; which of them this call moved."""
+    """Give PENDING rows of the batch to workflows of their own, by row id. Return the rows that were given."""
     rows = lock_unfinished(connection, row_ids, batch_id, unclaimed=True)
     statement = (
         update(t.pending_deletion)
@@ -272,8 +272,8 @@ def move_rows(
         )
     )
     if rows:
-        found = [{"row": row, "workflow": row_ids[row], "error": errors.get(row)} for row in sorted(rows)]
-        connection.execute(statement, found)
+        parameters = [{"row": row, "workflow": row_ids[row], "error": errors.get(row)} for row in sorted(rows)]
+        connection.execute(statement, parameters)
     return frozenset(rows)
 
 

@@ -186,7 +186,7 @@ def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
     return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
 
 
-def filed_by(
+def count_filed(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[Filed, ...]:
     """Intents that a transaction has filed for a batch, counted; intents that it only took up were filed earlier.
@@ -221,12 +221,12 @@ def lock_unfinished(
         holder: A batch, or a workflow that has the claim of a row.
         unclaimed: Whether only rows of the batch count that no workflow of their own has.
     """
-    query = _unfinished(connection.dialect.name, unclaimed=unclaimed)
+    query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((one,) for one in row_ids), holder=holder)}
 
 
 @cache
-def _unfinished(dialect: str, *, unclaimed: bool) -> Statement:
+def _unfinished_query(dialect: str, *, unclaimed: bool) -> Statement:
     ids, batch = rows_of(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
     whose = (
         and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))

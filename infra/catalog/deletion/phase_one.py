@@ -15,9 +15,15 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import marks_of
 from infra.catalog.deletion import whole_topics
-from infra.catalog.deletion.detachable import ListView, detachable, detachable_of
-from infra.catalog.deletion.detaching import Order, ending_of, fingerprint_of, replace_by_intents, take_tiered_away
-from infra.catalog.deletion.runs import fingerprint, open_run, stalled, unless_done
+from infra.catalog.deletion.detachable import ListView, choose_detachable, find_detachable
+from infra.catalog.deletion.detaching import (
+    Order,
+    detach_tiered_copy,
+    fingerprint_operation,
+    replace_by_intents,
+    resolve_operation,
+)
+from infra.catalog.deletion.runs import fingerprint, is_stalled, open_run, run_once_per_batch
 from infra.catalog.engine.database import Database, reads, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import data_list, last_id
@@ -52,11 +58,9 @@ class SqlPhaseOne(LeasedPort):
         force: bool,
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
-        """See `PhaseOne.preview`."""
-
         def read(connection: Connection) -> list[LedgerId]:
-            view = self._view(connection, topic_id, lock=False)
-            return list(detachable(connection, view, ledger_ids, force=force, rolled=rolled).ids)
+            view = self._read_view(connection, topic_id, lock=False)
+            return list(find_detachable(connection, view, ledger_ids, force=force, rolled=rolled).ids)
 
         return self._db.read(read)
 
@@ -71,7 +75,6 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> Detached:
-        """See `PhaseOne.detach`."""
         said = "" if durable is None else f"/durable {durable}"
         order = Order(
             ledger_ids=ledger_ids,
@@ -85,14 +88,15 @@ class SqlPhaseOne(LeasedPort):
         )
 
         def work(connection: Connection, view: ListView) -> Detached:
-            return replace_by_intents(connection, view, detachable(connection, view, ledger_ids, force=force), order)
+            return replace_by_intents(
+                connection, view, find_detachable(connection, view, ledger_ids, force=force), order
+            )
 
         with effect("catalog.detach"):
-            return self._once(topic_id, order, work)
+            return self._run_once(topic_id, order, work)
 
     def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        """See `PhaseOne.must_stay`."""
-        return self._db.read(lambda c: detachable_of(c, self._view(c, topic_id, lock=False), chosen)[1])
+        return self._db.read(lambda c: choose_detachable(c, self._read_view(c, topic_id, lock=False), chosen)[1])
 
     @writes("catalog.detach_chosen")
     def detach_chosen(
@@ -106,9 +110,8 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> Chosen:
-        """See `PhaseOne.detach_chosen`."""
-        view = self._view(connection, topic_id, lock=True)
-        gone, kept = detachable_of(connection, view, chosen)
+        view = self._read_view(connection, topic_id, lock=True)
+        gone, kept = choose_detachable(connection, view, chosen)
         if not gone.ids:
             return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
         order = Order(
@@ -133,46 +136,44 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> Detached:
-        """See `PhaseOne.operate`."""
         order = Order(
             ledger_ids=[operation.ledger_id],
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint_of(topic_id, operation, durable=durable),
+            request=fingerprint_operation(topic_id, operation, durable=durable),
             ending=Ending.COMPOUND,
             durable=durable,
             passed_over=sorted(operation.pass_over),
         )
 
         def work(connection: Connection, found: ListView) -> Detached:
-            view, ending, gone = ending_of(connection, found, operation)
+            view, ending, gone = resolve_operation(connection, found, operation)
             if ending and gone:
                 return replace_by_intents(connection, view, gone, replace(order, ending=ending))
-            done = take_tiered_away(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
+            done = detach_tiered_copy(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
             open_run(connection, done, topic_id, claim, view.now_us, request=order.request)
             return done
 
         with effect("catalog.operate"):
-            return self._once(topic_id, order, work)
+            return self._run_once(topic_id, order, work)
 
     def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
-        """See `PhaseOne.would_end`."""
-        return self._db.read(lambda c: ending_of(c, self._view(c, topic_id, lock=False), operation)[1] is not None)
+        return self._db.read(
+            lambda c: resolve_operation(c, self._read_view(c, topic_id, lock=False), operation)[1] is not None
+        )
 
     @reads
     def promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """See `PhaseOne.promising`."""
         now = self._db.now_us(connection)
         asked = among(connection, t.topic.c.topic_id, topic_ids)
-        query = select(t.topic.c.topic_id).where(asked, _may_have_something(now, now - self._newborn_us))
-        return frozenset(TopicId(one) for one in connection.execute(query).scalars())
+        query = select(t.topic.c.topic_id).where(asked, _may_be_detachable(now, now - self._newborn_us))
+        return frozenset(TopicId(topic_id) for topic_id in connection.execute(query).scalars())
 
     @writes("catalog.detach_into")
     def detach_into(
         self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
     ) -> Detached:
-        """See `PhaseOne.detach_into`."""
         order = Order(
             ledger_ids=None,
             batch_id=batch_id,
@@ -183,27 +184,24 @@ class SqlPhaseOne(LeasedPort):
             shared=True,
         )
         try:
-            view = self._view(connection, topic_id, lock=True)
+            view = self._read_view(connection, topic_id, lock=True)
         except UnknownObject:  # it may be gone since an earlier call, whose answer was lost
-            if (done := _of_topic(connection, topic_id, batch_id)).intents:
+            if (done := _count_for_topic(connection, topic_id, batch_id)).intents:
                 return done
             raise
-        if (done := _of_topic(connection, topic_id, batch_id)).intents:
+        if (done := _count_for_topic(connection, topic_id, batch_id)).intents:
             return done
-        filed = replace_by_intents(connection, view, detachable(connection, view, None, force=False), order).filed
-        return replace(_of_topic(connection, topic_id, batch_id), filed=filed)
+        filed = replace_by_intents(connection, view, find_detachable(connection, view, None, force=False), order).filed
+        return replace(_count_for_topic(connection, topic_id, batch_id), filed=filed)
 
     def detached_into(self, batch_id: str) -> Detached:
-        """See `PhaseOne.detached_into`."""
-        return self._db.read(lambda connection: _counted(connection, batch_id, _P.batch_id == batch_id))
+        return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
     def contents(self, topic_id: TopicId) -> TopicContents:
-        """See `PhaseOne.contents`."""
-        return self._db.read(lambda connection: whole_topics.contents(connection, topic_id))
+        return self._db.read(lambda connection: whole_topics.read_contents(connection, topic_id))
 
     @writes("catalog.begin_topic_deletion")
     def begin_topic(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
-        """See `PhaseOne.begin_topic`."""
         return whole_topics.begin(connection, self._db, topic_id, name, cause)
 
     @writes("catalog.detach_topic")
@@ -217,7 +215,6 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> Detached:
-        """See `PhaseOne.detach_all`."""
         work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id, durable=durable)
         return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
@@ -225,25 +222,23 @@ class SqlPhaseOne(LeasedPort):
     def remove_topic(
         self, connection: Connection, topic_id: TopicId, cause: Cause, *, durable: bool | None = None
     ) -> bool:
-        """See `PhaseOne.remove_topic`."""
         return whole_topics.remove(connection, self._db, topic_id, cause, durable=durable)
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
-        """See `PhaseOne.topic_tally`."""
         return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
 
-    def _once(self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], Detached]) -> Detached:
-        """The work behind the lock of the list and the fence, unless an earlier call with the batch id has done it."""
+    def _run_once(self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], Detached]) -> Detached:
+        """Run the work under the lock of the list and the fence, unless an earlier call with the batch id did it."""
 
         def behind(connection: Connection) -> Detached:
-            lock = partial(self._view, connection, topic_id, lock=True)
-            found = unless_done(connection, order.batch_id, order.request, lock)
+            lock = partial(self._read_view, connection, topic_id, lock=True)
+            found = run_once_per_batch(connection, order.batch_id, order.request, lock)
             hold_lease(connection, self._lease)
             return found if isinstance(found, Detached) else work(connection, found)
 
         return self._db.write(behind)
 
-    def _view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
+    def _read_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = topic_row(connection, topic_id, share=lock)
         list_id = data_list(connection, topic_id, lock=lock)
         marks = marks_of(connection, topic_id)
@@ -262,27 +257,27 @@ class SqlPhaseOne(LeasedPort):
         )
 
 
-def _of_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:
-    """The topic's part of the batch, whose phase two has not begun: found by the index that has the topic."""
+def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:
+    """Count the topic's part of a batch whose phase two has not begun. The query uses the index by topic."""
     mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
-    return _counted(connection, batch_id, *mine)
+    return _count_detached(connection, batch_id, *mine)
 
 
-def _counted(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> Detached:
-    """Intents, and the ledgers of those that were filed for the batch and not taken up by it."""
+def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> Detached:
+    """Count intents, and ledgers of intents that the batch filed itself. Adopted intents are older than the batch."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     found = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
     return Detached(batch_id=batch_id, ledgers=found[1], intents=found[0])
 
 
-def _may_have_something(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
-    """A closed data ledger, an intent that no workflow works on, or a newborn that its creator left."""
+def _may_be_detachable(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
+    """Select topics with a closed data ledger, a stalled intent, or an abandoned newborn."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
     data = lists.component == Component.MANAGED_LEDGER.value
     return or_(
         exists().where(*mine, data, ledger.place.is_not(None), ledger.state == LedgerState.CLOSED.value),
         exists().where(*mine, ledger.place.is_(None), ledger.created_us < abandoned_us),
-        exists().where(_P.topic_id == t.topic.c.topic_id, stalled(now_us)),
+        exists().where(_P.topic_id == t.topic.c.topic_id, is_stalled(now_us)),
     )

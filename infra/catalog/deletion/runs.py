@@ -49,30 +49,30 @@ DELETES: Final = "delete-ledgers"
 NOTHING_YET: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
 
-def until_us(claim: Claim, now_us: int) -> int:
-    """When the claim ends if it is not renewed."""
+def claim_end_us(claim: Claim, now_us: int) -> int:
+    """Return the end of a claim that is not renewed, in microseconds."""
     return now_us + int(claim.ttl_s * 1_000_000)
 
 
-def claimed_by(claim: Claim, now_us: int) -> dict[str, Any]:
-    """The claim's columns."""
+def claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
+    """Return the columns of the claim."""
     return {
         "claim_workflow": claim.workflow_id,
         "claim_run": claim.run_id,
-        "claim_until_us": until_us(claim, now_us),
+        "claim_until_us": claim_end_us(claim, now_us),
     }
 
 
-def held(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
-    """Unfinished batches that are claimed or paused."""
+def is_held(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
+    """Select unfinished batches that are claimed or paused."""
     live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
     return and_(_R.finished_us.is_(None), live)
 
 
-def stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
-    """Unfinished intents that no workflow works on."""
+def is_stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
+    """Select unfinished intents that no workflow works on."""
     p = t.pending_deletion.c
-    batch_lives = exists().where(_R.run_id == p.batch_id, held(now_us))
+    batch_lives = exists().where(_R.run_id == p.batch_id, is_held(now_us))
     own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
     return and_(p.state == DeletionState.PENDING.value, or_(own_dead, and_(p.claim_workflow.is_(None), ~batch_lives)))
 
@@ -84,18 +84,18 @@ def open_run(
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
     values = {"run_id": result.batch_id, "kind": DELETES, "topic_id": topic_id, "summary": summary}
-    connection.execute(insert(t.run).values(values | {"created_us": now_us} | claimed_by(claim, now_us)))
+    connection.execute(insert(t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us)))
 
 
 def begin_run(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
-    """Insert a run that is of no topic, claimed, unless there is one of this id; whether it was inserted.
+    """Insert a claimed run of no topic unless the id is taken. Return whether the run was inserted.
 
-    A call with an id that another transaction has just inserted waits for that to end.
+    The call waits for another transaction that has just inserted the id.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
-    put = ignoring_conflict(connection, t.run).values(values | {"created_us": now_us} | claimed_by(claim, now_us))
+    put = ignoring_conflict(connection, t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us))
     return connection.execute(put.returning(_R.run_id)).first() is not None
 
 
@@ -115,27 +115,27 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
     opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # a call that waited may be the older
     if not connection.execute(
-        update(t.run).where(*mine).values(created_us=opened, **claimed_by(claim, now_us))
+        update(t.run).where(*mine).values(created_us=opened, **claim_columns(claim, now_us))
     ).rowcount:
         raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found another's or finished")
 
 
-def holder(connection: Connection, run_id: str, now_us: int) -> str | None:
-    """Which workflow holds the batch now, or None."""
+def find_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
+    """Return the workflow that holds the batch, or `None`."""
     return connection.execute(_HOLDER, {"run": run_id, "now": now_us}).scalar_one_or_none()
 
 
-_HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), held(bindparam("now", type_=t.Big)))
+_HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), is_held(bindparam("now", type_=t.Big)))
 
 
-def done_before(connection: Connection, batch_id: str, request: str) -> Detached | None:
-    """The outcome of an earlier call with this batch id, if there was one; raises as `told_before`."""
-    summary = told_before(connection, batch_id, request)
+def find_earlier_result(connection: Connection, batch_id: str, request: str) -> Detached | None:
+    """Return the result of an earlier call with this batch id, if there was one."""
+    summary = find_earlier_summary(connection, batch_id, request)
     return None if summary is None else Detached(batch_id=batch_id, **summary)
 
 
-def told_before(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
-    """The summary that an earlier call with this batch id has kept in its run, if there was one.
+def find_earlier_summary(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
+    """Return the summary that an earlier call with this batch id stored in its run, if there was one.
 
     Raises:
         InvalidInput: No id.
@@ -153,26 +153,29 @@ def told_before(connection: Connection, batch_id: str, request: str) -> dict[str
 
 
 def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """The use of a batch id as a digest, so that another use of it is told from a repeated call.
+    """Return a digest of a request, which tells a repeated call from another use of its batch id.
 
     Args:
         asked: What was asked, and of which topic.
         ids: For which ledgers or rows; None: for `without`, which takes their place.
         without: See `ids`.
     """
-    named = without if ids is None else ",".join(str(one) for one in sorted(set(ids)))
-    return hashlib.sha256(f"{asked}/{named}".encode()).hexdigest()
+    id_list = without if ids is None else ",".join(str(number) for number in sorted(set(ids)))
+    return hashlib.sha256(f"{asked}/{id_list}".encode()).hexdigest()
 
 
-def unless_done(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | Detached:
-    """The answer of `lock`, unless an earlier call with this batch id did the work: the topic may be gone by now."""
+def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | Detached:
+    """Take the lock, and return the result of an earlier call with this batch id, or else what `lock` returned.
+
+    The topic may be gone since the earlier call.
+    """
     try:
         locked = lock()
     except UnknownObject:
-        if done := done_before(connection, batch_id, request):
+        if done := find_earlier_result(connection, batch_id, request):
             return done
         raise
-    return done_before(connection, batch_id, request) or locked
+    return find_earlier_result(connection, batch_id, request) or locked
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
@@ -182,16 +185,16 @@ def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) 
         UnknownObject: No such batch.
         ClaimHeld: Another workflow holds it, or it is finished or was released.
     """
-    free = or_(_R.claim_workflow == claim.workflow_id, ~held(now_us))
+    free = or_(_R.claim_workflow == claim.workflow_id, ~is_held(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
-    until, same_run = until_us(claim, now_us), _R.claim_run == claim.run_id
+    until, same_run = claim_end_us(claim, now_us), _R.claim_run == claim.run_id
     longest = case((and_(same_run, _R.claim_until_us > until), _R.claim_until_us), else_=until)
-    renewed = update(t.run).where(*unfinished, free).values(claimed_by(claim, now_us) | {"claim_until_us": longest})
+    renewed = update(t.run).where(*unfinished, free).values(claim_columns(claim, now_us) | {"claim_until_us": longest})
     if not connection.execute(renewed).rowcount:
-        raise _not_renewed(connection, batch_id, claim)
+        raise _renewal_error(connection, batch_id, claim)
 
 
-def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
+def _renewal_error(connection: Connection, batch_id: str, claim: Claim) -> SextonError:
     row = connection.execute(select(t.run).where(_R.run_id == batch_id)).first()
     if row is None:
         return UnknownObject("batch", expected="a batch that was detached", found=batch_id)
@@ -200,7 +203,7 @@ def _not_renewed(connection: Connection, batch_id: str, claim: Claim) -> SextonE
 
 
 def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
-    """Finish a batch, once; whose it was, or None where an earlier call did, or there is none."""
+    """Finish a batch. Return its topic, or `None` if an earlier call finished it or there is no such batch."""
     first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
     row = connection.execute(first.values(finished_us=now_us, **UNCLAIMED).returning(_R.topic_id)).first()
     return None if row is None else TopicId(row.topic_id)
@@ -225,7 +228,7 @@ def resume_run(connection: Connection, batch_id: str) -> None:
 
 
 def release_run(connection: Connection, batch_id: str, now_us: int) -> bool:
-    """End the claim of a batch that is paused and unfinished, and resume it; whether it was."""
+    """End the claim of a paused, unfinished batch and resume it. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
     lapsed = {**UNCLAIMED, "claim_until_us": now_us}  # without a time it is old: forgotten
     return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
@@ -236,18 +239,19 @@ def forget_runs(connection: Connection, page: Select[Any]) -> int:
     return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
 
 
-def with_pauses(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
-    """Say which of them wait for an operator to resume their batch."""
-    waiting = {one.batch_id for one in intents if one.state is DeletionState.PENDING and one.handed_to is None}
+def mark_paused(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+    """Set `paused` of intents whose batch waits for an operator."""
+    batch_ids = {
+        intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
+    }
     asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
     query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
-    found = connection.execute(query, asked.packed([[one] for one in sorted(waiting)]))
+    found = connection.execute(query, asked.packed([[batch_id] for batch_id in sorted(batch_ids)]))
     paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
-    return [replace(one, paused=one.batch_id in paused and one.handed_to is None) for one in intents]
+    return [replace(intent, paused=intent.batch_id in paused and intent.handed_to is None) for intent in intents]
 
 
 def _change(connection: Connection, batch_id: str, values: Mapping[str, Any]) -> None:
-    """Change a batch that is not finished."""
     row = connection.execute(select(_R.finished_us).where(_R.run_id == batch_id).with_for_update()).first()
     if row is None:
         raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)

@@ -11,17 +11,17 @@ from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.intent_rows import file_copy_intents, file_intents, forget_rows, move, redrive_rows
-from infra.catalog.deletion.intents import filed_by, state_of
+from infra.catalog.deletion.intent_rows import file_copy_intents, file_intents, forget_rows, move_to_batch, redrive_rows
+from infra.catalog.deletion.intents import count_filed, state_of
 from infra.catalog.deletion.runs import (
     DELETES,
     SEVERAL_TOPICS,
-    done_before,
+    find_earlier_result,
     fingerprint,
     forget_runs,
-    held,
+    is_held,
+    is_stalled,
     open_run,
-    stalled,
 )
 from infra.catalog.engine.database import Database, OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among
@@ -47,13 +47,11 @@ class SqlUpkeep(OnDatabase):
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
-        """See `Upkeep.adopt`."""
-
         def look(connection: Connection) -> Detached | None:
             now = self._db.now_us(connection)
-            done = done_before(connection, batch_id, _REQUEST)
-            queries = (_stalled(now), _newborn(now - self._newborn_us), _abandoned(now))
-            idle = not any(_any(connection, query) for query in queries)
+            done = find_earlier_result(connection, batch_id, _REQUEST)
+            queries = (_select_stalled(now), _select_newborn(now - self._newborn_us), _select_abandoned(now))
+            idle = not any(_has_rows(connection, query) for query in queries)
             return done or (Detached(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
 
         found = self._db.read(look)
@@ -64,24 +62,26 @@ class SqlUpkeep(OnDatabase):
 
     def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> Detached:
         now = self._db.now_us(connection)
-        done = done_before(connection, batch_id, _REQUEST)
+        done = find_earlier_result(connection, batch_id, _REQUEST)
         if done:
             return done
         newborn, dead = self._detach_dead(connection, batch_id, limit, now)
-        others = _stalled(now).where(_P.batch_id != batch_id)  # what was just filed is stalled until the run stands
+        others = _select_stalled(now).where(
+            _P.batch_id != batch_id
+        )  # what was just filed is stalled until the run stands
         page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         taken = among(connection, _P.row_id, list(connection.execute(page).scalars()))
-        adopted = move(connection, taken, stalled(now), batch_id=batch_id)
+        adopted = move_to_batch(connection, taken, is_stalled(now), batch_id=batch_id)
         result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return replace(result, filed=filed_by(connection, batch_id, now) if newborn or dead else ())
+        return replace(result, filed=count_filed(connection, batch_id, now) if newborn or dead else ())
 
     def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
         """Newborn ledgers and copies of dead uploads, under the locks of `attach`: all topics, then all lists."""
-        page = _newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
+        page = _select_newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         born = connection.execute(page).all()
-        dead = connection.execute(_abandoned(now_us).limit(limit)).all()
+        dead = connection.execute(_select_abandoned(now_us).limit(limit)).all()
         found = [*born, *dead]
         if not found:
             return 0, 0
@@ -98,24 +98,23 @@ class SqlUpkeep(OnDatabase):
 
     @reads
     def due(self, connection: Connection, *, older_than_s: float) -> Due:
-        """See `Upkeep.due`."""
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
         return Due(
-            stalled=_count(connection, _stalled(now)),
-            newborn=_count(connection, _newborn(now - self._newborn_us)),
-            uploads=_count(connection, _abandoned(now)),
-            rows=_count(connection, _ended(now, before)),
-            runs=_count(connection, _empty_runs(before)),
+            stalled=_count(connection, _select_stalled(now)),
+            newborn=_count(connection, _select_newborn(now - self._newborn_us)),
+            uploads=_count(connection, _select_abandoned(now)),
+            rows=_count(connection, _select_ended(now, before)),
+            runs=_count(connection, _select_empty_runs(before)),
         )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
-        """See `Upkeep.forget`."""
-
         def idle(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
-            return not _any(connection, _ended(now, before)) and not _any(connection, _empty_runs(before))
+            return not _has_rows(connection, _select_ended(now, before)) and not _has_rows(
+                connection, _select_empty_runs(before)
+            )
 
         if self._db.read(idle):
             return Forgotten()
@@ -125,8 +124,8 @@ class SqlUpkeep(OnDatabase):
     def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        rows = forget_rows(connection, _ended(now, before).order_by(_P.finished_us).limit(limit))
-        runs = forget_runs(connection, _empty_runs(before).limit(limit))
+        rows = forget_rows(connection, _select_ended(now, before).order_by(_P.finished_us).limit(limit))
+        runs = forget_runs(connection, _select_empty_runs(before).limit(limit))
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
@@ -134,17 +133,15 @@ class SqlUpkeep(OnDatabase):
 
     @reads
     def redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
-        """See `Upkeep.redrivable`."""
-        count = select(func.count()).where(_wanted(connection, row_ids, lock=False))
+        count = select(func.count()).where(_dead_letters(connection, row_ids, lock=False))
         return int(connection.execute(count).scalar_one())
 
     @writes("catalog.redrive")
     def redrive(
         self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
     ) -> Detached:
-        """See `Upkeep.redrive`."""
         request = fingerprint("redrive", row_ids)
-        done = done_before(connection, batch_id, request)
+        done = find_earlier_result(connection, batch_id, request)
         return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
 
     def _redrive(
@@ -158,7 +155,7 @@ class SqlUpkeep(OnDatabase):
         request: str,
     ) -> Detached:
         now = self._db.now_us(connection)
-        wanted = _wanted(connection, row_ids, lock=True)
+        wanted = _dead_letters(connection, row_ids, lock=True)
         again = redrive_rows(connection, wanted, batch_id=batch_id)
         result = Detached(batch_id=batch_id, ledgers=0, intents=again)
         if result.intents:
@@ -169,11 +166,11 @@ class SqlUpkeep(OnDatabase):
         return result
 
 
-def _stalled(now_us: int) -> Select[Any]:
-    return select(_P.row_id).where(stalled(now_us))
+def _select_stalled(now_us: int) -> Select[Any]:
+    return select(_P.row_id).where(is_stalled(now_us))
 
 
-def _newborn(before_us: int) -> Select[Any]:
+def _select_newborn(before_us: int) -> Select[Any]:
     """Ledger, list and topic of ledgers that were never attached; of a topic that is gone `delete-topic` takes care."""
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
@@ -181,7 +178,7 @@ def _newborn(before_us: int) -> Select[Any]:
     return select(*columns).select_from(source).where(never_attached(before_us))
 
 
-def _abandoned(now_us: int) -> Select[Any]:
+def _select_abandoned(now_us: int) -> Select[Any]:
     """List and topic of each copy that will never be published; the state as text, for its partial index to be read."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
@@ -192,12 +189,12 @@ def _abandoned(now_us: int) -> Select[Any]:
     return select(*columns).select_from(source).where(writing, abandoned(now_us))
 
 
-def _ended(now_us: int, before_us: int) -> Select[Any]:
-    at_work = exists().where(_R.run_id == _P.batch_id, held(now_us))
+def _select_ended(now_us: int, before_us: int) -> Select[Any]:
+    at_work = exists().where(_R.run_id == _P.batch_id, is_held(now_us))
     return select(_P.row_id).where(_P.state == DeletionState.DELETED.value, _P.finished_us < before_us, ~at_work)
 
 
-def _empty_runs(before_us: int) -> Select[Any]:
+def _select_empty_runs(before_us: int) -> Select[Any]:
     """Batches that ended, or whose workflow vanished, before then, and whose rows are gone or another batch's."""
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
@@ -205,7 +202,7 @@ def _empty_runs(before_us: int) -> Select[Any]:
     return select(_R.run_id).where(_R.kind == DELETES, over, ~rows)
 
 
-def _any(connection: Connection, query: Select[Any]) -> bool:
+def _has_rows(connection: Connection, query: Select[Any]) -> bool:
     return connection.execute(query.limit(1)).first() is not None
 
 
@@ -213,7 +210,7 @@ def _count(connection: Connection, query: Select[Any]) -> int:
     return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
 
 
-def _wanted(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
+def _dead_letters(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
     if row_ids is None:
         return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
     ids = distinct("deletion ids", row_ids)

@@ -15,8 +15,8 @@ from infra.catalog.audits import Span, audit, audited_us
 from infra.catalog.cursors.cursor_rows import remove_cursors
 from infra.catalog.delayed.bucket_rows import remove_index
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
-from infra.catalog.deletion.intents import filed_by, tally_of
-from infra.catalog.deletion.runs import done_before, open_run
+from infra.catalog.deletion.intents import count_filed, tally_of
+from infra.catalog.deletion.runs import find_earlier_result, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_ledgers, remove_lists
@@ -55,8 +55,8 @@ _BEGIN = "delete-topic"
 
 
 def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
-    """See `PhaseOne.begin_topic`."""
-    topic = _locked(connection, topic_id, key_share=True)
+    """Mark the topic as DELETING, once. Return the time of the first call, in microseconds."""
+    topic = _lock_topic(connection, topic_id, key_share=True)
     begun = audited_us(connection, _BEGIN, topic_id)
     if topic is None and begun is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
@@ -80,20 +80,20 @@ def detach_all(
     cause: Cause,
     durable: bool | None,
 ) -> Detached:
-    """See `PhaseOne.detach_all`."""
+    """Replace all ledgers of the topic by intents of one batch."""
     request = f"all of topic {topic_id}"
-    topic = _locked(connection, topic_id)
-    done = done_before(connection, batch_id, request)
+    topic = _lock_topic(connection, topic_id)
+    done = find_earlier_result(connection, batch_id, request)
     if done or topic is None:
         return done or Detached(batch_id=batch_id, ledgers=0, intents=0)
     now = database.now_us(connection)
-    result = _detach(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
+    result = _detach_ledgers(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
     if result.intents:
         open_run(connection, result, topic_id, claim, now, request=request)
     return result
 
 
-def _detach(
+def _detach_ledgers(
     connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int, *, durable: bool
 ) -> Detached:
     _require_deleting(topic)
@@ -102,28 +102,28 @@ def _detach(
     lock_lists(connection, lists)
     to_delete = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
     ids = connection.execute(select(t.ledger.c.ledger_id).where(to_delete).order_by(t.ledger.c.ledger_id)).scalars()
-    gone = ids.all()
+    ledger_ids = ids.all()
     adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
     filed = 0
-    if gone:
+    if ledger_ids:
         give_copies(connection, topic_id)
         filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
-        detail = {"removed": _removed(connection, topic_id, _NAMING)}
+        detail = {"removed": _remove_rows(connection, topic_id, _NAMING)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
-        audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(gone), **about)
+        audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(ledger_ids), **about)
     return Detached(
         batch_id=batch_id,
-        ledgers=len(gone),
+        ledgers=len(ledger_ids),
         intents=adopted + filed,
-        filed=filed_by(connection, batch_id, now, topic_id=topic_id) if filed else (),
+        filed=count_filed(connection, batch_id, now, topic_id=topic_id) if filed else (),
     )
 
 
 def remove(
     connection: Connection, database: Database, topic_id: TopicId, cause: Cause, *, durable: bool | None
 ) -> bool:
-    """See `PhaseOne.remove_topic`."""
-    topic = _locked(connection, topic_id)
+    """Remove the rows of the topic, unless ledgers are left in its lists. Return whether the topic is gone."""
+    topic = _lock_topic(connection, topic_id)
     if topic is None:
         return True
     _require_deleting(topic)
@@ -131,7 +131,7 @@ def remove(
     inside = among(connection, t.ledger.c.list_id, lists)
     if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
         return False
-    removed = _removed(connection, topic_id, _ATTACHED)
+    removed = _remove_rows(connection, topic_id, _ATTACHED)
     now = database.now_us(connection)
     if _is_durable(topic, durable):
         bury_topic(connection, topic_id, now_us=now)
@@ -143,23 +143,24 @@ def remove(
 
 
 def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
-    """Remove a topic at once with all of its rows: no other process writes meanwhile. Return its ledgers.
+    """Remove a topic and all its rows in one step, and return its ledgers. Their objects stay.
 
-    It came back from an older version of its record, when its deletion had ended and its name was used again. Its
-    ledgers' objects stay.
+    A rebuild calls this for a deleted topic that an old version of its record brought back. No other process writes.
     """
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
     inside = t.ledger.c.list_id.in_(lists)
-    ledger_ids = [LedgerId(one) for one in connection.execute(select(t.ledger.c.ledger_id).where(inside)).scalars()]
+    ledger_ids = [
+        LedgerId(ledger_id) for ledger_id in connection.execute(select(t.ledger.c.ledger_id).where(inside)).scalars()
+    ]
     remove_ledgers(connection, inside)
-    _removed(connection, topic_id, _NAMING)
-    _removed(connection, topic_id, _ATTACHED)
+    _remove_rows(connection, topic_id, _NAMING)
+    _remove_rows(connection, topic_id, _ATTACHED)
     remove_topic(connection, topic_id)
     return ledger_ids
 
 
-def contents(connection: Connection, topic_id: TopicId) -> TopicContents:
-    """See `PhaseOne.contents`."""
+def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
+    """Return counts of ledgers by component, of copies by component and kind, and of subscriptions."""
     topic_row(connection, topic_id)
     component = t.ledger_list.c.component
     mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
@@ -180,21 +181,22 @@ def contents(connection: Connection, topic_id: TopicId) -> TopicContents:
 
 
 def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
-    """See `PhaseOne.topic_tally`."""
+    """Return the tally of the topic's intents that are unfinished or ended since then."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
-    left = p.state != DeletionState.DELETED.value  # one that this build does not know included
-    return tally_of(connection, p.topic_id == topic_id, or_(left, and_(p.state == deleted, p.finished_us >= since_us)))
+    unfinished = p.state != deleted  # includes states that this build does not know
+    return tally_of(
+        connection, p.topic_id == topic_id, or_(unfinished, and_(p.state == deleted, p.finished_us >= since_us))
+    )
 
 
-def _locked(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
-    """The topic's row, locked against every holder, or with `key_share` only against a deletion of it."""
+def _lock_topic(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
+    """Lock the row against every holder, or with `key_share` only against its deletion."""
     query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 
 
-def _removed(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
-    """Remove the topic's rows and count them, table by table."""
+def _remove_rows(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
     return {table: remove(connection, topic_id) for table, remove in removals.items()}
 
 

@@ -44,19 +44,16 @@ class SqlIdentities(OnDatabase):
         return self._catalog_id
 
     def marked(self) -> frozenset[tuple[Role, str]]:
-        """See `Identities.marked`."""
         query = select(t.bucket_marker.c.role, t.bucket_marker.c.bucket)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return frozenset((Role(row.role), row.bucket) for row in rows)
 
     @writes()
     def record(self, connection: Connection, role: Role, bucket: str) -> None:
-        """See `Identities.record`."""
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
         connection.execute(ignoring_conflict(connection, t.bucket_marker).values(row))
 
     def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
-        """See `Identities.evidence`."""
         kind = _KINDS.get(role)
         if kind is None:
             return []

@@ -56,7 +56,6 @@ class SqlCommits(OnDatabase):
 
     @writes("catalog.group_commit")
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
-        """See `Commits.commit`."""
         registrations, ends = _of(writes, RegisterSegment), _of(writes, EndTransaction)
         locked = _lock(connection, registrations) if registrations else None
         transactions = lock_transactions(connection, _named(writes))

@@ -46,7 +46,6 @@ class SqlComponents(OnDatabase):
         *,
         application: str,
     ) -> LedgerStatement:
-        """See `Components.create`."""
         topic = active_topic(connection, topic_id)
         owner = LedgerOwner(
             application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
@@ -55,11 +54,9 @@ class SqlComponents(OnDatabase):
         return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def listed(self, topic_id: TopicId) -> list[Ledger]:
-        """See `Components.listed`."""
         return [ledger for page in self.pages(topic_id) for ledger in page]
 
     def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
-        """See `Components.pages`."""
         lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
         alone = [[found] for found in lists if found.component is data]  # its ledgers have no bound, others have few

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
-from infra.catalog.deletion.runs import SEVERAL_TOPICS, stalled
+from infra.catalog.deletion.runs import SEVERAL_TOPICS, is_stalled
 from infra.catalog.engine.database import OnDatabase, reads
 from infra.catalog.engine.dialects import as_text, context_in, context_or_none, value_of
 from infra.catalog.identity.catalog_row import read_catalog_row
@@ -36,7 +36,6 @@ class SqlInspection(OnDatabase):
 
     @reads
     def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
-        """See `Inspection.ledger`."""
         ceiling = read_catalog_row(connection).next_ledger_id
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
@@ -62,7 +61,6 @@ class SqlInspection(OnDatabase):
     def decisions(
         self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[Decision]:
-        """See `Inspection.decisions`."""
         of_topic = true() if topic is None else _A.topic == topic
         if ledger_id is None:
             return list(islice(_drawn(connection, of_topic), limit))
@@ -73,7 +71,7 @@ class SqlInspection(OnDatabase):
 
 def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:
     p = t.pending_deletion.c
-    query = select(*INTENT).add_columns(stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
+    query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
         value_of(FiledIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
         for row in connection.execute(query.order_by(p.row_id.desc()))

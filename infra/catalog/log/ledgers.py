@@ -29,37 +29,31 @@ class SqlLedgers(OnDatabase):
     """The `Ledgers` port."""
 
     def epoch(self) -> int:
-        """See `Ledgers.epoch`."""
         return self._db.read(epoch)
 
     def listed(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        """See `Ledgers.listed`."""
         page = _listed_query(topic_id).where(t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger))
         page = page.order_by(t.ledger.c.ledger_id).limit(limit)
         return self._db.read(lambda connection: _listed(connection, topic_id, page))
 
     def totals(self, topic_id: TopicId) -> Totals:
-        """See `Ledgers.totals`."""
         return self._db.read(
             lambda connection: totals_of(connection, [topic_id], views(connection, [topic_id]))[topic_id]
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """See `Ledgers.backlogs`."""
         listed = _listed_query(topic_id)
         return self._db.read(lambda connection: backlogs_in(connection, topic_id, listed, states))
 
     def last(self, topic_id: TopicId) -> Ledger | None:
-        """See `Ledgers.last`."""
         query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
         row = self._db.read(lambda connection: connection.execute(query).first())
         return ledger_of(row, topic_id) if row else None
 
     @reads
     def lasts(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
-        """See `Ledgers.lasts`."""
         lists, other = t.ledger_list.c, t.ledger.alias()
         newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
         query = (
@@ -72,7 +66,6 @@ class SqlLedgers(OnDatabase):
 
     @writes("catalog.create_ledger")
     def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """See `Ledgers.create`."""
         topic = active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
@@ -80,7 +73,6 @@ class SqlLedgers(OnDatabase):
 
     @writes("catalog.attach")
     def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
-        """See `Ledgers.attach`."""
         of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(of_list)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
@@ -107,11 +99,9 @@ class SqlLedgers(OnDatabase):
 
     @writes("catalog.give_up")
     def gave_up(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
-        """See `Ledgers.gave_up`."""
         reopen_late(connection, [ledger_id], epoch=epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
-        """See `Ledgers.segments`."""
         s = t.segment.c
         query = (
             select(t.segment)
@@ -125,7 +115,6 @@ class SqlLedgers(OnDatabase):
     def holding(
         self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
-        """See `Ledgers.holding`."""
         ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
         found: dict[LedgerId, list[Segment]] = defaultdict(list)
         listed = listed_among(connection, topic_id, wanted)
@@ -134,7 +123,6 @@ class SqlLedgers(OnDatabase):
         return [(ledger, found[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        """See `Ledgers.producer_sequences`."""
         return self._db.read(lambda connection: sequences_of(connection, topic_id, producers))
 
 

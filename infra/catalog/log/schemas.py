@@ -23,14 +23,12 @@ class SqlSchemas(OnDatabase):
     """The `Schemas` port."""
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """See `Schemas.all`."""
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
         return [
             value_of(SchemaVersion, row) for row in self._db.read(lambda connection: connection.execute(query).all())
         ]
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        """See `Schemas.newest`."""
         return self._db.read(lambda connection: _newest(connection, topic_id))
 
     def publish(
@@ -43,7 +41,7 @@ class SqlSchemas(OnDatabase):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """See `Schemas.publish`; a refusal is raised behind the commit, which files the newborn's intent."""
+        """A refusal is raised behind the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = topic_of_newborn(connection, topic_id, ledger_id)

@@ -25,32 +25,27 @@ class SqlTopics(OnDatabase):
     def create(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
     ) -> Topic:
-        """See `Topics.create`; the name's unique key decides between racing creators."""
+        """The name's unique key decides between racing creators."""
         return create_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get(self, name: str) -> Topic:
-        """See `Topics.get`."""
         found = self._db.read(lambda connection: connection.execute(TOPIC.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return topic_of(found)
 
     def by_id(self, topic_id: TopicId) -> Topic:
-        """See `Topics.by_id`."""
         return self._db.read(lambda connection: topic_row(connection, topic_id))
 
     def active(self, *, after: TopicId, limit: int) -> list[Topic]:
-        """See `Topics.active`."""
         c = t.topic.c
         page = TOPIC.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
         return [topic_of(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
     def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
-        """See `Topics.page`."""
         return self._db.read(lambda c: _page_of(c, prefix=prefix, state=state, after=after, limit=limit))
 
     def summary(self, topic: Topic) -> TopicSummary:
-        """See `Topics.summary`."""
         return self._db.read(lambda connection: _summaries(connection, [topic])[0])
 
 

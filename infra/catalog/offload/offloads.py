@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
-from infra.catalog.deletion.intents import filed_by
-from infra.catalog.deletion.runs import fingerprint, open_run, unless_done
+from infra.catalog.deletion.intents import count_filed
+from infra.catalog.deletion.runs import fingerprint, open_run, run_once_per_batch
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, as_text, context_in
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
@@ -47,7 +47,6 @@ class SqlOffloads(OnDatabase):
         timeout_s: float,
         topic: str | None = None,
     ) -> Offload:
-        """See `Offloads.begin`."""
         row = _listed(connection, ledger_id)
         if row is None:
             return _GONE
@@ -82,7 +81,6 @@ class SqlOffloads(OnDatabase):
     def publish(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
-        """See `Offloads.publish`."""
         list_id, state = _locked(connection, ledger_id)
         copy = tiered_copy(connection, ledger_id)
         mine = copy is not None and context_in(copy.context).get("uuid") == uuid
@@ -97,14 +95,12 @@ class SqlOffloads(OnDatabase):
 
     @writes("catalog.abandon_offload")
     def abandon(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
-        """See `Offloads.abandon`."""
         list_id, _ = _locked(connection, ledger_id)
         now = self._db.now_us(connection)
         end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
     @reads
     def copies(self, connection: Connection, ledger_id: LedgerId) -> Copies | None:
-        """See `Offloads.copies`."""
         c = t.ledger_copy.c
         query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _listed(connection, ledger_id) is None:
@@ -113,12 +109,10 @@ class SqlOffloads(OnDatabase):
         return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
-        """See `Offloads.check`."""
         for ledger_id in self.missing(topic_id, ledger_ids):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
     def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        """See `Offloads.missing`."""
         found = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
         for ledger_id, state in sorted(found.items()):
             if state != LedgerState.CLOSED.value:
@@ -128,7 +122,6 @@ class SqlOffloads(OnDatabase):
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
-        """See `Offloads.candidates`."""
         c, ledger = t.ledger_copy.c, t.ledger.c
         tiered = exists().where(c.ledger_id == ledger.ledger_id, c.kind == TIERED.value, c.state == _LIVE)
         wanted = [ledger.state == LedgerState.CLOSED.value, ledger.entries > 0, ledger.ledger_id > after, ~tiered]
@@ -159,7 +152,6 @@ class SqlOffloads(OnDatabase):
         after: LedgerId,
         limit: int,
     ) -> list[Published]:
-        """See `Offloads.removable`."""
         topic = topic_row(connection, topic_id)
         wanted = _removable(connection, data_list(connection, topic_id), ledger_ids)
         rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
@@ -180,13 +172,12 @@ class SqlOffloads(OnDatabase):
         claim: Claim,
         cause: Cause,
     ) -> Detached:
-        """See `Offloads.remove_primaries`."""
         request = fingerprint(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
             return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
 
-        found = unless_done(connection, batch_id, request, lock)
+        found = run_once_per_batch(connection, batch_id, request, lock)
         if isinstance(found, Detached):
             return found
         topic, list_id = found
@@ -212,10 +203,9 @@ class SqlOffloads(OnDatabase):
                 detail={},
                 span=Span.of(ids),
             )
-        return replace(result, filed=filed_by(connection, batch_id, now) if ids else ())
+        return replace(result, filed=count_filed(connection, batch_id, now) if ids else ())
 
     def now_us(self) -> int:
-        """See `Offloads.now_us`."""
         return self._db.read(self._db.now_us)
 
 

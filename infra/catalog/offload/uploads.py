@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_rows import file_again, file_copy_intents, tell_intent
+from infra.catalog.deletion.intent_rows import file_copy_intents, refile_intent, set_intent_context
 from infra.catalog.deletion.intents import INTENT
 from infra.catalog.engine.dialects import Readable, as_text, context_in
 from infra.catalog.log.ledger_rows import tell_copy
@@ -89,6 +89,6 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
         return
     last, context = ours[-1], context_after_upload(said, until_us)
     if last.state == DeletionState.PENDING.value and ends_us > now_us:
-        tell_intent(connection, last.row_id, context)
+        set_intent_context(connection, last.row_id, context)
     else:
-        file_again(connection, last, context, now_us)
+        refile_intent(connection, last, context, now_us)

@@ -33,7 +33,6 @@ class SqlFences(OnDatabase):
     """The `Fences` port."""
 
     def bundles(self) -> int:
-        """See `Fences.bundles`."""
         return self._db.read(_bundles)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
@@ -82,18 +81,15 @@ class SqlFences(OnDatabase):
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
     def fence(self, bundle: BundleId) -> Fence | None:
-        """See `Fences.fence`."""
         query = _SELECT.where(_F.bundle == bundle)
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else value_of(Fence, row)
 
     def fences(self) -> list[Fence]:
-        """See `Fences.fences`."""
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
         return [value_of(Fence, row) for row in rows]
 
     def verify(self, lease: Lease) -> None:
-        """See `Fences.verify`."""
         query = _SELECT.where(_F.bundle == lease.bundle)
         _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
@@ -104,7 +100,6 @@ class LeasedPort(OnDatabase):
     _lease: Lease | None = None
 
     def under(self, lease: Lease | None) -> Self:
-        """See `Deletions.under`."""
         bound = copy(self)
         bound._lease = lease  # noqa: SLF001 - of the same class
         return bound

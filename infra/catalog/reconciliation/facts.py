@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, or_, select, union
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.runs import stalled
+from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import Clock, as_text, text_or_empty
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.reconciliation.known import segment_totals
@@ -144,7 +144,7 @@ def intents(first: int, end: int) -> Select[Any]:
             as_text(_P.context),
             _P.topic,
             _P.size_bytes,
-            _flag(stalled(now)).label("stalled"),
+            _flag(is_stalled(now)).label("stalled"),
             _P.created_us,
         )
         .where(_P.state != DeletionState.DELETED.value, *_within(_P.row_id, first, end))
@@ -199,7 +199,7 @@ def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
         InvalidInput: More than `MOST_LEDGERS`.
     """
     now = select(Clock()).scalar_subquery()
-    return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), stalled(now))
+    return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
 
 
 def topic_segments(topic_id: int) -> Select[Any]:

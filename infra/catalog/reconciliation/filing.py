@@ -15,16 +15,16 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
-from infra.catalog.deletion.intent_rows import file_intents, file_new, move
-from infra.catalog.deletion.intents import filed_by, select_fileable
+from infra.catalog.deletion.intent_rows import file_intents, insert_intents, move_to_batch
+from infra.catalog.deletion.intents import count_filed, select_fileable
 from infra.catalog.deletion.runs import (
     DELETES,
     NOTHING_YET,
     SEVERAL_TOPICS,
     begin_run,
+    find_earlier_summary,
+    is_stalled,
     set_summary,
-    stalled,
-    told_before,
 )
 from infra.catalog.engine.dialects import among, as_text, context_or_none
 from infra.catalog.identity.catalog_row import read_catalog_row
@@ -55,9 +55,9 @@ def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Fili
     """File what `_decide` finds no reason to keep."""
     request = _request(page)
     opened = NOTHING_YET | {"kept": {}, "request": request}
-    summary = told_before(connection, page.batch_id, request)
+    summary = find_earlier_summary(connection, page.batch_id, request)
     if summary is None and not begin_run(connection, page.batch_id, DELETES, opened, claim=page.claim, now_us=now_us):
-        summary = told_before(connection, page.batch_id, request)  # by one that we have waited for
+        summary = find_earlier_summary(connection, page.batch_id, request)  # by one that we have waited for
     if summary is not None:
         reasons = _reasons(summary.pop("kept"))
         return Filing(detached=Detached(batch_id=page.batch_id, **summary), kept=reasons)
@@ -66,7 +66,7 @@ def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Fili
 
 def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int) -> dict[int, str]:
     """Return the reasons of `file_page` to keep findings, in a transaction that only reads."""
-    summary = told_before(connection, findings.batch_id, _request(findings))
+    summary = find_earlier_summary(connection, findings.batch_id, _request(findings))
     if summary is not None:
         return _reasons(summary["kept"])
     return dict(_decide(connection, findings, now_us, lock=False).reasons)
@@ -88,13 +88,15 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         copies = file_intents(connection, to_delete, batch_id=page.batch_id, now_us=now_us, cause=page.cause)
     stalled_rows = {row_id for number, row_id in page.stalled.items() if number not in kept}
     resumed = (
-        move(connection, among(connection, _P.row_id, stalled_rows), batch_id=page.batch_id) if stalled_rows else 0
+        move_to_batch(connection, among(connection, _P.row_id, stalled_rows), batch_id=page.batch_id)
+        if stalled_rows
+        else 0
     )
     detached = Detached(
         batch_id=page.batch_id,
         ledgers=len(ledgers),
         intents=orphans + copies + resumed,
-        filed=filed_by(connection, page.batch_id, now_us),
+        filed=count_filed(connection, page.batch_id, now_us),
     )
     done = NOTHING_YET | {"ledgers": detached.ledgers, "intents": detached.intents}
     set_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
@@ -187,7 +189,7 @@ def _file_orphans(
             ledger_id = int(orphan.statement.ledger_id)
             generations[ledger_id] = generations.get(ledger_id, 0) + 1
             rows[orphan.number] = _intent_row(orphan, page, generations[ledger_id], now_us)
-    filed = file_new(connection, list(rows.values()))
+    filed = insert_intents(connection, list(rows.values()))
     for number, row in rows.items():
         if (row["ledger_id"], row["copy"], row["generation"]) not in filed:
             kept[number] = f"ledger {row['ledger_id']}: an intent for it was filed by another at the same time"
@@ -303,7 +305,7 @@ def _keep_stalled(
     asked = among(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(asked).order_by(_P.row_id).with_for_update())
-    idle = set(connection.execute(select(_P.row_id).where(asked, stalled(now_us))).scalars())
+    idle = set(connection.execute(select(_P.row_id).where(asked, is_stalled(now_us))).scalars())
     return {
         number: f"deletion {row_id}: a workflow works on it, or it has ended"
         for number, row_id in stalled_rows.items()

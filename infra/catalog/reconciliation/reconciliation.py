@@ -11,7 +11,15 @@ from sqlalchemy import Connection, Row, and_, func, literal, select
 from infra.catalog import tables as t
 from infra.catalog.audits import Span, audit
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.deletion.runs import SEVERAL_TOPICS, begin_run, finish_run, forget_runs, held, renew_run, set_summary
+from infra.catalog.deletion.runs import (
+    SEVERAL_TOPICS,
+    begin_run,
+    finish_run,
+    forget_runs,
+    is_held,
+    renew_run,
+    set_summary,
+)
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
 from infra.catalog.identity.catalog_row import read_catalog_row
@@ -86,7 +94,7 @@ class SqlReconciliation(OnDatabase):
         now = self._db.now_us(connection)
         finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
         newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
-        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~held(now))
+        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~is_held(now))
         at_work = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
         needed = {newest or "", *map(plan_run_id, connection.execute(at_work).scalars())}
         page = (

@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
 from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
-from infra.catalog.deletion.intent_rows import move
+from infra.catalog.deletion.intent_rows import move_to_batch
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, value_of
@@ -130,7 +130,7 @@ class SqlAdoption(OnDatabase):
         close_followed(connection, now_us=now)
         recount_all(connection)
         # workflows that had them speak of another epoch, and one may still run under the next one's id
-        move(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
+        move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
 
     def report(self) -> AdoptionReport:
         """See `Adoption.report`."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.runs import UNCLAIMED, claimed_by
+from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
 from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
@@ -146,7 +146,7 @@ def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
     """Take or renew the claim, unless another workflow's is alive; whether it is this one's."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
-    return bool(connection.execute(update(t.record_log).where(free).values(**claimed_by(claim, now_us))).rowcount)
+    return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
 
 
 def let_claim_go(connection: Connection, workflow_id: str) -> None:

@@ -35,16 +35,13 @@ class SqlTransactionSnapshots(OnDatabase):
     """The `TransactionSnapshots` port."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:
-        """See `TransactionSnapshots.current`."""
         return self._db.read(lambda connection: stored_snapshot(connection, topic_id))
 
     def buffer(self, topic_id: TopicId) -> Buffer:
-        """See `TransactionSnapshots.buffer`."""
         return self._db.read(lambda connection: _buffer(connection, topic_id))
 
     @writes("catalog.take_due_snapshots")
     def take_due(self, connection: Connection, *, limit: int, lease_s: float) -> list[TopicId]:
-        """See `TransactionSnapshots.take_due`."""
         now = self._db.now_us(connection)
         return take_due(connection, limit=limit, now_us=now, until_us=now + round(lease_s * 1_000_000))
 
@@ -58,7 +55,6 @@ class SqlTransactionSnapshots(OnDatabase):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        """See `TransactionSnapshots.publish`."""
         topic = topic_of_newborn(connection, switch.topic_id, ledger_id)
         if topic is None:
             return False

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, t
 
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
-from infra.catalog.deletion.runs import claimed_by
+from infra.catalog.deletion.runs import claim_columns
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.log.producer_rows import conclude_sequences
 from infra.catalog.log.sums import frontier_of
@@ -53,13 +53,11 @@ class SqlTransactions(OnDatabase):
     """The `Transactions` port."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:
-        """See `Transactions.get`."""
         return self._db.read(lambda connection: _existing(connection, txn))
 
     def many(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
-        """See `Transactions.many`."""
         query = select(t.transaction).where(_T.state.in_([one.value for one in states]) if states else _UNFINISHED)
         if after is not None:
             query = query.where(tuple_(_T.tc_id, _T.sequence) > (after.tc_id, after.sequence))
@@ -67,12 +65,10 @@ class SqlTransactions(OnDatabase):
         return self._db.read(lambda c: rows.with_participants(c, c.execute(ordered).all()))
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        """See `Transactions.states`."""
         return self._db.read(lambda connection: rows.states_of(connection, txns))
 
     @reads
     def counts(self, connection: Connection) -> TransactionCounts:
-        """See `Transactions.counts`."""
         found = {TransactionState(row.state): row for row in rows.count_states(connection)}
         since = [found[state].since for state in map(TransactionState, BROADCASTING_STATES) if state in found]
         size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
@@ -84,17 +80,14 @@ class SqlTransactions(OnDatabase):
         )
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        """See `Transactions.frontier`."""
         return self._db.read(lambda connection: frontier_of(connection, topic_id, from_ledger))
 
     def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
-        """See `Transactions.held`."""
         key = (topic_id, subscription)
         return self._db.read(lambda connection: participants.held(connection, [key])[key])
 
     @writes("catalog.expire_transactions")
     def expire(self, connection: Connection, tc_id: int, *, limit: int) -> int:
-        """See `Transactions.expire`."""
         now = self._db.now_us(connection)
         late = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
         query = select(_T.tc_id, _T.sequence).where(*late).order_by(_T.sequence).limit(limit)
@@ -104,14 +97,12 @@ class SqlTransactions(OnDatabase):
 
     @reads
     def work_of(self, connection: Connection, tc_id: int) -> CoordinatorWork:
-        """See `Transactions.work_of`."""
         now = self._db.now_us(connection)
         row = connection.execute(_WORK, {"now": now, "tc": tc_id}).one()
         return CoordinatorWork(undone=bool(row.undone), next_deadline_us=row.deadline, now_us=now)
 
     @reads
     def busy_coordinators(self, connection: Connection) -> list[int]:
-        """See `Transactions.busy_coordinators`."""
         now = self._db.now_us(connection)
         free = _T.state.in_(BROADCASTING_STATES) & rows.unclaimed(now)
         late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
@@ -120,26 +111,24 @@ class SqlTransactions(OnDatabase):
 
     @writes("catalog.claim_transactions")
     def claim(self, connection: Connection, claim: Claim, *, limit: int) -> list[StoredTransaction]:
-        """See `Transactions.claim`."""
         now = self._db.now_us(connection)
         own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
         free = or_(rows.unclaimed(now), own)
         mine = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), free)
         query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
         found = connection.execute(query.with_for_update(skip_locked=True)).all()
-        rows.put_claim(connection, [TransactionId(row.tc_id, row.sequence) for row in found], claimed_by(claim, now))
+        rows.put_claim(connection, [TransactionId(row.tc_id, row.sequence) for row in found], claim_columns(claim, now))
         return rows.with_participants(connection, found)
 
     @writes("catalog.claim_transaction")
     def claim_one(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
-        """See `Transactions.claim_one`."""
         found = _existing(connection, txn, lock=True)
         if found.state is TransactionState.OPEN:
             raise TransactionNotDecided(str(txn))
         if found.finished_us is not None:
             return found
         now = self._db.now_us(connection)
-        if not rows.take(connection, txn, claimed_by(claim, now), workflow_id=claim.workflow_id, now_us=now):
+        if not rows.take(connection, txn, claim_columns(claim, now), workflow_id=claim.workflow_id, now_us=now):
             raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {found.claim_workflow}")
         return found
 
@@ -147,7 +136,6 @@ class SqlTransactions(OnDatabase):
     def settle(
         self, connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]]
     ) -> list[Finished]:
-        """See `Transactions.settle`."""
         return _settle(connection, done, now_us=self._db.now_us(connection))
 
     @writes("catalog.hand_over_transactions")
@@ -158,26 +146,22 @@ class SqlTransactions(OnDatabase):
         *,
         to: Mapping[TransactionId, Claim],
     ) -> None:
-        """See `Transactions.hand_over`."""
         now = self._db.now_us(connection)
-        _tell_failures(connection, failures, {txn: claimed_by(claim, now) for txn, claim in to.items()})
+        _tell_failures(connection, failures, {txn: claim_columns(claim, now) for txn, claim in to.items()})
 
     def handed_over(self, *, limit: int) -> list[TransactionId]:
-        """See `Transactions.handed_over`."""
         given = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
         query = select(_T.tc_id, _T.sequence).where(*given).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
     @writes("catalog.transaction_failed")
     def failed(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-        """See `Transactions.failed`."""
         _tell_failures(connection, {txn: failures}, {})
 
     @writes("catalog.resolve_participant")
     def resolve(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
     ) -> StoredTransaction:
-        """See `Transactions.resolve`."""
         found = _existing(connection, txn)  # decided is decided: its row is locked behind the ledgers, by `finish`
         known = next((one for one in found.participants if one.participant == participant), None)
         if known is None:
@@ -195,7 +179,6 @@ class SqlTransactions(OnDatabase):
 
     @writes("catalog.forget_transactions")
     def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
-        """See `Transactions.forget`."""
         before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
         ended = rows.finished_before(connection, before, limit)
         conclude_sequences(connection, ended)
