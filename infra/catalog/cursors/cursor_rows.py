@@ -23,17 +23,17 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 def one_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
-    """The query of one cursor's row."""
+    """Return the query of one row of `cursor`."""
     return select(t.cursor).where(t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
 
 
 def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
-    """Listed data ledgers of the topic from an id on, ascending, as far as readers may see."""
+    """Return the listed data ledgers from an id on, ascending, as far as readers may see."""
     return spans_of(connection, {topic_id: from_ledger})[topic_id]
 
 
 def spans_of(connection: Connection, wanted: Mapping[TopicId, int]) -> dict[TopicId, list[LedgerSpan]]:
-    """As `spans`, of several topics, each from a ledger id on."""
+    """Return the `spans` of several topics, each from its ledger id on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)

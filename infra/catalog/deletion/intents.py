@@ -39,47 +39,47 @@ INTENT: tuple[ColumnElement[Any], ...] = (
 
 
 def to_intent(row: Row[Any]) -> DeletionIntent:
-    """A row of `INTENT` as the value that phase two works on.
+    """Convert a row of `INTENT`.
 
-    One that was damaged by hand becomes an intent that says so, because an error here would stop its whole chunk
+    A row that was damaged by hand sets `damage`, because an error would stop its whole chunk
     (YahooArchive/bookkeeper#17).
     """
-    found = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
-    damage = _damage(found)
-    numbers = {name: number_in(found[name]) for name in _NUMBERS}
+    values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    damage = _find_damage(values)
+    numbers = {name: number_in(values[name]) for name in _NUMBERS}
     texts = {  # SQLite keeps any bytes in a column of texts
-        name: one.decode(errors="replace") if isinstance(one := found[name], bytes) else str(one) for name in _TEXTS
+        name: text.decode(errors="replace") if isinstance(text := values[name], bytes) else str(text) for name in _TEXTS
     }
     return value_of(
         DeletionIntent,
         row,
         **(numbers | {"durable": bool(numbers["durable"])}),
         **texts,
-        copy=CopyKind(found["copy"]) if found["copy"] in set(CopyKind) else CopyKind.LEDGER,
-        keys=keys_of(found["keys"]),
-        context=context_in(found["context"]),
-        state=state_of(found["state"]),
-        outcome=outcome_of(found["state"], found["outcome"]),
-        last_error=found["last_error"] or (damage and f"damaged {damage}"),
-        keys_left_attempts=number_in(found["keys_left_attempts"]),
-        handed_to=found["claim_workflow"],
+        copy=CopyKind(values["copy"]) if values["copy"] in set(CopyKind) else CopyKind.LEDGER,
+        keys=keys_of(values["keys"]),
+        context=context_in(values["context"]),
+        state=state_of(values["state"]),
+        outcome=outcome_of(values["state"], values["outcome"]),
+        last_error=values["last_error"] or (damage and f"damaged {damage}"),
+        keys_left_attempts=number_in(values["keys_left_attempts"]),
+        handed_to=values["claim_workflow"],
         damage=damage,
     )
 
 
 def is_dead_letter() -> ColumnElement[bool]:
-    """Rows that are neither unfinished nor deleted, of an unknown state, too; as ranges, so that an index serves."""
+    """Select rows that are neither unfinished nor deleted, including unknown states. Ranges let an index serve."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
 
 def state_of(stored: str) -> DeletionState:
-    """The state that a stored text means; an unknown one is a dead letter: listed, and never acted on."""
+    """Return the state of a stored text. Unknown states are dead letters, which are listed and never acted on."""
     return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
 
 
 def outcome_of(state: str, outcome: str | None) -> Outcome | None:
-    """The outcome that a row's texts mean; what cannot be read is what the state alone says."""
+    """Return the outcome of a row. The state decides if the text of the outcome cannot be read."""
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):
@@ -88,18 +88,17 @@ def outcome_of(state: str, outcome: str | None) -> Outcome | None:
 
 
 def keys_of(text: str) -> dict[str, str]:
-    """Keys of the component; what cannot be read is left out."""
+    """Return the keys of the component that can be read."""
     return {name: str(value) for name, value in (json_object(text) or {}).items()}
 
 
 def number_in(stored: object) -> int:
-    """The number in a column of numbers, where SQLite keeps any text; 0 for such a text."""
+    """Return a stored number, or 0 for the text that SQLite may keep in a column of numbers."""
     return stored if isinstance(stored, int) else 0
 
 
-def _damage(found: RowMapping) -> str | None:
-    """The part of a row that cannot be read, or None."""
-    fine = {
+def _find_damage(found: RowMapping) -> str | None:
+    readable = {
         "state": found["state"] in set(DeletionState),
         "copy": found["copy"] in set(CopyKind),
         "keys": json_object(found["keys"]) is not None,
@@ -107,7 +106,9 @@ def _damage(found: RowMapping) -> str | None:
         **{name: isinstance(found[name], int) for name in _NUMBERS},
         **{name: isinstance(found[name], str) for name in _TEXTS},
     }
-    return next((f"{name} (found {str(found[name])[:80]!r})" for name, well in fine.items() if not well), None)
+    return next(
+        (f"{name} (found {str(found[name])[:80]!r})" for name, is_readable in readable.items() if not is_readable), None
+    )
 
 
 def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
@@ -124,10 +125,10 @@ def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
 
 
 def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-    """See `Deletions.ranges`."""
-    found = connection.execute(_page(batch_id, after, rows * limit)).all()
-    left = ((row.row_id, number_in(row.segments), bool(row.left)) for row in found)
-    return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(left, rows), limit)]
+    """Return the next ranges of rows that phase two works on."""
+    page = connection.execute(_page(batch_id, after, rows * limit)).all()
+    rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
+    return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(rows_of_page, rows), limit)]
 
 
 def _page(batch_id: str, after: int, most: int) -> Select[Any]:
@@ -213,7 +214,7 @@ _TOLD = [_P[name] for name in _NAMES]
 def lock_unfinished(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Rows that are still PENDING and the holder's, locked in one order, so that two calls cannot deadlock.
+    """Lock the rows that are PENDING and held by the holder. The order of locks prevents a deadlock of two calls.
 
     Args:
         connection: In a writing transaction.
@@ -222,7 +223,7 @@ def lock_unfinished(
         unclaimed: Whether only rows of the batch count that no workflow of their own has.
     """
     query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
-    return {row.row_id: row for row in query.execute(connection, ((one,) for one in row_ids), holder=holder)}
+    return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
 
 
 @cache

@@ -74,10 +74,7 @@ def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> It
 
 
 def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
-    """Whatever may still stand there, dead letters as well.
-
-    Rows that were damaged by hand say nothing; whether a context names the bucket is seen once it can be read.
-    """
+    """Yield copies of unfinished intents and dead letters, except rows that were damaged by hand."""
     query = select(*INTENT).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
     with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
         for row in rows:

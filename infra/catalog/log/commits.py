@@ -58,7 +58,7 @@ class SqlCommits(OnDatabase):
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
         registrations, ends = _of(writes, RegisterSegment), _of(writes, EndTransaction)
         locked = _lock(connection, registrations) if registrations else None
-        transactions = lock_transactions(connection, _named(writes))
+        transactions = lock_transactions(connection, _find_transactions(writes))
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
         begins, acknowledgements = _of(writes, BeginTransaction), _of(writes, Acknowledge)
         cursors = {(one.topic_id, one.subscription) for one in acknowledgements}
@@ -76,16 +76,16 @@ def _of(writes: Sequence[Write], kind: type[W]) -> list[W]:
     return [write for write in writes if isinstance(write, kind)]
 
 
-def _named(writes: Sequence[Write]) -> set[TransactionId]:
-    """Transactions that any of the writes depends on: locked at once, or two commits could wait for each other."""
-    named: set[TransactionId] = set()
+def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
+    """Return the transactions that any write depends on. Locking them at once prevents a deadlock of two commits."""
+    txns: set[TransactionId] = set()
     for write in writes:
         match write:
             case RegisterSegment():
-                named |= {one.txn for one in write.transactions}
+                txns |= {part.txn for part in write.transactions}
             case Acknowledge(txn=TransactionId() as txn) | EndTransaction(txn=txn):
-                named.add(txn)
-    return named
+                txns.add(txn)
+    return txns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class _Ledger:
 
 @dataclass(slots=True, kw_only=True)
 class _Locked:
-    """Everything the batch's registrations depend on; of topics, those that are ACTIVE are locked."""
+    """Locked rows that the registrations of a batch depend on. Only ACTIVE topics are locked."""
 
     epoch: int
     topics: dict[int, str]

@@ -31,14 +31,14 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 def sequences_of(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
     """How far these producers are that have a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
-    found = _known(connection, connection.execute(query).all())
+    found = _read_sequences(connection, connection.execute(query).all())
     return {producer: known for (_, producer), known in found.items()}
 
 
 def lock_sequences(connection: Connection, keys: Collection[Key]) -> dict[Key, ProducerSequence]:
     """Lock those that have a row; for one that has none the lock of the topic's open ledger stands."""
     rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
-    return _known(connection, rows)
+    return _read_sequences(connection, rows)
 
 
 @cache
@@ -50,19 +50,22 @@ def _locking(dialect: str) -> Statement:
     return Statement(sql=in_order, rows=asked)
 
 
-def _known(connection: Connection, rows: Collection[Any]) -> dict[Key, ProducerSequence]:
-    """How far each producer is. A transaction that is decided meanwhile counts as open, and the producer asks again."""
+def _read_sequences(connection: Connection, rows: Collection[Any]) -> dict[Key, ProducerSequence]:
+    """Return the last sequence ids of producers.
+
+    A transaction that is decided meanwhile counts as open, so that its producer asks again.
+    """
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = states_of(connection, txns) if txns else {}
     return {
         (topic_id, producer): ProducerSequence(last, last)
         if tc_id is None
-        else _inside(last, kept, TransactionId(tc_id, sequence), states)
+        else _sequence_in_transaction(last, kept, TransactionId(tc_id, sequence), states)
         for topic_id, producer, last, kept, tc_id, sequence in rows
     }
 
 
-def _inside(
+def _sequence_in_transaction(
     last: int, kept: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
 ) -> ProducerSequence:
     state = states.get(txn)

@@ -62,14 +62,17 @@ def _totals(told: Iterable[Any], entries: dict[int, int]) -> Totals:
     )
 
 
-def _of_transactions(
+def _count_backlogs_beside_transactions(
     connection: Connection, states: Mapping[tuple[TopicId, str], CursorState], buffers: Buffers
 ) -> dict[tuple[TopicId, str], int]:
-    """Backlogs of cursors on topics with open transactions or hidden entries; the others are not in it."""
+    """Return backlogs of cursors on topics that have open transactions or hidden entries."""
     asked = {
-        topic_id: min(state.mark_delete.ledger_id for (one, _), state in states.items() if one == topic_id)
+        topic_id: min(
+            state.mark_delete.ledger_id for (cursor_topic, _), state in states.items() if cursor_topic == topic_id
+        )
         for topic_id, buffer in buffers.items()
-        if (buffer.first_open is not None or buffer.hidden) and any(one == topic_id for one, _ in states)
+        if (buffer.first_open is not None or buffer.hidden)
+        and any(cursor_topic == topic_id for cursor_topic, _ in states)
     }
     listed = spans_of(connection, asked) if asked else {}
     return {key: count_backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
@@ -78,23 +81,23 @@ def _of_transactions(
 def backlogs_in(
     connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
 ) -> list[int]:
-    """Of each state what is left of the topic's listed ledgers; states may be whole, where rows hold a part."""
+    """Return the backlog of each state. A state may include a snapshot, which rows lack."""
     if not states:
         return []
     keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
-    found = _of_transactions(connection, keys, views(connection, [topic_id]))
-    return [found[key] if key in found else _backlog(connection, listed, state) for key, state in keys.items()]
+    backlogs = _count_backlogs_beside_transactions(connection, keys, views(connection, [topic_id]))
+    return [backlogs[key] if key in backlogs else _backlog(connection, listed, state) for key, state in keys.items()]
 
 
 def _backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
-    """Entries of the listed ledgers beyond the cursor's mark, without those that it has acknowledged one by one."""
+    """Count listed entries beyond mark-delete that are not acknowledged."""
     mark = state.mark_delete
     left = _beyond(mark.ledger_id, mark.entry_id)
     beyond = listed.with_only_columns(func.sum(left)).where(_L.ledger_id >= mark.ledger_id)
-    open_ones = int(connection.execute(beyond).scalar_one() or 0)
+    visible_entries = int(connection.execute(beyond).scalar_one() or 0)
     if not state.acknowledged:
-        return open_ones
-    return _without(open_ones, state, _still_listed(connection, state.acknowledged))
+        return visible_entries
+    return _without(visible_entries, state, _still_listed(connection, state.acknowledged))
 
 
 def backlogs_of(
@@ -103,7 +106,7 @@ def backlogs_of(
     states: Mapping[tuple[TopicId, str], CursorState],
     buffers: Buffers,
 ) -> dict[tuple[TopicId, str], int]:
-    """As `backlogs_in`, of all cursors of the topics at once; `states` are those of their rows."""
+    """Return the backlogs of all cursors of the topics. `states` are those of their rows, without snapshots."""
     c = t.cursor.c
     query = (
         select(c.topic_id, c.name, func.sum(_beyond(c.mark_ledger, c.mark_entry)).label("left"))
@@ -118,8 +121,8 @@ def backlogs_of(
     }
     named = {ledger_id for state in states.values() for ledger_id in state.acknowledged}
     listed = _still_listed(connection, named)
-    found = {key: _without(left.get(key, 0), state, listed) for key, state in states.items()}
-    return found | _of_transactions(connection, states, buffers)
+    backlogs = {key: _without(left.get(key, 0), state, listed) for key, state in states.items()}
+    return backlogs | _count_backlogs_beside_transactions(connection, states, buffers)
 
 
 def _beyond(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - numbers, or columns
@@ -129,15 +132,18 @@ def _beyond(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - numbers
 
 
 def _still_listed(connection: Connection, ledger_ids: Collection[LedgerId]) -> set[int]:
-    """Those of the ledgers that are listed; a ledger is in one topic's list alone."""
+    """Return the ledgers that are listed."""
     if not ledger_ids:
         return set()
     named = among(connection, _L.ledger_id, ledger_ids)
     return set(connection.execute(select(_L.ledger_id).select_from(_LISTED).where(_IS_DATA, named)).scalars())
 
 
-def _without(open_ones: int, state: CursorState, listed: set[int]) -> int:
-    return max(0, open_ones - sum(len(entries) for one, entries in state.acknowledged.items() if one in listed))
+def _without(visible_entries: int, state: CursorState, listed: set[int]) -> int:
+    return max(
+        0,
+        visible_entries - sum(len(entries) for ledger_id, entries in state.acknowledged.items() if ledger_id in listed),
+    )
 
 
 def frontier_of(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:

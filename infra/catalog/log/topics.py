@@ -53,7 +53,6 @@ _PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
 
 
 def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int) -> TopicPage:
-    """See `Topics.page`."""
     # as SQLite orders them; PostgreSQL has the order of its locale, unless told
     name = t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
     asked = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
@@ -65,34 +64,35 @@ def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, a
 
 
 def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
-    """Summaries of the topics, in their order."""
     ids = [topic.topic_id for topic in topics]
     query = select(t.cursor).where(among(connection, t.cursor.c.topic_id, ids))
     rows = connection.execute(query).all()
     cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
     buffers = views(connection, ids)
     totals = totals_of(connection, ids, buffers)
-    backlogs = backlogs_of(connection, ids, {key: one.state for key, one in cursors.items()}, buffers)
-    of_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
+    backlogs = backlogs_of(connection, ids, {key: cursor.state for key, cursor in cursors.items()}, buffers)
+    cursors_by_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
     for (topic_id, _), cursor in cursors.items():
-        of_topic[topic_id].append(cursor)
+        cursors_by_topic[topic_id].append(cursor)
     return [
         TopicSummary(
             topic=topic,
             totals=totals[topic.topic_id],
             subscriptions=[
-                _told(one, backlogs[topic.topic_id, one.name])
-                for one in sorted(of_topic[topic.topic_id], key=attrgetter("name"))  # here: a database has its locale
+                _summarize_subscription(cursor, backlogs[topic.topic_id, cursor.name])
+                for cursor in sorted(
+                    cursors_by_topic[topic.topic_id], key=attrgetter("name")
+                )  # here: a database has its locale
             ],
         )
         for topic in topics
     ]
 
 
-def _told(one: StoredCursor, backlog: int) -> SubscriptionSummary:
+def _summarize_subscription(cursor: StoredCursor, backlog: int) -> SubscriptionSummary:
     return SubscriptionSummary(
-        name=one.name,
-        mark_delete=one.state.mark_delete,
-        created_us=one.created_us,
-        backlog=backlog if one.snapshot_ledger is None else None,
+        name=cursor.name,
+        mark_delete=cursor.state.mark_delete,
+        created_us=cursor.created_us,
+        backlog=backlog if cursor.snapshot_ledger is None else None,
     )

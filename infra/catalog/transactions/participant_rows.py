@@ -58,7 +58,7 @@ def _joining(dialect: str) -> Statement:
 def hold(
     connection: Connection, txn: TransactionId, participant: Participant, positions: Mapping[LedgerId, BitMap]
 ) -> None:
-    """Set what a participant's transaction holds of its subscription, whose cursor is locked."""
+    """Replace the entries that a transaction holds of a subscription. Its cursor is locked."""
     mine = (_P.tc_id == txn.tc_id, _P.sequence == txn.sequence, _P.topic_id == participant.topic_id)
     this = update(t.transaction_participant).where(*mine, _P.subscription == participant.subscription)
     connection.execute(this.values(positions=pack_acknowledged(positions)))
@@ -67,18 +67,20 @@ def hold(
 def held(
     connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
-    """Entries that open transactions hold of each of these subscriptions."""
-    found: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {key: {} for key in subscriptions}
-    rows = _holding(connection.dialect.name).execute(connection, found) if found else ()
+    """Return the entries that open transactions hold of each subscription."""
+    held_entries: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {
+        key: {} for key in subscriptions
+    }
+    rows = _holding(connection.dialect.name).execute(connection, held_entries) if held_entries else ()
     for row in rows:
         txn = TransactionId(row.tc_id, row.sequence)
-        found[TopicId(row.topic_id), row.subscription][txn] = unpack_acknowledged(row.positions)
-    return found
+        held_entries[TopicId(row.topic_id), row.subscription][txn] = unpack_acknowledged(row.positions)
+    return held_entries
 
 
 @cache
 def _holding(dialect: str) -> Statement:
-    """Of subscriptions; by the index of transactions that are not over, because a subscription may have had many."""
+    """Build a query that uses the index of unfinished transactions. A subscription may have had many finished ones."""
     asked = rows_of(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     same = and_(_P.topic_id == asked.source.c.topic_id, _P.subscription == asked.source.c.subscription)
     query = select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
@@ -90,24 +92,24 @@ def _holding(dialect: str) -> Statement:
 def participants_of(
     connection: Connection, txns: Collection[TransactionId]
 ) -> dict[TransactionId, list[StoredParticipant]]:
-    """Participants, ascending, of each of the transactions."""
-    found: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
-    rows = _participating(connection.dialect.name).every.execute(connection, txn_pairs(txns)) if found else ()
+    """Return the participants of each transaction, ascending."""
+    participants: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
+    rows = _participating(connection.dialect.name).every.execute(connection, txn_pairs(txns)) if participants else ()
     for row in rows:
-        found[TransactionId(row.tc_id, row.sequence)].append(_participant(row))
-    return found
+        participants[TransactionId(row.tc_id, row.sequence)].append(_participant(row))
+    return participants
 
 
 def holding_in(
     connection: Connection, txns: Collection[TransactionId]
 ) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
-    """Which of the transactions have participants, and those participants that are subscriptions with positions."""
+    """Return the transactions that have participants, and the subscriptions among these that have positions."""
     participating, pairs = _participating(connection.dialect.name), txn_pairs(txns)
     counted = participating.counted.execute(connection, pairs).all()
     holding = any(row.holding for row in counted)
     rows = participating.holding.execute(connection, pairs) if holding else ()
-    held = [(TransactionId(row.tc_id, row.sequence), _participant(row)) for row in rows]
-    return {TransactionId(row.tc_id, row.sequence) for row in counted}, held
+    subscriptions = [(TransactionId(row.tc_id, row.sequence), _participant(row)) for row in rows]
+    return {TransactionId(row.tc_id, row.sequence) for row in counted}, subscriptions
 
 
 class _Participating(NamedTuple):

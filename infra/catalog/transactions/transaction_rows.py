@@ -235,7 +235,7 @@ def remove(connection: Connection, finished: Collection[TransactionId]) -> None:
 
 
 def count_states(connection: Connection) -> Sequence[Row[Any]]:
-    """Of each state of unfinished transactions how many there are, and since when the oldest is in it."""
+    """Return count and earliest time of each state of unfinished transactions."""
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)
     return connection.execute(query).all()
