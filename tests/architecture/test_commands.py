@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput
 from tests.architecture.documented import Shown, commands_of
 from tests.architecture.source import ROOT
 from workers.cli import app
-from workers.cli.usage import NOTHING, refusal
+from workers.cli.usage import NOTHING, to_usage_error
 
 _DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 _SHOWN = [shown for document in _DOCUMENTS for shown in commands_of(document, ROOT)]
@@ -60,5 +60,5 @@ def _refusal(shown: Shown) -> str | None:
     except typer.Exit:
         return None  # it has shown its help
     except (InvalidInput, typer.TyperException) as error:
-        why = str(refusal(error) if isinstance(error, typer.TyperException) else error)
+        why = str(to_usage_error(error) if isinstance(error, typer.TyperException) else error)
         return None if why.endswith(f"found {NOTHING}") and not shown.whole else why

@@ -1,6 +1,7 @@
-"""The root of the command line: which module has which command, and the surroundings that its process needs.
+"""Root of the command line: the module of each command, and the preparation of the process.
 
-A command costs its imports; `--help` and `--version` cost none but these words. A test compares them with the modules'.
+Only the module of the command that runs is imported. `--help` and `--version` import none, so `COMMANDS` repeats the
+one-line descriptions of the modules.
 """
 
 import codecs
@@ -18,17 +19,17 @@ import typer
 from typer.main import get_command
 
 from workers import VERSION
-from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, options
+from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, get_global_options
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command of the root, and where it is."""
+    """Command of the root, and the module in `workers.cli` that has it."""
 
     about: str  # one line
-    module: str  # of `workers.cli`; has the group
-    group: str = ""  # the group in that module of which it is one command; "": the group of its own name
-    beside: Sequence[str] = ()  # modules that add commands to it
+    module: str
+    group: str = ""  # group in that module which has the command; "": the command is a group of its own name
+    other_modules: Sequence[str] = ()  # modules that add commands to the group
 
 
 COMMANDS = {
@@ -49,21 +50,23 @@ COMMANDS = {
     "topic": CommandEntry(
         "Topics: create, append, read, acknowledge, trim.",
         "topic.topics",
-        beside=("topic.append", "topic.jobs", "topic.read", "topic.schema"),
+        other_modules=("topic.append", "topic.topic_jobs", "topic.read"),
     ),
-    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", beside=("ledger.explain",)),
+    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", other_modules=("ledger.explain",)),
     "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion"),
     "orphans": CommandEntry(
         "What storage holds and nothing refers to: find it, look at it, remove it.",
         "orphans.runs",
-        beside=("orphans.report",),
+        other_modules=("orphans.report",),
     ),
     "scrub": CommandEntry(
         "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"
     ),
     "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
     "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed"),
-    "records": CommandEntry("The record log, from which a lost catalog is rebuilt.", "records", beside=("databases",)),
+    "records": CommandEntry(
+        "The record log, from which a lost catalog is rebuilt.", "records", other_modules=("record_databases",)
+    ),
     "tombstones": CommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
     "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain"),
     "schedule": CommandEntry("Jobs that recur: sweep, trim, plan, and those of records.", "workflow"),
@@ -72,37 +75,34 @@ COMMANDS = {
 
 
 class RootGroup(CommandGroup):
-    """The root: it knows the names of its commands, and imports what is named."""
+    """Root group that imports a command's module when the command is named."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
-        """Names in the order of the help."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
-        """The command of that name, or None."""
         del ctx
-        return loaded(cmd_name) if cmd_name in COMMANDS else None
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        """The commands with one line each, none of them imported."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.about) for name, entry in COMMANDS.items()])
 
 
 @cache
-def loaded(name: str) -> Any:  # noqa: ANN401 - a command of Typer's, whose class it does not export
-    """The command of a name in `COMMANDS`, with what its modules registered."""
+def load_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
+    """Import the modules of a command in `COMMANDS`, and return it as the parser knows it."""
     entry = COMMANDS[name]
-    for module in entry.beside:
+    for module in entry.other_modules:
         import_module(f"workers.cli.{module}")
-    group = group_of(entry.module, entry.group or name)
+    group = load_group(entry.module, entry.group or name)
     return group.get_command(None, name) if entry.group else group
 
 
-def group_of(module: str, group: str) -> Any:  # noqa: ANN401
-    """A group of a module, as the parser knows it."""
+def load_group(module: str, group: str) -> Any:  # noqa: ANN401
+    """Import a module, and return its group as the parser knows it."""
     return get_command(getattr(import_module(f"workers.cli.{module}"), group))
 
 
@@ -133,8 +133,8 @@ app = typer.Typer(
 )
 
 
-def _version(*, asked: bool) -> None:
-    if asked:
+def _print_version(*, is_requested: bool) -> None:
+    if is_requested:
         typer.echo(VERSION)
         raise typer.Exit
 
@@ -146,56 +146,53 @@ def _root(
     json: JsonFlag = False,
     home: HomeFlag = None,
     wide: WideFlag = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
 ) -> None:
-    del version  # its callback has answered already
-    options(ctx).add(as_json=json, home=home, wide=wide)
+    del version  # its callback has printed it
+    get_global_options(ctx).add(as_json=json, home=home, wide=wide)
 
 
-_RARELY = 50_000  # objects made between two looks for garbage; as shipped, those take an eighth of all imports
+_GC_THRESHOLD = 50_000  # allocations between garbage collections; Python's own threshold adds an eighth to all imports
 
 
 def main() -> None:
-    """Run the command line; the process exits with its code."""
-    _make_fit()
-    # Temporal's core writes its log to descriptor 1 itself: that goes to stderr, and answers to a copy of it
-    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
-    os.dup2(2, 1)
-    gc.set_threshold(_RARELY)
-    try:
-        app()
-    except SystemExit as ended:
-        _end(ended.code if isinstance(ended.code, int) else 0)
-
-
-def _make_fit() -> None:
-    """Open what is closed, and begin again in UTF-8 where the locale is ASCII: names and paths hold any letter."""
-    _open_what_is_closed()
+    """Run the command line and end the process with its exit code."""
+    _open_closed_streams()
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        again = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, again, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - ourselves
+        # Names and paths hold any letter: begin again in UTF-8.
+        argv = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, argv, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - this program
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    # Temporal's core writes its log to descriptor 1 itself. The log goes to stderr, and answers to a copy of stdout.
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        app()
+    except SystemExit as end:
+        _end_process(end.code if isinstance(end.code, int) else 0)
 
 
-def _open_what_is_closed() -> None:
-    """Open each so that its use is an error: what goes to a closed stdout is not lost, a closed stdin is not empty."""
-    for number in range(3):
+def _open_closed_streams() -> None:
+    """Open closed standard streams so that each use is an error: output is not lost, and stdin is not empty."""
+    for descriptor in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY)  # takes the lowest number: this one
+            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_WRONLY)  # takes the lowest free descriptor
     sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def _end(code: int) -> NoReturn:
-    """End the process at once.
+def _end_process(code: int) -> NoReturn:
+    """Flush output and end the process without finalizing the interpreter.
 
-    Temporal's threads let go of Python objects a moment after they answered: an interpreter that is finalizing by then
-    aborts under them ("PyGILState_Release", exit 134). And what could not be written would be tried, and told, again.
-    By now every answer is printed, every file closed, and spans are flushed.
+    Temporal's threads release Python objects a moment after they answered. An interpreter that finalizes meanwhile
+    aborts ("PyGILState_Release", exit 134). Finalizing would also write again what could not be written.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How a function becomes a command: `--json`, `--wide` and `--home` in any place, one answer, one exit code."""
+"""Registration of functions as commands: options in any place, one answer, one exit code."""
 
 import inspect
 import re
@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from workers.cli.context import CommandContext, Services
-from workers.cli.errors import ExitCode, Interrupted, failure_of, name_fields, name_trace
-from workers.cli.output import Answer, emit, note, trace_line
-from workers.cli.usage import PlainCommand, PlainGroup, UsageError, field_by_spelling, refusal
+from workers.cli.errors import ExitCode, Interrupted, classify_error, set_field_spellings, set_trace_id
+from workers.cli.output import Answer, emit, note, note_trace
+from workers.cli.usage import PlainCommand, PlainGroup, UsageError, get_fields_by_spelling, to_usage_error
 
 Body = TypeVar("Body", bound=Callable[..., Answer])
 
@@ -24,14 +24,14 @@ HomeFlag = Annotated[
 ]
 WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
-_ORDERS = "persistent://public/default/orders"
+_EXAMPLE_TOPIC = "persistent://public/default/orders"
 _EXAMPLE_COLUMNS = 78  # of a terminal's 80 the help leaves the first and the last one free
 _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
 @dataclass(slots=True)
 class GlobalOptions:
-    """Options before the command's own name; any level may add to them."""
+    """Options that any level of the command line may add to."""
 
     services: Services = field(default_factory=Services)
     as_json: bool = False
@@ -39,14 +39,14 @@ class GlobalOptions:
     wide: bool = False
 
     def add(self, *, as_json: bool, home: str | None, wide: bool) -> None:
-        """Take what another level says; the innermost `--home` wins."""
+        """Add the options of a deeper level. The innermost `--home` wins."""
         self.as_json = self.as_json or as_json
         self.wide = self.wide or wide
         self.home = home if home is not None else self.home
 
 
 class CommandGroup(PlainGroup):
-    """The root command: every error leaves through here, with its exit code and, if asked for, as JSON."""
+    """Root command. It turns every error into an exit code and, with `--json`, into a document."""
 
     def main(
         self,
@@ -57,41 +57,36 @@ class CommandGroup(PlainGroup):
         windows_expand_args: bool = True,
         **extra: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Run, report, exit; `standalone_mode` is ignored, since Typer's own reporting is replaced."""
-        del standalone_mode
-        given = list(sys.argv[1:] if args is None else args)
+        del standalone_mode  # Typer's own reporting is replaced
+        words = list(sys.argv[1:] if args is None else args)
         try:
             if args is None:
-                _check_readable(given)
-            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+                _check_encoding(words)
+            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
             if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # the parser's, not a command's answer
-                code = _report(Interrupted(), as_json=_asks_for_json(given))
+                code = _report(Interrupted(), words)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
-            code = _report(error, as_json=_asks_for_json(given))
+            code = _report(error, words)
         sys.exit(int(code) if isinstance(code, int) else 0)
 
 
-def _check_readable(args: Sequence[str]) -> None:
-    for one in args:
-        if any("\ud800" <= char <= "\udfff" for char in one):
-            raise UsageError("arguments", expected="text in the encoding of the locale", found=one)
+def _check_encoding(words: Sequence[str]) -> None:
+    for word in words:
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            raise UsageError("arguments", expected="text in the encoding of the locale", found=word)
 
 
-def _asks_for_json(args: Sequence[str]) -> bool:
-    """Whether `--json` was given anywhere; the parser may have failed before it came that far."""
-    return "--json" in (args[: args.index("--")] if "--" in args else args)
-
-
-def _report(error: Exception, *, as_json: bool) -> ExitCode:
+def _report(error: Exception, words: Sequence[str]) -> ExitCode:
     if isinstance(error, typer.TyperException):
-        error = refusal(error)
-    failure = failure_of(error)
-    if not failure.expected:
+        error = to_usage_error(error)
+    failure = classify_error(error)
+    if not failure.is_expected:
         sys.stderr.write("".join(traceback.format_exception(error)))
-    if as_json:
-        emit(Answer(document=failure.document()), as_json=True, stdout=sys.stdout)
+    # The parser may have failed before it came to the flag.
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        emit(Answer(document=failure.to_document()), as_json=True, stdout=sys.stdout)
     note(failure.message, heading="error: ")
-    trace_line(None if failure.code is ExitCode.USAGE else failure.trace_id)  # spans say nothing of bad usage
+    note_trace(None if failure.code is ExitCode.USAGE else failure.trace_id)  # spans say nothing of bad usage
     if failure.code is ExitCode.UNREACHABLE:
         sys.stderr.write("Try 'sexton status': it asks every service.\n")
     if isinstance(error, UsageError) and error.ctx is not None:
@@ -100,32 +95,32 @@ def _report(error: Exception, *, as_json: bool) -> ExitCode:
 
 
 class Group(typer.Typer):
-    """A group of commands."""
+    """Group of commands."""
 
-    path = ""  # what stands before their names
+    path = ""  # words before the names of its commands
 
 
 def group(name: str, about: str, *, path: str | None = None) -> Group:
-    """An empty group of commands; `path` is what stands before their names, by default the group's name."""
-    made = Group(
+    """Return an empty group of commands. `path` is typed before their names, by default the group's name."""
+    commands = Group(
         name=name,
         cls=PlainGroup,
         help=about,
         no_args_is_help=True,
         add_completion=False,  # the root has it
         rich_markup_mode="rich",
-        callback=_take_options,
+        callback=_add_options,
     )
-    made.path = name if path is None else path
-    return made
+    commands.path = name if path is None else path
+    return commands
 
 
-def _take_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False) -> None:
-    options(ctx).add(as_json=json, home=home, wide=wide)
+def _add_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False) -> None:
+    get_global_options(ctx).add(as_json=json, home=home, wide=wide)
 
 
-def options(ctx: typer.Context) -> GlobalOptions:
-    """The options of this run; the root context's object may be the `Services` to use."""
+def get_global_options(ctx: typer.Context) -> GlobalOptions:
+    """Return the options of this run. Tests pass the `Services` to use as the root context's object."""
     root = ctx.find_root()
     if not isinstance(root.obj, GlobalOptions):
         root.obj = GlobalOptions(root.obj) if isinstance(root.obj, Services) else GlobalOptions()
@@ -134,74 +129,72 @@ def options(ctx: typer.Context) -> GlobalOptions:
 
 
 def command(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function of a `CommandContext` as the command of that name; its docstring is the help text.
+    """Register a function of a `CommandContext` as a command. Its docstring is the help text.
 
     Args:
-        app: The group it belongs to.
-        name: As it is typed.
-        examples: For the help text: what follows the command's name, or whole lines. TOPIC stands for a topic's name.
+        app: Group of the command.
+        name: Name as typed.
+        examples: Words after the command's name, or whole lines. TOPIC stands for a topic's name.
     """
 
     def register(body: Body) -> Body:
         typed = " ".join(filter(None, ("sexton", app.path, name)))
-        lines = [one if "sexton " in one else f"{typed} {one}".rstrip() for one in examples]
-        app.command(name, cls=PlainCommand, help=_help(body, lines))(_runner(body))
+        lines = [example if "sexton " in example else f"{typed} {example}".rstrip() for example in examples]
+        app.command(name, cls=PlainCommand, help=_format_help(body, lines))(_make_runner(body))
         return body
 
     return register
 
 
-def _runner(body: Callable[..., Answer]) -> Callable[..., None]:
+def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
     def run(ctx: typer.Context, *, json: bool, home: str | None, wide: bool, **arguments: object) -> None:
-        given = options(ctx)
-        given.add(as_json=json, home=home, wide=wide)
-        form = {"as_json": given.as_json, "wide": given.wide}
-        name = f"sexton{_path(ctx)}"  # as the contract has it, whatever the program was called
-        context = CommandContext(given.services, command=name, flags={"home": given.home}, **form)
-        stdout = sys.stdout  # kept for the answer: all other output goes to stderr
+        options = get_global_options(ctx)
+        options.add(as_json=json, home=home, wide=wide)
+        form = {"as_json": options.as_json, "wide": options.wide}
+        name = f"sexton{_find_path(ctx)}"  # as the contract has it, whatever the program was called
+        context = CommandContext(options.services, command=name, flags={"home": options.home}, **form)
+        stdout = sys.stdout  # for the answer: all other output goes to stderr
         with redirect_stdout(sys.stderr):
             try:
                 answer = body(context, **arguments)
-                trace_id = context.ended(answer.code, arguments)
-            except KeyboardInterrupt as stopped:
-                context.ended(ExitCode.INTERRUPTED, arguments)
-                raise Interrupted(*stopped.args) from None  # a body may know better what is left
+                trace_id = context.end_span(answer.code, arguments)
+            except KeyboardInterrupt as interrupt:
+                context.end_span(ExitCode.INTERRUPTED, arguments)
+                raise Interrupted(*interrupt.args) from None  # a body may know better what remains
             except Exception as error:
-                name_fields(error, field_by_spelling(ctx))
-                failure = failure_of(error)
-                name_trace(error, context.ended(failure.code, arguments, failure))
+                set_field_spellings(error, get_fields_by_spelling(ctx))
+                failure = classify_error(error)
+                set_trace_id(error, context.end_span(failure.code, arguments, failure))
                 raise
             finally:
                 context.close()
-        emit(answer.naming(trace_id), stdout=stdout, **form)
+        emit(answer.with_trace_id(trace_id), stdout=stdout, **form)
         if answer.code:
-            trace_line(trace_id)
+            note_trace(trace_id)
             raise typer.Exit(answer.code)
 
-    run.__signature__ = _signature(body)  # type: ignore[attr-defined]
+    # Typer reads the body's parameters, with its own context in place of the first, and the global options.
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("ctx", kind, annotation=typer.Context),
+        *(parameter.replace(kind=kind) for parameter in list(inspect.signature(body).parameters.values())[1:]),
+        inspect.Parameter("json", kind, default=False, annotation=JsonFlag),
+        inspect.Parameter("home", kind, default=None, annotation=HomeFlag),
+        inspect.Parameter("wide", kind, default=False, annotation=WideFlag),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
 
-def _path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
-    return "" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
+def _find_path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
+    return "" if ctx.parent is None else f"{_find_path(ctx.parent)} {ctx.info_name}"
 
 
-def _signature(body: Callable[..., Answer]) -> inspect.Signature:
-    """The body's parameters with the first one replaced by Typer's context, and the global options added."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    own = [one.replace(kind=kind) for one in list(inspect.signature(body).parameters.values())[1:]]
-    ctx = inspect.Parameter("ctx", kind, annotation=typer.Context)
-    json = inspect.Parameter("json", kind, default=False, annotation=JsonFlag)
-    home = inspect.Parameter("home", kind, default=None, annotation=HomeFlag)
-    wide = inspect.Parameter("wide", kind, default=False, annotation=WideFlag)
-    return inspect.Signature([ctx, *own, json, home, wide])
-
-
-def _help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
+def _format_help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the terminal breaks the lines
-    shown = "\n".join(_fold_example(line.replace("TOPIC", _ORDERS)) for line in examples)
-    return f"{text}\n\nExamples:\n{shown}" if examples else text
+    folded = "\n".join(_fold_example(line.replace("TOPIC", _EXAMPLE_TOPIC)) for line in examples)
+    return f"{text}\n\nExamples:\n{folded}" if examples else text
 
 
 def _fold_example(line: str) -> str:

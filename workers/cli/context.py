@@ -1,9 +1,4 @@
-"""A command's tools, built when it is first asked for: settings, the catalog, the log, Temporal's client.
-
-`Services` is the seam to the rest of the roof: every call into `infra.catalog`, `infra.telemetry`, `workers.assembly`,
-`workers.client`, `workers.operations`, `workers.demo` and `workers.hosting` that opens something is made there and
-nowhere else here. Tests pass their own as the root context's object (`CliRunner().invoke(app, args, obj=services)`).
-"""
+"""Tools of one command, opened at their first use: settings, the catalog, the log, Temporal's client."""
 
 import os
 import time
@@ -29,33 +24,30 @@ if TYPE_CHECKING:
     from workers.settings import LoadedSettings, Settings
 
 Say = Callable[[str], None]
-_T = TypeVar("_T")
-_FLUSH_S = 2.0  # a collector that does not answer must not hold up a person
+_Result = TypeVar("_Result")
+_FLUSH_TIMEOUT_S = 2.0  # a collector that does not answer must not hold up a person
 
 
-def _late(module: str, name: str) -> Callable[..., Any]:
-    """A function of another module, which is imported when the function is called."""
-
-    def call(*given: object, **named: object) -> object:
-        return getattr(import_module(module), name)(*given, **named)
+def _import_on_call(module: str, name: str) -> Callable[..., Any]:
+    def call(*arguments: object, **options: object) -> object:
+        return getattr(import_module(module), name)(*arguments, **options)
 
     return staticmethod(call)
 
 
 class CommandSpan:
-    """A command in its trace: its facts and how it ended."""
+    """Span of a command, which its maker ends."""
 
     def __init__(self, span: "Span") -> None:
-        """Speak of `span`, which its maker ends."""
         self._span = span
 
     @property
     def trace_id(self) -> str:
-        """The trace's id, 32 lower-case hexadecimal digits."""
+        """Id of the trace, 32 lower-case hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def tell(self, code: int, facts: "Mapping[str, Fact]", failure: "Failure | None") -> None:
-        """How the command ended, what it was about and, if it failed, why."""
+    def set_result(self, code: int, facts: "Mapping[str, Fact]", failure: "Failure | None") -> None:
+        """Record the exit code, the facts of the command and, if it failed, the error."""
         self._span.set_attributes({**facts, EXIT_CODE: code})
         if failure is not None:
             from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
@@ -65,23 +57,26 @@ class CommandSpan:
 
 
 class Services:
-    """The calls that commands make. Imports are inside, so that `sexton --help` loads no vendor SDK."""
+    """Calls by which commands open anything outside `workers.cli`. Tests pass their own.
+
+    Imports are inside, so that `sexton --help` loads no vendor SDK.
+    """
 
     def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
-        """Read all settings; the only place of the command line that looks at the process's surroundings."""
+        """Read all settings. Nothing else in the command line reads the process's environment and folder."""
         from workers.settings import load_settings  # noqa: PLC0415
 
         return load_settings(flags, os.environ, Path.cwd())
 
     def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
-        """The catalog alone."""
+        """Open the catalog without the log."""
         from infra.catalog import open_catalog  # noqa: PLC0415
 
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
 
     @contextmanager
     def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
-        """One span over the command, under which the client's, the catalog's and the bucket's come."""
+        """Open the command's span, the parent of all other spans of the process."""
         from opentelemetry import trace  # noqa: PLC0415
 
         from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
@@ -93,138 +88,120 @@ class Services:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 yield CommandSpan(span)
         finally:
-            tracing.flush(timeout_s=_FLUSH_S)
+            tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
             prune_span_files_hourly(
                 settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
             )
 
-    def collector(self) -> str | None:
-        """Where spans are sent beside the home's files, if anywhere."""
+    def find_collector(self) -> str | None:
+        """Return the URL that spans are sent to beside the home's files, if there is one."""
         from infra.telemetry import find_collector_url  # noqa: PLC0415
 
         return find_collector_url(os.environ)
 
     async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
-        """The client of Temporal, which asks the command's own catalog.
-
-        Raises:
-            ServiceFailed: Temporal did not answer.
-        """
+        """Connect to Temporal. The client uses the command's own catalog."""
         from workers.client import Sexton  # noqa: PLC0415
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _late("workers.assembly.adapters", "log_over")
-    apply_preview = _late("workers.assembly.activities", "apply_preview")
-    roll_policy = _late("workers.assembly.adapters", "roll_policy")
-    open_directory = _late("workers.operations.owners", "open_directory")
-    upgrade = _late("workers.operations.stack", "upgrade_catalog")
-    up = _late("workers.operations.stack", "up")
-    down = _late("workers.operations.stack", "down")
-    status = _late("workers.operations.status", "status")
-    doctor = _late("workers.operations.status", "doctor")
-    demo = _late("workers.demo", "run_demo")
-    rebuild = _late("workers.hosting.databases", "rebuild_catalog")
-    abandon_rebuild = _late("workers.hosting.databases", "abandon_rebuild")
-    replay = _late("workers.hosting.replaying", "replay")
-    follow = _late("workers.hosting.databases", "follow_records")
-    run_worker = _late("workers.hosting.fleet", "run_worker")
+    open_log = _import_on_call("workers.assembly.adapters", "log_over")
+    apply_preview = _import_on_call("workers.assembly.activities", "apply_preview")
+    roll_policy = _import_on_call("workers.assembly.adapters", "roll_policy")
+    open_directory = _import_on_call("workers.operations.owners", "open_directory")
+    upgrade = _import_on_call("workers.operations.stack", "upgrade_catalog")
+    up = _import_on_call("workers.operations.stack", "up")
+    down = _import_on_call("workers.operations.stack", "down")
+    status = _import_on_call("workers.operations.status", "status")
+    doctor = _import_on_call("workers.operations.status", "doctor")
+    demo = _import_on_call("workers.demo", "run_demo")
+    rebuild = _import_on_call("workers.hosting.databases", "rebuild_catalog")
+    abandon_rebuild = _import_on_call("workers.hosting.databases", "abandon_rebuild")
+    replay = _import_on_call("workers.hosting.replaying", "replay")
+    follow = _import_on_call("workers.hosting.databases", "follow_records")
+    run_worker = _import_on_call("workers.hosting.fleet", "run_worker")
 
 
 class CommandContext:
-    """One command's surroundings; all that was opened is closed when the command ends."""
+    """Settings and open tools of one command, closed when the command ends."""
 
     def __init__(
         self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
     ) -> None:
-        """Open nothing yet."""
         self.services = services
         self._command = command
         self.as_json = as_json
         self.wide = wide
         self._flags = flags
-        self._open = ExitStack()
+        self._opened = ExitStack()
         self._began_ns = time.time_ns()
         self._span: CommandSpan | None = None
 
     @cached_property
-    def loaded(self) -> "LoadedSettings":
+    def loaded_settings(self) -> "LoadedSettings":
         """Settings with their origins."""
         return self.services.load(self._flags)
 
     @property
     def settings(self) -> "Settings":
-        """Settings."""
-        return self.loaded.settings
+        """Settings without their origins."""
+        return self.loaded_settings.settings
 
     @cached_property
     def catalog(self) -> "SqlCatalog":
-        """The catalog, opened at the first use: all that a command needs which asks no bucket.
-
-        Raises:
-            ServiceFailed: No stack is known.
-        """
+        """Catalog. `ServiceFailed` is raised if no store is configured."""
         self.require_store()
-        self._traced()
-        return self._one_catalog
+        self._open_span()
+        return self._shared_catalog
 
     @cached_property
-    def _one_catalog(self) -> "SqlCatalog":
-        """Of the body and of the client, which needs no store to be known."""
-        return self._open.enter_context(self.services.open_catalog(self.settings))
+    def _shared_catalog(self) -> "SqlCatalog":
+        """Catalog of the command and of its client, which needs no configured store."""
+        return self._opened.enter_context(self.services.open_catalog(self.settings))
 
     @cached_property
     def log(self) -> "LogStore":
-        """The log store over the catalog, opened at the first use.
-
-        Raises:
-            ServiceFailed: No stack is known.
-        """
-        log: LogStore = self._open.enter_context(self.services.open_log(self.catalog, self.settings))
+        """Log store over the catalog. `ServiceFailed` is raised if no store is configured."""
+        log: LogStore = self._opened.enter_context(self.services.open_log(self.catalog, self.settings))
         return log
 
     def require_store(self) -> None:
-        """See that a log store is known: a stack in the home, or a database that was configured.
+        """Check that a log store is configured: a stack in the home, or a database.
 
-        Without an S3 address but with a database of one's own, the bucket is at AWS.
+        A configured database without an S3 address uses a bucket at AWS.
 
         Raises:
-            ServiceFailed: Neither is.
+            ServiceFailed: Neither is configured.
         """
         if not self.settings.has_object_store:
             self.settings.require("s3_endpoint")
 
-    def _traced(self) -> "CommandSpan":
+    def _open_span(self) -> "CommandSpan":
         if self._span is None:
             tracing = self.services.tracing(self.settings, self._command, self._began_ns)
-            self._span = self._open.enter_context(tracing)
+            self._span = self._opened.enter_context(tracing)
         return self._span
 
-    def ended(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
-        """Tell the command's span how it ended; returns the trace's id, None where there is no trace.
+    def end_span(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
+        """Record in the command's span how the command ended. Return the trace's id, or None without a trace.
 
-        A command that did its work without a trace needs none; one that failed before it had one gets it now, where
-        there is a home to keep it.
+        A successful command that opened no trace needs none. A failed one gets a trace now, if its home exists.
         """
         if self._span is None and not (code and self._has_home()):
             return None
-        span = self._traced()
-        span.tell(code, command_facts(self._command, arguments), failure)
+        span = self._open_span()
+        span.set_result(code, command_facts(self._command, arguments), failure)
         return span.trace_id
 
     def _has_home(self) -> bool:
         try:
             return self.settings.home.is_dir()
-        except SextonError:  # that is what the command failed with
+        except SextonError:  # the settings are what the command failed with
             return False
 
     @property
     def actor(self) -> str:
-        """The user of this process, for the audit log.
-
-        Raises:
-            InvalidInput: The environment names a user whose name cannot be printed.
-        """
+        """User of this process, for the audit log. `InvalidInput` is raised for a name that is not printable."""
         import getpass  # noqa: PLC0415 - start-up time
 
         try:
@@ -233,30 +210,30 @@ class CommandContext:
             name = f"uid {os.getuid()}"
         return check_name("actor", name)
 
-    def topic(self, name: str) -> "Topic":
-        """The topic a user named.
+    def get_topic(self, name: str) -> "Topic":
+        """Return the topic of that name.
 
         Raises:
-            UnknownObject: There is none of that name.
+            UnknownObject: There is none.
         """
         return self.catalog.topics.get(TopicName.known(name).encoded)
 
-    def with_client(self, work: Callable[["Sexton"], Awaitable[_T]]) -> _T:
-        """Connect to Temporal and do some work there.
+    def with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
+        """Connect to Temporal and run a coroutine with the client.
 
         Raises:
             ServiceFailed: No stack is known, or Temporal did not answer.
         """
         self.settings.require("temporal_address")
-        self._traced()
+        self._open_span()
 
         import asyncio  # noqa: PLC0415 - start-up time
 
-        async def connected() -> _T:
-            return await work(await self.services.connect(self.settings, lambda: self._one_catalog))
+        async def connect_and_use() -> _Result:
+            return await use_client(await self.services.connect(self.settings, lambda: self._shared_catalog))
 
-        return asyncio.run(connected())
+        return asyncio.run(connect_and_use())
 
     def close(self) -> None:
-        """Close what was opened."""
-        self._open.close()
+        """Close all open tools."""
+        self._opened.close()

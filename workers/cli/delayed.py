@@ -1,13 +1,20 @@
-"""`delayed`: the buckets of a topic's delayed messages: see them, seal, merge, build, and throw them away."""
+"""Group `delayed`: the buckets of a topic's delayed messages."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode
-from workers.cli.jobs import Asked, Job, built, in_part, job, one_or_all
+from workers.cli.job_commands import (
+    JobOrAnswer,
+    JobRequest,
+    answer_build,
+    answer_partial,
+    answer_unless_failed,
+    job,
+    select_topics,
+)
 from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
 from workers.cli.output import Answer, note
 from workers.pages.texts import decode_topic_name, format_time_us, select_fields
@@ -21,17 +28,11 @@ if TYPE_CHECKING:
 delayed = group("delayed", "Delayed messages: the buckets of their index.")
 
 _BUSY = "another job works on its buckets, and took longer than this one waited"
+_MAX_BUCKETS_HELP = "Merge until there are no more; by default the setting delayed_buckets, or one less than there are."
 
 MaxBuckets = Annotated[
     int | None,
-    typer.Option(
-        "--max-buckets",
-        metavar="N",
-        min=1,
-        max=2**31 - 1,
-        help="Merge until there are no more; by default the setting delayed_buckets, or one less than there are.",
-        show_default=False,
-    ),
+    typer.Option("--max-buckets", metavar="N", min=1, max=2**31 - 1, help=_MAX_BUCKETS_HELP, show_default=False),
 ]
 
 
@@ -44,118 +45,120 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
     """
     from logstore.delayed.tracker import Tracker  # noqa: PLC0415 - start-up time
 
-    topic = context.topic(name)
+    topic = context.get_topic(name)
     index = context.catalog.delayed
-    listed, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
+    bucket_list, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
     tracker = Tracker(context.log.delayed.snapshots)
-    tracker.load(listed)
-    damaged = {one.bucket_id for one in tracker.lost_buckets}
-    merging = _merging(context, topic, listed.buckets)
-    rows = [
-        _row(one, "DAMAGED" if one.bucket_id in damaged else "MERGING" if one.bucket_id in merging else "SEALED")
-        for one in listed.buckets
-    ]
-    if damaged:
-        anew = f"sexton delayed build {decode_topic_name(topic.name)}"
-        note(f"messages of these buckets come from the log, which is slower; write them anew: {anew}")
+    tracker.load(bucket_list)
+    damaged_ids = {bucket.bucket_id for bucket in tracker.lost_buckets}
+    states = dict.fromkeys(_find_merging(context, topic, bucket_list.buckets), "MERGING")
+    states |= dict.fromkeys(damaged_ids, "DAMAGED")
+    rows = [_make_row(bucket, states.get(bucket.bucket_id, "SEALED")) for bucket in bucket_list.buckets]
+    if damaged_ids:
+        build = f"sexton delayed build {decode_topic_name(topic.name)}"
+        note(f"messages of these buckets come from the log, which is slower; write them anew: {build}")
     if unsealed.entries:
-        rows.append(_open_row(context, topic, unsealed.entries))
-    facts = {"messages": listed.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
-    table = Answer(document=rows, shown=[_shown(one) for one in rows], title="buckets", empty="no delayed messages")
-    return Answer(document={**facts, "buckets": rows}, shown=facts, more=[table])
+        rows.append(_make_open_row(context, topic, unsealed.entries))
+    facts = {"messages": bucket_list.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
+    display = []
+    for row in rows:
+        first, last = row["first_ledger"], row["last_ledger"]
+        values = {"bucket": row["bucket_id"], "ledgers": str(first) if first == last else f"{first} to {last}"}
+        display.append(values | {name: row[name] for name in ("messages", "segments", "state", "first_due")})
+    table = Answer(document=rows, display=display, title="buckets", empty="no delayed messages")
+    return Answer(document={**facts, "buckets": rows}, display=facts, sections=[table])
 
 
-def _row(one: "Bucket", state: str) -> dict[str, object]:
+def _make_row(bucket: "Bucket", state: str) -> dict[str, Any]:
     return {
-        "bucket_id": one.bucket_id,
-        "first_ledger": one.first.ledger_id,
-        "last_ledger": one.last.ledger_id,
-        **select_fields(one, "messages segments"),
+        "bucket_id": bucket.bucket_id,
+        "first_ledger": bucket.first.ledger_id,
+        "last_ledger": bucket.last.ledger_id,
+        **select_fields(bucket, "messages segments"),
         "state": state,
-        "first": str(one.first),
-        "last": str(one.last),
-        "first_due": format_time_us(one.first_ms * 1_000),
-        "last_due": format_time_us(one.last_ms * 1_000),
+        "first": str(bucket.first),
+        "last": str(bucket.last),
+        "first_due": format_time_us(bucket.first_ms * 1_000),
+        "last_due": format_time_us(bucket.last_ms * 1_000),
     }
 
 
-def _open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, object]:
-    """Messages behind the last bucket: from its end to the end of the log."""
+def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
+    """Return the row of the messages after the last bucket, up to the end of the log."""
     sealed_to = context.catalog.delayed.listed(topic.topic_id).sealed_to
     ledgers = context.catalog.ledgers.listed(topic.topic_id, from_ledger=sealed_to.ledger_id)
-    behind = [one.ledger_id for one in ledgers if one.span.last > sealed_to]
-    ends = {"first_ledger": min(behind, default=None), "last_ledger": max(behind, default=None)}
-    rest = dict.fromkeys(("first", "last", "first_due", "last_due"))
-    return {"bucket_id": None, **ends, "messages": messages, "segments": 0, "state": "OPEN", **rest}
+    ledger_ids = [ledger.ledger_id for ledger in ledgers if ledger.span.last > sealed_to]
+    return {
+        "bucket_id": None,
+        "first_ledger": min(ledger_ids, default=None),
+        "last_ledger": max(ledger_ids, default=None),
+        "messages": messages,
+        "segments": 0,
+        "state": "OPEN",
+        **dict.fromkeys(("first", "last", "first_due", "last_due")),
+    }
 
 
-def _shown(row: dict[str, object]) -> dict[str, object]:
-    first, last = row["first_ledger"], row["last_ledger"]
-    rest = {name: row[name] for name in ("messages", "segments", "state", "first_due")}
-    return {"bucket": row["bucket_id"], "ledgers": str(first) if first == last else f"{first} to {last}", **rest}
-
-
-def _merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
-    """The two that a merge is at work on, as far as the claim of the list and the order of merges tell."""
+def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
+    """Return the two buckets that a merge works on, derived from the list's claim and the order of merges."""
     from logstore.delayed.buckets import pair_to_merge  # noqa: PLC0415 - start-up time
     from workflows.delayed.values import MERGE_BUCKETS  # noqa: PLC0415
 
-    holder = context.catalog.delayed.holder(topic.topic_id)
-    if holder != MERGE_BUCKETS.id(topic.topic_id):
+    if context.catalog.delayed.holder(topic.topic_id) != MERGE_BUCKETS.id(topic.topic_id):
         return set()
-    return {one.bucket_id for one in pair_to_merge(buckets) or ()}
+    return {bucket.bucket_id for bucket in pair_to_merge(buckets) or ()}
 
 
 @job(delayed, "seal", "TOPIC", "TOPIC --no-wait")
-def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> Asked:
+def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> JobOrAnswer:
     """Put a topic's delayed messages into buckets, as far as consumers may see the log; also drop buckets that passed.
 
     Workers do so by themselves when there are enough messages, or when none came for a while.
     """
-    topic = context.topic(name)
-    return Job(
-        lambda client: client.seal_buckets(topic, reason, context.actor),
-        "sealing delayed messages",
-        lambda workflow_id, result: _sealed(topic, workflow_id, result),
-    )
+    topic = context.get_topic(name)
 
+    def answer(workflow_id: str, result: "SealBucketsResult") -> Answer:
+        counts = select_fields(result, "buckets messages dropped")
+        document = {"workflow_id": workflow_id, **counts, "merging": bool(result.merging)}
+        if result.merging:
+            note("it has more buckets than it may have: their merge was started, or runs")
+        if result.overtaken:
+            note("its buckets were changed by another job meanwhile: seal again for what came since")
+        errors = [_BUSY] if result.held else result.troubles[: result.failed]
+        return answer_unless_failed(document, [{"id": topic.topic_id, "error": error} for error in errors])
 
-def _sealed(topic: "Topic", workflow_id: str, result: "SealBucketsResult") -> Answer:
-    counts = {"buckets": result.buckets, "messages": result.messages, "dropped": result.dropped}
-    document = {"workflow_id": workflow_id, **counts, "merging": bool(result.merging)}
-    if result.merging:
-        note("it has more buckets than it may have: their merge was started, or runs")
-    if result.overtaken:
-        note("its buckets were changed by another job meanwhile: seal again for what came since")
-    why = [_BUSY] if result.held else result.troubles[: result.failed]
-    return (
-        in_part(document, [{"id": topic.topic_id, "error": one} for one in why]) if why else Answer(document=document)
-    )
+    activity = "sealing delayed messages"
+    return JobRequest(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
 
 
 @job(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
 def merge(
     context: CommandContext, name: TopicArgument, *, max_buckets: MaxBuckets = None, reason: Reason = ""
-) -> Asked:
+) -> JobOrAnswer:
     """Merge a topic's buckets two by two: those neighbours first that have the fewest messages.
 
     Messages that have been due for a minute are left out; they are in the log, which delivers them.
     """
-    topic = context.topic(name)
-    there = len(context.catalog.delayed.listed(topic.topic_id).buckets)
-    most = max_buckets or min(context.settings.delayed_buckets, max(1, there - 1))
-    return Job(lambda client: client.merge_buckets(topic, most, reason, context.actor), "merging buckets", _merged)
+    topic = context.get_topic(name)
+    buckets = len(context.catalog.delayed.listed(topic.topic_id).buckets)
+    limit = max_buckets or min(context.settings.delayed_buckets, max(1, buckets - 1))
+    return JobRequest(
+        lambda client: client.merge_buckets(topic, limit, reason, context.actor), "merging buckets", _answer_merge
+    )
 
 
-def _merged(workflow_id: str, result: "MergeBucketsResult") -> Answer:
+def _answer_merge(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     outcome = "" if result.outcome is None else result.outcome.value
-    counts = {"merges": result.merges, "messages": result.messages, "passed": result.passed}
-    ends = {"buckets": result.buckets, "max_buckets": result.limit}
-    document = {"workflow_id": workflow_id, "outcome": outcome, **counts, **ends}
-    failed = [{"id": one, "error": "its snapshot cannot be read"} for one in result.damaged]
+    document = {
+        "workflow_id": workflow_id,
+        "outcome": outcome,
+        **select_fields(result, "merges messages passed buckets"),
+        "max_buckets": result.limit,
+    }
+    failures = [{"id": bucket_id, "error": "its snapshot cannot be read"} for bucket_id in result.damaged]
     if outcome == "HELD":
-        failed.append({"id": workflow_id, "error": _BUSY})
-    return in_part(document, failed) if failed or outcome == "HELD" else Answer(document=document)
+        return answer_partial(document, [*failures, {"id": workflow_id, "error": _BUSY}])
+    return answer_unless_failed(document, failures)
 
 
 @job(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
@@ -166,17 +169,17 @@ def build(
     all_topics: AllTopics = False,
     master: Master = None,
     reason: Reason = "",
-) -> Asked:
+) -> JobOrAnswer:
     """Build the buckets of a topic, or of all, from the delivery times in the log, in the place of those before.
 
     Workers seal and merge by themselves; this reads whole logs, and mends buckets that are damaged.
     """
-    topics = one_or_all(context, name, all_topics=all_topics)
+    topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
-    return Job(
+    return JobRequest(
         lambda client: client.build_delayed_index(topics, master=master or "", reason=reason, actor=context.actor),
         "building indexes",
-        built,
+        answer_build,
     )
 
 
@@ -186,12 +189,12 @@ def clear(context: CommandContext, name: TopicArgument, *, reason: Reason = "", 
 
     The next seal looks through the log from its beginning. What a seal or a merge writes meanwhile is deleted, too.
     """
-    topic = context.topic(name)
+    topic = context.get_topic(name)
     index = context.catalog.delayed
-    listed = index.listed(topic.topic_id)
-    told = {"buckets": len(listed.buckets), "messages": listed.messages}
+    bucket_list = index.listed(topic.topic_id)
+    counts = {"buckets": len(bucket_list.buckets), "messages": bucket_list.messages}
     if dry_run:
-        return Answer(document={"dry_run": True, **told})
+        return Answer(document={"dry_run": True, **counts})
     if holder := index.holder(topic.topic_id):
         note(f"{holder} is at work on these buckets; what it writes is deleted with them")
-    return Answer(document={**told, "buckets": index.clear(topic.topic_id, reason=reason)}, code=ExitCode.DONE)
+    return Answer(document={**counts, "buckets": index.clear(topic.topic_id, reason=reason)})

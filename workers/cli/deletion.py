@@ -1,8 +1,8 @@
-"""The group `deletion`: the queue of phase two, its dead letters, and batches under an operator's hand."""
+"""Group `deletion`: the queue of phase two, its dead letters, and batches under an operator's control."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,9 +11,19 @@ from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import Asked, Job, ended, finished, job, started
-from workers.cli.options import DryRun, OfLedger, OfTopic, Reason, Wait, encoded_topic, known_number, say_why_nothing
-from workers.cli.output import Answer, note
+from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_deletion, describe_run, job, wait_for_result
+from workers.cli.options import (
+    DryRun,
+    LedgerFilter,
+    Reason,
+    TopicFilter,
+    Wait,
+    check_number,
+    cut_rows,
+    encode_topic,
+    note_empty_list,
+)
+from workers.cli.output import Answer
 from workers.pages.texts import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
@@ -31,36 +41,40 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The m
 @command(deletion, "inflight", "--json")
 def inflight(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
-    found = context.catalog.deletions.inflight()
-    return Answer(document={"estimated_inflight": found.estimated_inflight, "dead_lettered": found.dead_lettered})
+    counts = context.catalog.deletions.inflight()
+    return Answer(document=select_fields(counts, "estimated_inflight dead_lettered"))
 
 
 @command(deletion, "list", "--state DEAD_LETTERED", "--topic TOPIC --json", "--ledger 12")
 def list_(
-    context: CommandContext, *, state: State = None, topic: OfTopic = None, ledger: OfLedger = None, limit: Limit = 100
+    context: CommandContext,
+    *,
+    state: State = None,
+    topic: TopicFilter = None,
+    ledger: LedgerFilter = None,
+    limit: Limit = 100,
 ) -> Answer:
     """List deletions with outcome, attempts and last error, newest first."""
-    encoded, wanted = encoded_topic(topic), None if ledger is None else LedgerId(ledger)
-    found = context.catalog.deletions.list(state, topic=encoded, ledger_id=wanted, limit=limit + 1)
-    if not found:
-        say_why_nothing(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
-    if len(found) > limit:
-        note(f"there are more: shown are the newest {limit:,}; --limit shows as many as you say")
-    rows = [_row(intent) for intent in found[:limit]]
-    return Answer(document=rows, shown=[_shown(row) for row in rows], beneath=("problem",), empty="no deletions")
+    encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
+    intents = context.catalog.deletions.list(state, topic=encoded, ledger_id=ledger_id, limit=limit + 1)
+    if not intents:
+        note_empty_list(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
+    rows = [_make_row(intent) for intent in cut_rows(intents, limit, "newest")]
+    display = [_make_display_row(row) for row in rows]
+    return Answer(document=rows, display=display, columns_below=("problem",), empty="no deletions")
 
 
-def _shown(row: Mapping[str, object]) -> dict[str, object]:
-    """A row as people see it: how it ended, and why, stand beneath where that says more than the state."""
-    said = "paused" if row["paused"] else None if row["outcome"] in {None, row["state"]} else row["outcome"]
-    problem = ": ".join(str(one) for one in (said, row["last_error"]) if one)
-    names = {"id": "id", "topic": "topic", "ledger_id": "ledger", "copy": "copy", "state": "state"}
-    return {names.get(name, name): row[name] for name in (*names, "attempts")} | {"problem": problem}
+def _make_row(intent: DeletionIntent) -> dict[str, Any]:
+    names = "ledger_id copy component generation state paused outcome attempts last_error size_bytes batch_id trace_id"
+    return {"id": intent.row_id, "topic": decode_topic_name(intent.topic), **select_fields(intent, names)}
 
 
-def _row(intent: DeletionIntent) -> dict[str, object]:
-    told = "ledger_id copy component generation state paused outcome attempts last_error size_bytes batch_id trace_id"
-    return {"id": intent.row_id, "topic": decode_topic_name(intent.topic), **select_fields(intent, told)}
+def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
+    """Keep the columns that fit. `problem` tells the outcome, if it says more than the state, and the last error."""
+    outcome = "paused" if row["paused"] else None if row["outcome"] == row["state"] else row["outcome"]
+    values = {"id": row["id"], "topic": row["topic"], "ledger": row["ledger_id"]}
+    values |= {name: row[name] for name in ("copy", "state", "attempts")}
+    return values | {"problem": ": ".join(filter(None, (outcome, row["last_error"])))}
 
 
 WorkflowId = Annotated[
@@ -69,42 +83,42 @@ WorkflowId = Annotated[
 Rate = Annotated[
     int | None, typer.Argument(metavar="[N]", help="Objects a second for the whole batch; 0 is unlimited.")
 ]
-_ID = "delete-ledgers/1-8c1d5f0e9a3b"
+_EXAMPLE_ID = "delete-ledgers/1-8c1d5f0e9a3b"
+_MAX_RATE = 1_000_000
 
 
-@command(deletion, "pause", f"{_ID}")
+@command(deletion, "pause", f"{_EXAMPLE_ID}")
 def pause(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a batch delete no more for now: chunks (of an apply: pages) in hand end, none is started."""
-    return _asked(context, workflow_id, lambda batches: batches.pause(workflow_id))
+    return _answer_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
-@command(deletion, "resume", f"{_ID}")
+@command(deletion, "resume", f"{_EXAMPLE_ID}")
 def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
-    return _asked(context, workflow_id, lambda batches: batches.resume(workflow_id))
+    return _answer_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
-@command(deletion, "rate", f"{_ID} 50", f"{_ID} 0", f"{_ID} --json")
+@command(deletion, "rate", f"{_EXAMPLE_ID} 50", f"{_EXAMPLE_ID} 0", f"{_EXAMPLE_ID} --json")
 def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
     """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
     if objects_per_s is None:
-        return _asked(context, workflow_id, lambda batches: batches.progress(workflow_id))
-    most = 1_000_000
-    if not 0 <= objects_per_s <= most:
-        raise InvalidInput("rate", expected=f"0 (unlimited) to {most:,} objects a second", found=objects_per_s)
-    return _asked(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
+        return _answer_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
+    if not 0 <= objects_per_s <= _MAX_RATE:
+        raise InvalidInput("rate", expected=f"0 (unlimited) to {_MAX_RATE:,} objects a second", found=objects_per_s)
+    return _answer_progress(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
 
 
-def _asked(
-    context: CommandContext, workflow_id: str, ask: "Callable[[DeletionBatches], Awaitable[BatchProgress]]"
+def _answer_progress(
+    context: CommandContext, workflow_id: str, act: "Callable[[DeletionBatches], Awaitable[BatchProgress]]"
 ) -> Answer:
-    progress = context.with_client(lambda client: ask(client.batches))
-    told = select_fields(progress, "paused rate intents done left outcomes objects size_bytes")
-    return Answer(document={"workflow_id": workflow_id, **told})
+    progress = context.with_client(lambda client: act(client.batches))
+    values = select_fields(progress, "paused rate intents done left outcomes objects size_bytes")
+    return Answer(document={"workflow_id": workflow_id, **values})
 
 
 Ids = Annotated[
-    list[int] | None, typer.Argument(metavar="ID...", callback=known_number, help="Ids as `deletion list` shows them.")
+    list[int] | None, typer.Argument(metavar="ID...", callback=check_number, help="Ids as `deletion list` shows them.")
 ]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
@@ -122,33 +136,34 @@ def redrive(
     """Try dead letters again, as if they had never been tried. All or none of the ids given."""
     if all == bool(ids):
         raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
-    wanted = None if all else ids
+    row_ids = None if all else ids
     if dry_run:
-        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.redrivable(wanted)})
+        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.redrivable(row_ids)})
     context.require_store()
 
-    async def work(client: "Sexton") -> Answer:
-        found = await client.redrive(wanted, reason, context.actor)
-        if found.handle is None:
+    async def start(client: "Sexton") -> Answer:
+        redriven = await client.redrive(row_ids, reason, context.actor)
+        handle = redriven.handle
+        if handle is None:
             return Answer(document={"started": 0, "outcomes": {}} if wait else {"started": 0})
         if not wait:
-            return Answer(document={"started": found.started, **started(client, found.handle)})
-        result = await finished(client, found.handle, "trying again")
-        done = {"started": found.started, "workflow_id": found.handle.id}
-        return ended(context, done, result.outcomes, batch_id=result.batch_id)
+            return Answer(document={"started": redriven.started, **describe_run(client, handle)})
+        result = await wait_for_result(client, handle, "trying again")
+        document = {"started": redriven.started, "workflow_id": handle.id}
+        return answer_deletion(context, document, result.outcomes, batch_id=result.batch_id)
 
-    return context.with_client(work)
+    return context.with_client(start)
 
 
 @job(deletion, "sweep", "", "--dry-run", "--no-wait --json")
-def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> Asked:
+def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
         due = context.catalog.upkeep.due(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})
 
     def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:
-        done = select_fields(result, "batches intents newborn uncertified forgotten")
-        return ended(context, {"workflow_id": workflow_id, **done}, result.outcomes)
+        counts = select_fields(result, "batches intents newborn uncertified forgotten")
+        return answer_deletion(context, {"workflow_id": workflow_id, **counts}, result.outcomes)
 
-    return Job(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)
+    return JobRequest(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)

@@ -1,4 +1,4 @@
-"""The one place where errors become exit codes, and JSON documents where JSON is asked for."""
+"""Exit codes and JSON documents of errors."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,16 @@ from logstore.errors import (
     StoreUnavailable,
 )
 
-_TRACE = "sexton_trace_id"  # where an error keeps it on its way to `failure_of`
-_FIELDS = "sexton_field_by_spelling"
+# Attributes that an error carries on its way to `classify_error`.
+_TRACE_ID_ATTRIBUTE = "sexton_trace_id"
+_SPELLINGS_ATTRIBUTE = "sexton_field_by_spelling"
 
 
 class ExitCode(IntEnum):
-    """The process's answer to its shell."""
+    """Exit code of the process."""
 
     DONE = 0
-    FAILED = 1  # every error that is not named in `_BY_CLASS`
+    FAILED = 1  # every error that is not named in `_CODE_BY_CLASS`
     USAGE = 2  # a usage that the parser refuses, or bad input
     REFUSED = 3  # by a guard or a precondition
     UNREACHABLE = 4  # a service that cannot be reached or refuses us
@@ -32,97 +33,95 @@ class ExitCode(IntEnum):
 
 
 class Interrupted(SextonError):
-    """Ctrl-C, or what a program sends in its place."""
+    """Ctrl-C, or a signal that a program sends instead."""
 
-    def __init__(self, left: str = "what was done stays done, and what was started in Temporal goes on") -> None:
-        """Say what it means for what was begun."""
-        super().__init__(f"interrupted: {left}")
+    def __init__(self, remains: str = "what was done stays done, and what was started in Temporal goes on") -> None:
+        super().__init__(f"interrupted: {remains}")
 
 
-_OUTSIDE = (StoreUnavailable, CatalogBusy, ServiceFailed, LookupRefused, ConnectionError, TimeoutError)
-_BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], ExitCode], ...] = (
+_UNREACHABLE = (StoreUnavailable, CatalogBusy, ServiceFailed, LookupRefused, ConnectionError, TimeoutError)
+_CODE_BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], ExitCode], ...] = (
     (Interrupted, ExitCode.INTERRUPTED),
     (InvalidInput, ExitCode.USAGE),
     (PreconditionFailed, ExitCode.REFUSED),
-    (_OUTSIDE, ExitCode.UNREACHABLE),
+    (_UNREACHABLE, ExitCode.UNREACHABLE),
 )
-
-_SUCCESS = frozenset({"DELETED", "ALREADY_GONE"})
+_SUCCESSES = frozenset({"DELETED", "ALREADY_GONE"})
 _PARTIAL_FAILURES = frozenset({"DEAD_LETTERED", "STILL_IN_USE", "INVALID", "METADATA_MISMATCH"})
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as the command line tells it."""
+    """Error as the command line prints it."""
 
     code: ExitCode
     type: str  # the error's class name, whichever process raised it
     message: str
     field: str | None = None
-    expected: bool = True  # False: a fault of ours, shown with its traceback
-    trace_id: str | None = None  # where its spans are
+    is_expected: bool = True  # False: a fault of this program, printed with its traceback
+    trace_id: str | None = None
 
-    def document(self) -> dict[str, object]:
-        """`{"error": {"type", "message", "field"?, "trace_id"?}}`."""
-        told: dict[str, object] = {"type": self.type, "message": self.message}
-        more = {"field": self.field, "trace_id": self.trace_id}
-        return {"error": told | {name: value for name, value in more.items() if value is not None}}
-
-
-def error_named(name: str) -> type[SextonError] | None:
-    """The class of ours with that name, or None: how an error that crossed Temporal is recognised."""
-    return next((found for found in _tree(SextonError) if found.__name__ == name), None)
+    def to_document(self) -> dict[str, object]:
+        """Return `{"error": {"type", "message", "field"?, "trace_id"?}}`."""
+        optional = {"field": self.field, "trace_id": self.trace_id}
+        present = {name: value for name, value in optional.items() if value is not None}
+        return {"error": {"type": self.type, "message": self.message, **present}}
 
 
-def _tree(root: type[SextonError]) -> Iterator[type[SextonError]]:
+def find_error_class(name: str) -> type[SextonError] | None:
+    """Return the subclass of `SextonError` with that name. Errors cross Temporal by the name of their class."""
+    return next((kind for kind in _iterate_subclasses(SextonError) if kind.__name__ == name), None)
+
+
+def _iterate_subclasses(root: type[SextonError]) -> Iterator[type[SextonError]]:
     yield root
     for child in root.__subclasses__():
-        yield from _tree(child)
+        yield from _iterate_subclasses(child)
 
 
-def code_of(kind: type[BaseException]) -> ExitCode:
-    """The exit code of an error class."""
-    return next((code for base, code in _BY_CLASS if issubclass(kind, base)), ExitCode.FAILED)
+def get_exit_code(kind: type[BaseException]) -> ExitCode:
+    """Return the exit code of an error class."""
+    return next((code for base, code in _CODE_BY_CLASS if issubclass(kind, base)), ExitCode.FAILED)
 
 
-def code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
-    """`PARTIAL` when any row ended, or still waits, without its copy being gone."""
-    left = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESS)
-    return ExitCode.PARTIAL if left else ExitCode.DONE
+def get_outcomes_exit_code(outcomes: Mapping[str, int]) -> ExitCode:
+    """Return `PARTIAL` if the copy of any row is not deleted, else `DONE`."""
+    failures = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESSES)
+    return ExitCode.PARTIAL if failures else ExitCode.DONE
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Classify any error, wherever it was raised: here, in a workflow or in Temporal's client."""
-    remote = None if isinstance(error, SextonError) else _remote(error)  # ours says more than what it came from
-    failure = _own(error) if remote is None else remote
-    typed = error.__dict__.get(_FIELDS, {}).get(failure.field)
-    if typed is not None:
+def classify_error(error: BaseException) -> Failure:
+    """Classify an error that was raised here, in a workflow or in Temporal's client."""
+    # A `SextonError` says more than the error that caused it.
+    failure = (None if isinstance(error, SextonError) else _classify_remote(error)) or _classify_local(error)
+    spelling = error.__dict__.get(_SPELLINGS_ATTRIBUTE, {}).get(failure.field)
+    if spelling is not None:
         message = failure.message
         if message.startswith(f"{failure.field}:"):
-            message = f"{typed}{message.removeprefix(str(failure.field))}"
-        failure = replace(failure, field=typed, message=message)
-    return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE))
+            message = f"{spelling}{message.removeprefix(str(failure.field))}"
+        failure = replace(failure, field=spelling, message=message)
+    return failure if failure.trace_id else replace(failure, trace_id=error.__dict__.get(_TRACE_ID_ATTRIBUTE))
 
 
-def name_fields(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Let `failure_of` name the error's field as it was typed, however the code that refused it spells it."""
-    error.__dict__[_FIELDS] = field_by_spelling
+def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
+    """Let `classify_error` name the error's field as the user types it."""
+    error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
 
 
-def name_trace(error: BaseException, trace_id: str | None) -> None:
-    """Let the error say which trace it was met in, for `failure_of`; one that a job has named comes first there."""
-    error.__dict__[_TRACE] = trace_id
+def set_trace_id(error: BaseException, trace_id: str | None) -> None:
+    """Let `classify_error` name this trace, unless the error names that of a job."""
+    error.__dict__[_TRACE_ID_ATTRIBUTE] = trace_id
 
 
-def _own(error: BaseException) -> Failure:
-    known = isinstance(error, SextonError | OSError)
+def _classify_local(error: BaseException) -> Failure:
+    is_expected = isinstance(error, SextonError | OSError)
     field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
     name = type(error).__name__
-    return Failure(code_of(type(error)), name, str(error) or name, field, expected=known)
+    return Failure(get_exit_code(type(error)), name, str(error) or name, field, is_expected=is_expected)
 
 
-def _remote(error: BaseException) -> Failure | None:
-    if "temporalio" not in sys.modules:  # nothing of Temporal's can have been raised
+def _classify_remote(error: BaseException) -> Failure | None:
+    if "temporalio" not in sys.modules:  # Temporal can have raised nothing
         return None
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
@@ -130,14 +129,19 @@ def _remote(error: BaseException) -> Failure | None:
     from workers.client.temporal_faults import service_failure  # noqa: PLC0415
     from workers.hosting.facts import FIELD, TRACE_ID, detail_of  # noqa: PLC0415
 
-    chain = list(_causes(error))
-    # another trace than the command's where it joined a job that ran already
-    traces = (detail_of(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
+    chain = list(_iterate_causes(error))
+    # The trace is another one than the command's if the command joined a running job.
+    trace_ids = (detail_of(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
     for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
         if isinstance(link, ApplicationError) and link.type:
-            field = detail_of(link.details, FIELD)
+            kind = find_error_class(link.type)
+            code = ExitCode.PARTIAL if link.type in _PARTIAL_FAILURES else ExitCode.FAILED
             return Failure(
-                _code_of_name(link.type), link.type, link.message, field, trace_id=next(filter(None, traces), None)
+                code if kind is None else get_exit_code(kind),
+                link.type,
+                link.message,
+                detail_of(link.details, FIELD),
+                trace_id=next(filter(None, trace_ids), None),
             )
     for link in chain:
         if isinstance(link, RPCError):
@@ -148,17 +152,10 @@ def _remote(error: BaseException) -> Failure | None:
     return None
 
 
-def _code_of_name(name: str) -> ExitCode:
-    kind = error_named(name)
-    if kind is not None:
-        return code_of(kind)
-    return ExitCode.PARTIAL if name in _PARTIAL_FAILURES else ExitCode.FAILED
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it, outermost first; Temporal's failures chain through `cause`."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes, outermost first. Temporal's failures chain through `cause`."""
+    visited_ids: set[int] = set()
+    while error is not None and id(error) not in visited_ids:
+        visited_ids.add(id(error))
         yield error
         error = getattr(error, "cause", None) or error.__cause__

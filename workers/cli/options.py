@@ -1,7 +1,7 @@
-"""Options that several commands share; what is said where filters leave nothing, and of what this build lacks."""
+"""Options that several commands share, and the checks of their values."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -10,10 +10,11 @@ from logstore.names import TopicName, check_name, check_reason
 from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
 from workers.cli.output import note
-from workers.cli.usage import field_of, whole_number
+from workers.cli.usage import describe_whole_numbers, get_field_name
 
-_MOST_INT = 2**63 - 1
-_LONGEST_FUNCTION = 64
+_MAX_INT = 2**63 - 1
+_MAX_FUNCTION_LENGTH = 64
+_Row = TypeVar("_Row")
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="persistent://tenant/namespace/topic, as a person writes it.")
@@ -21,55 +22,55 @@ TopicArgument = Annotated[
 SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The subscription's name.")]
 
 
-def _storable(ctx: typer.Context, param: typer.CallbackParam, reason: str) -> str:
-    """A reason that can be stored; none at all is fine, an empty one is a slip."""
+def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -> str:
+    """Accept a missing reason, but not an empty one."""
     source = ctx.get_parameter_source(str(param.name))
     if source is not None and source.name == "COMMANDLINE" and not reason.strip():
         raise InvalidInput("reason", expected="a reason, where the option is given", found=reason)
     return check_reason(reason)
 
 
-def known_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
-    """A number that every database holds; ids and sizes are taken up to there."""
-    for one in value if isinstance(value, list) else (value,):
-        if one is not None and not 0 <= one <= _MOST_INT:
-            raise InvalidInput(field_of(param), expected=whole_number(0, _MOST_INT), found=one)
+def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
+    """Return the numbers if every database can hold them."""
+    for number in value if isinstance(value, list) else (value,):
+        if number is not None and not 0 <= number <= _MAX_INT:
+            raise InvalidInput(get_field_name(param), expected=describe_whole_numbers(0, _MAX_INT), found=number)
     return value
 
 
-def known_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
-    """Names that the catalog may keep; whether it has them is for the workers to say."""
-    for one in names or ():
-        check_name(field_of(param), one)
+def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
+    """Return the names if the catalog can hold them. They need not exist."""
+    for name in names or ():
+        check_name(get_field_name(param), name)
     return names
 
 
-def known_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
-    """A worker's id, if it can be one."""
+def check_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
+    """Return the id if it can be a worker's."""
     from logstore.ownership import check_worker_id  # noqa: PLC0415 - start-up time
 
     try:
         return None if worker_id is None else check_worker_id(worker_id)
     except InvalidInput as error:
-        raise InvalidInput(field_of(param), expected=error.expected, found=worker_id) from None
+        raise InvalidInput(get_field_name(param), expected=error.expected, found=worker_id) from None
 
 
-def known_transaction(txn: str | None) -> str | None:
-    """A transaction's id, if it can be one."""
+def check_transaction(txn: str | None) -> str | None:
+    """Return the id if it can be a transaction's."""
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
     return None if txn is None else str(TransactionId.parse(txn))
 
 
-def known_function(name: str) -> str:
-    """The name of a function, if it can be one; whether there is such a function is for the workers to say."""
-    if not (name.isascii() and name.isidentifier() and len(name) <= _LONGEST_FUNCTION):
+def check_function(name: str) -> str:
+    """Return the name if it can be a function's. The workers check that the function exists."""
+    if not (name.isascii() and name.isidentifier() and len(name) <= _MAX_FUNCTION_LENGTH):
         raise InvalidInput("function", expected="the name of a Python function, 64 characters at most", found=name)
     return name
 
 
-def known_share(option: str) -> Callable[[str], float]:
-    """Return a parser of shares from 0 to 1 for the option; it refuses one in percent, and what is no number."""
+def make_share_parser(option: str) -> Callable[[str], float]:
+    """Return a parser of shares from 0 to 1 for the option. It refuses percentages."""
 
     def parse_share(text: str) -> float:
         try:
@@ -83,35 +84,31 @@ def known_share(option: str) -> Callable[[str], float]:
     return parse_share
 
 
-def of_kind(kind: str) -> Callable[[typer.CallbackParam, Any], Any]:
-    """The callback of an option that takes what a setting of that kind takes, or several; see `settings.kinds`."""
+def make_setting_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
+    """Return a check of one or several values by a validator in `workers.settings.kinds`."""
 
-    def checked(param: typer.CallbackParam, given: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
+    def check_values(param: typer.CallbackParam, values: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
         from workers.settings import kinds  # noqa: PLC0415 - start-up time
 
-        for one in given if isinstance(given, list) else [] if given is None else [given]:
+        for value in values if isinstance(values, list) else [] if values is None else [values]:
             try:
-                getattr(kinds, kind)(one)
+                getattr(kinds, validator)(value)
             except ValueError as error:
-                raise InvalidInput(field_of(param), expected=str(error), found=one) from None
-        return given
+                raise InvalidInput(get_field_name(param), expected=str(error), found=value) from None
+        return values
 
-    return checked
+    return check_values
 
 
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_storable)
+    str, typer.Option("--reason", metavar="TEXT", help="Why; stored in the audit log.", callback=_check_reason)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workflow's result.")]
+_MASTER_HELP = "A Spark cluster; by default that of the workers' settings."
 Master = Annotated[
     str | None,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        callback=of_kind("validate_spark_master"),
-        help="A Spark cluster; by default that of the workers' settings.",
-    ),
+    typer.Option("--master", metavar="URL", callback=make_setting_check("validate_spark_master"), help=_MASTER_HELP),
 ]
 OneTopic = Annotated[
     str | None,
@@ -120,24 +117,20 @@ OneTopic = Annotated[
 AllTopics = Annotated[bool, typer.Option("--all", help="Of every topic.")]
 Transaction = Annotated[
     str | None,
-    typer.Option("--txn", metavar="TC:SEQ", help="As part of this open transaction.", callback=known_transaction),
+    typer.Option("--txn", metavar="TC:SEQ", help="As part of this open transaction.", callback=check_transaction),
 ]
+_DURABLE_HELP = "Whether what is deleted leaves tombstones, and so never returns when the catalog is rebuilt."
 DurableDelete = Annotated[
-    bool | None,
-    typer.Option(
-        "--durable-delete/--no-durable-delete",
-        help="Whether what is deleted leaves tombstones, and so never returns when the catalog is rebuilt.",
-        show_default=False,
-    ),
+    bool | None, typer.Option("--durable-delete/--no-durable-delete", help=_DURABLE_HELP, show_default=False)
 ]
-OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
-OfLedger = Annotated[
-    int | None, typer.Option("--ledger", metavar="ID", callback=known_number, help="Only what concerns this ledger.")
+TopicFilter = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only what concerns this topic.")]
+LedgerFilter = Annotated[
+    int | None, typer.Option("--ledger", metavar="ID", callback=check_number, help="Only what concerns this ledger.")
 ]
 
 
-def encoded_topic(topic: str | None) -> str | None:
-    """The encoded name of a topic that there may be.
+def encode_topic(topic: str | None) -> str | None:
+    """Return the encoded name of a topic, which need not exist.
 
     Raises:
         InvalidInput: It cannot be a topic's name.
@@ -145,23 +138,30 @@ def encoded_topic(topic: str | None) -> str | None:
     return None if topic is None else TopicName.known(topic).encoded
 
 
-def say_why_nothing(context: CommandContext, what: str, *, topic: str | None, ledger: int | None) -> None:
-    """Say in one sentence on stderr that a list is empty because of its filters, and if what they name is unknown."""
-    named = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
-    if not named:
+def cut_rows(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
+    """Return at most `limit` rows. If there are more, a note tells so; `order` says which rows come first."""
+    if len(rows) > limit:
+        note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
+    return rows[:limit]
+
+
+def note_empty_list(context: CommandContext, subject: str, *, topic: str | None, ledger: int | None) -> None:
+    """Tell on stderr that filters leave nothing, and which of the named objects do not exist."""
+    filters = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
+    if not filters:
         return
     unknown = []
-    if topic is not None and not _is_known(lambda: context.topic(topic)):
+    if topic is not None and not _exists(lambda: context.get_topic(topic)):
         unknown.append("topic of this name")
-    if ledger is not None and not _is_known(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
+    if ledger is not None and not _exists(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
         unknown.append("ledger of this id")
     because = f": there is no {' and no '.join(unknown)}" if unknown else ""
-    note(f"no {what} of {' and '.join(named)}{because}")
+    note(f"no {subject} of {' and '.join(filters)}{because}")
 
 
-def _is_known(look: Callable[[], object]) -> bool:
+def _exists(look_up: Callable[[], object]) -> bool:
     try:
-        look()
+        look_up()
     except UnknownObject:
         return False
     return True

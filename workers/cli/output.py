@@ -1,106 +1,159 @@
-"""Output on the terminal: one JSON document on stdout, or Rich tables for people; all else on stderr."""
+"""Answers of commands: one JSON document on stdout, or Rich tables for people. All else goes to stderr.
+
+An answer is written once all of its rows are known. So a failure halfway through is one JSON document too, and the
+column widths of a table fit all rows.
+"""
 
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from textwrap import indent
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from logstore.errors import SextonError
 from workers.cli.errors import ExitCode
-from workers.cli.rows import ConvertedRows, SpooledRows
 from workers.pages.texts import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.text import Text
 
-_NO_WIDTH = 100_000  # what is drawn into a file or a pipe has lines as long as they are
+_UNLIMITED_WIDTH = 100_000  # in a file or a pipe, lines of a drawing are as long as they are
+_LINES_PER_BLOCK = 500  # tens of kilobytes: lines appear at once, and memory does not grow with the rows
+_IN_MEMORY_BYTES = 4 * 1024 * 1024
 
-_LINES_PER_BLOCK = 500  # tens of kilobytes: what is drawn appears at once, and memory does not grow with the rows
+Row = Mapping[str, object]
 
-Document = Mapping[str, object] | Sequence[Mapping[str, object]] | SpooledRows | ConvertedRows
-"""The value that `--json` prints."""
+
+class SpooledRows:
+    """Rows in the order in which they were added, in a file if they are many. Each is what JSON can hold."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - see `__del__`
+        self._count = 0
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    @staticmethod
+    def of(rows: Iterable[Row]) -> "SpooledRows":
+        """Store all of the rows."""
+        spooled = SpooledRows()
+        try:
+            for row in rows:
+                spooled._file.write(json.dumps(row).encode() + b"\n")
+                spooled._count += 1
+        except BaseException:
+            spooled._file.close()  # the error's traceback keeps a reference
+            raise
+        return spooled
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Read the rows again. Only one such iteration may be under way."""
+        self._file.seek(0)
+        return map(json.loads, self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedRows:
+    """Rows that are converted from spooled ones as they are read."""
+
+    rows: SpooledRows
+    convert: Callable[[dict[str, Any]], Row]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self.convert, self.rows)
+
+
+Document = Row | Sequence[Row] | SpooledRows | ConvertedRows
+"""Value that `--json` prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A command's answer, given once, at its end."""
+    """Answer of a command, given once, at its end. People see the document unless another attribute replaces it."""
 
     document: Document
-    shown: Document | None = None  # what people see instead of the document
-    text: str | None = None  # printed as it stands instead of a table
-    draw: "Callable[[bool], RenderableType] | None" = None  # draws what stands instead of a table, or all of it
+    display: Document | None = None  # values for people
+    text: str | None = None  # text for people
+    draw: "Callable[[bool], RenderableType] | None" = None  # drawing for people; the argument is `--wide`
     title: str | None = None
-    empty: str = "nothing"  # what people see instead of a table without rows
+    empty: str = "nothing"  # text for people in place of a table without rows
     code: ExitCode = ExitCode.DONE
-    beneath: Sequence[str] = ()  # columns whose values stand on lines of their own
-    wide: Document | None = None  # what people see of all there is; by default the rows of the document
-    copied: bool = False  # its values are meant to be used again: where no terminal shows them, nothing is cut
-    more: "Sequence[Answer]" = ()  # what people see after it, and only they
+    columns_below: Sequence[str] = ()  # columns whose values are on lines of their own, below their row
+    wide_display: Document | None = None  # values for people with `--wide`; by default the rows of the document
+    is_copyable: bool = False  # values are meant to be used again: without a terminal nothing is cut
+    sections: "Sequence[Answer]" = ()  # further answers for people only
 
-    @property
-    def shown_or_document(self) -> Document:
-        """The rows for people."""
-        return self.document if self.shown is None else self.shown
+    def get_display(self, *, wide: bool) -> Document:
+        """Return the values for people."""
+        if wide and self.wide_display is not None:
+            return self.wide_display
+        if self.display is None or (wide and not isinstance(self.document, Mapping)):
+            return self.document
+        return self.display
 
-    @property
-    def whole(self) -> Document:
-        """The rows for `--wide`."""
-        if self.wide is not None:
-            return self.wide
-        return self.shown_or_document if isinstance(self.document, Mapping) else self.document
+    def with_trace_id(self, trace_id: str | None) -> "Answer":
+        """Return the answer with the trace's id in its document, but not in the display.
 
-    def naming(self, trace_id: str | None) -> "Answer":
-        """The same answer; a document of one thing names the trace, which people are told where they need it.
-
-        A document that names a trace itself, as that of a transaction does, keeps it.
+        A list stays as it is. A document that names another trace, as that of a transaction does, keeps it.
         """
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
-        named = self.document.get("trace_id") or trace_id
-        return replace(self, shown=self.shown_or_document, document={**self.document, "trace_id": named})
+        document = {**self.document, "trace_id": self.document.get("trace_id") or trace_id}
+        return replace(self, display=self.get_display(wide=False), document=document)
+
+
+def select_columns(rows: Iterable[Mapping[str, Any]], names: str) -> list[dict[str, Any]]:
+    """Return the named columns of rows, in order; `names` are separated by spaces."""
+    return [{name: row[name] for name in names.split()} for row in rows]
 
 
 class AnswerLost(SextonError):
-    """The answer could not be written where it was to go."""
+    """The answer could not be written to stdout."""
 
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
-    """Print the answer: for people as wide as their terminal, or whole."""
-    with writing(stdout):
+    """Print the answer as JSON, or for people: as wide as their terminal, or with `wide` uncut."""
+    with reporting_lost_output(stdout):
         if as_json:
-            stdout.writelines(_json_parts(answer.document))
-        else:
-            _show(answer, stdout, wide=wide)
-            for part in answer.more:
-                stdout.write("\n")
-                _show(part, stdout, wide=wide)
+            stdout.writelines(_iterate_json(answer.document))
+            return
+        _print_answer(answer, stdout, wide=wide)
+        for section in answer.sections:
+            stdout.write("\n")
+            _print_answer(section, stdout, wide=wide)
 
 
-def _json_parts(document: Document) -> Iterator[str]:
-    """The document as `json.dumps` writes it with an indent of 2; of spooled rows one is in memory at a time."""
+def _iterate_json(document: Document) -> Iterator[str]:
+    """Yield the document as `json.dumps` writes it with an indent of 2. One spooled row is in memory at a time."""
     if not isinstance(document, SpooledRows | ConvertedRows) or not document:
         rows = document if isinstance(document, Mapping) else [*document]
         yield json.dumps(rows, indent=2, allow_nan=False) + "\n"
         return
-    before = "[\n"
+    separator = "[\n"
     for row in document:
-        yield before + indent(json.dumps(row, indent=2, allow_nan=False), "  ")
-        before = ",\n"
+        yield separator + indent(json.dumps(row, indent=2, allow_nan=False), "  ")
+        separator = ",\n"
     yield "\n]\n"
 
 
 @contextmanager
-def writing(stdout: TextIO) -> Iterator[None]:
-    """See that what the block writes arrives; where its reader has heard enough, the block ends without a word.
+def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
+    """Flush what the block writes. If the reader has closed the pipe, end the block without an error.
 
     Raises:
-        AnswerLost: It cannot be written.
+        AnswerLost: Output cannot be written.
     """
     try:
         try:
@@ -108,98 +161,92 @@ def writing(stdout: TextIO) -> Iterator[None]:
         finally:
             stdout.flush()
     except BrokenPipeError:
-        _drop(stdout)
-    except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):
+        _discard_output(stdout)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
             raise
-        _drop(stdout)  # Rich ends the process with 1 where a reader is gone
+        _discard_output(stdout)  # Rich ends the process with 1 if the reader has closed the pipe
     except OSError as fault:
-        _drop(stdout)
-        told = f"stdout cannot be written ({fault.strerror}): the command was done, its answer is lost"
-        raise AnswerLost(told) from fault
+        _discard_output(stdout)
+        message = f"stdout cannot be written ({fault.strerror}): the command was done, its answer is lost"
+        raise AnswerLost(message) from fault
 
 
-def _drop(stdout: TextIO) -> None:
-    """Let what is left in the buffer go nowhere: otherwise it is tried again, and fails again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stdout.fileno())
-    os.close(nowhere)
+def _discard_output(stdout: TextIO) -> None:
+    """Redirect the rest of the buffer to nowhere. Otherwise Python tries to write it again."""
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, stdout.fileno())
+    os.close(null_descriptor)
 
 
-def _show(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
+def _print_answer(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
     if answer.text is not None:
         stdout.write(answer.text)
         return
     from rich.text import Text  # noqa: PLC0415 - start-up time
 
-    from workers.cli.tables import pairs, table_lines  # noqa: PLC0415
+    from workers.cli.tables import draw_fields, draw_table  # noqa: PLC0415
 
     if answer.draw is not None:
-        _console(stdout, width=_NO_WIDTH if wide or not stdout.isatty() else None).print(answer.draw(wide))
+        width = _UNLIMITED_WIDTH if wide or not stdout.isatty() else None
+        _make_console(stdout, width=width).print(answer.draw(wide))
         return
-    console = _console(stdout)
-    width = None if wide or (answer.copied and not stdout.isatty()) else console.width
-    shown = answer.whole if wide else answer.shown_or_document
+    console = _make_console(stdout)
+    width = None if wide or (answer.is_copyable and not stdout.isatty()) else console.width
+    display = answer.get_display(wide=wide)
     if answer.title is not None:
         console.print(Text(answer.title, "italic"), soft_wrap=True)
     lines: Iterable[Text]
-    if isinstance(shown, Mapping):
-        lines = pairs(shown, width=width)
-    elif shown:
-        lines = table_lines(shown, width=width, beneath=answer.beneath)
+    if isinstance(display, Mapping):
+        lines = draw_fields(display, width=width)
+    elif display:
+        lines = draw_table(display, width=width, columns_below=answer.columns_below)
     else:
         lines = [Text(f"({answer.empty})")]
-    _print_lines(lines, console)
-
-
-def _print_lines(lines: "Iterable[Text]", console: "Console") -> None:
-    """Print the lines block by block: a call of Rich for each costs more than all that is in it."""
-    from rich.text import Text  # noqa: PLC0415 - start-up time
-
-    drawn = iter(lines)
-    while block := list(islice(drawn, _LINES_PER_BLOCK)):
+    remaining_lines = iter(lines)
+    while block := list(islice(remaining_lines, _LINES_PER_BLOCK)):  # a call of Rich for each line would be slow
         if console.color_system is None:  # then Rich writes no style either
             console.file.write("".join(f"{line.plain}\n" for line in block))
         else:
             console.print(Text("\n").join(block), soft_wrap=True)
 
 
-_bars: "list[Console]" = []  # consoles that draw a bar now
+_consoles_with_bar: "list[Console]" = []
 
 
 @contextmanager
-def drawing_on(console: "Console") -> Iterator[None]:
-    """Let notes go through a console that draws a bar: it puts them above the bar, another would write into it."""
-    _bars.append(console)
+def printing_above_bar(console: "Console") -> Iterator[None]:
+    """Print notes through the console that draws a progress bar. Another console would write into the bar."""
+    _consoles_with_bar.append(console)
     try:
         yield
     finally:
-        _bars.remove(console)
+        _consoles_with_bar.remove(console)
 
 
 def note(message: str, *, heading: str = "") -> None:
-    """Tell people something beside the answer, in a line on stderr.
+    """Tell people something beside the answer, on a line of stderr.
 
-    Where no terminal shows it, it needs no Rich, whose import takes as long as Typer's.
+    Without a terminal it does not import Rich, which takes as long as Typer's import.
     """
-    with suppress(OSError):  # it is not the answer, and the exit code tells of an error too
+    with suppress(OSError):  # a note is not the answer, and the exit code tells of an error too
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
             sys.stderr.write(f"{heading}{escape_unprintable(message)}\n")
             sys.stderr.flush()
             return
         from rich.text import Text  # noqa: PLC0415 - start-up time
 
-        console = _bars[-1] if _bars else _console(sys.stderr)
+        console = _consoles_with_bar[-1] if _consoles_with_bar else _make_console(sys.stderr)
         console.print(Text.assemble((heading, "bold red"), escape_unprintable(message)), soft_wrap=True)
 
 
-def trace_line(trace_id: str | None) -> None:
-    """Tell where the spans of a failure are, on stderr."""
+def note_trace(trace_id: str | None) -> None:
+    """Tell people which command shows the spans of a failure."""
     if trace_id is not None:
         note(f"see it: sexton trace {trace_id}")
 
 
-def _console(file: TextIO, *, width: int | None = None) -> "Console":
+def _make_console(file: TextIO, *, width: int | None = None) -> "Console":
     from rich.console import Console  # noqa: PLC0415 - start-up time
 
     return Console(file=file, highlight=False, width=width)

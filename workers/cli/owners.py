@@ -1,8 +1,8 @@
-"""`owners list` and `owners unload`: which worker does the background work of which topics."""
+"""Group `owners`: the workers that do the background work of topics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,9 +13,9 @@ from logstore.ports.catalog import Cause
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.options import DryRun, Reason, known_worker
+from workers.cli.options import DryRun, Reason, check_worker
 from workers.cli.output import Answer, note
-from workers.cli.progress import watching
+from workers.cli.progress import showing_progress
 from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ owners = group("owners", "Which worker does the background work of which topics.
 
 OfWorker = Annotated[
     str | None,
-    typer.Option("--worker", metavar="ID", callback=known_worker, help="Only this worker and its bundles."),
+    typer.Option("--worker", metavar="ID", callback=check_worker, help="Only this worker and its bundles."),
 ]
 Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that no worker owns.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
@@ -51,96 +51,84 @@ def list_(
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
-    wanted = None
+    topic_bundle = None
     if topic is not None:
-        context.topic(topic)  # a name with a slip of the pen is in some bundle, too
-        wanted = bundle_of(TopicName.known(topic), bundles=context.catalog.fences.bundles())
-    with directory_of(context) as directory:
-        found = read_ownership(context.catalog.fences, directory)
-    rows = [row for row in found.bundles if _asked_for(row, wanted, worker, unowned=unowned)]
-    if worker is not None and worker not in {one.worker_id for one in found.workers} and not rows:
+        context.get_topic(topic)  # a misspelt name is in some bundle, too
+        topic_bundle = bundle_of(TopicName.known(topic), bundles=context.catalog.fences.bundles())
+    with _open_directory(context) as directory:
+        ownership = read_ownership(context.catalog.fences, directory)
+    bundles = [
+        bundle
+        for bundle in ownership.bundles
+        if topic_bundle in {None, bundle.bundle}
+        and not (unowned and bundle.owner)
+        and (worker is None or (bundle.owner is not None and bundle.owner.worker_id == worker))
+    ]
+    if worker is not None and worker not in {row.worker_id for row in ownership.workers} and not bundles:
         note(f"no worker {worker}: it has no live session, and owns no bundle")
-    live = [row for row in found.workers if worker in {None, row.worker_id}]
-    workers = [select_fields(row, "worker_id load room bundles") | {"session": hex_of(row.session)} for row in live]
-    bundles = [_bundle_row(row) for row in rows]
-    single = ""
+    workers = [
+        select_fields(row, "worker_id load room bundles") | {"session": _format_session(row.session)}
+        for row in ownership.workers
+        if worker in {None, row.worker_id}
+    ]
+    workers_display = [
+        {name: value for name, value in row.items() if name != "room"}
+        | {"load": row["load"] if row["room"] in {True, None} else "takes none"}
+        for row in workers
+    ]
+    suffix = ""
     if context.settings.ownership == "single":
-        single = "; ownership=single: as the fences say, because nothing tells whether a worker lives"
+        suffix = "; ownership=single: as the fences say, because nothing tells whether a worker lives"
+    no_worker = f"no {'workers' if worker is None else f'worker {worker}'} with a live session"
+    rows = [_make_row(bundle) for bundle in bundles]
     return Answer(
-        document={"ownership": context.settings.ownership, "bundles": bundles, "workers": workers},
-        shown=_bundles_shown(rows),
-        wide=bundles,
+        document={"ownership": context.settings.ownership, "bundles": rows, "workers": workers},
+        display=_make_display(rows),
+        wide_display=rows,
         empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
-        more=(
-            Answer(
-                document=[_worker_shown(row) for row in workers],
-                empty=f"no {'workers' if worker is None else f'worker {worker}'} with a live session",
-            ),
-            Answer(document={}, text=f"{found}{single}\n"),
+        sections=(
+            Answer(document=workers_display, empty=no_worker),
+            Answer(document={}, text=f"{ownership}{suffix}\n"),
         ),
     )
 
 
-def _asked_for(row: "BundleRow", wanted: BundleId | None, worker: str | None, *, unowned: bool) -> bool:
-    return (
-        wanted in {None, row.bundle}
-        and not (unowned and row.owner)
-        and (worker is None or (row.owner is not None and row.owner.worker_id == worker))
-    )
-
-
-def _bundle_row(row: "BundleRow") -> dict[str, object]:
-    held = row.owner
+def _make_row(bundle: "BundleRow") -> dict[str, Any]:
+    owner = bundle.owner
     return {
-        "bundle": row.name,
-        "number": int(row.bundle),
-        "owner": held.worker_id if held else None,
-        "fence": row.fence,
-        "fenced_by": row.fenced_by,
-        "session": hex_of(held.session) if held else None,
-        "session_state": held.state.value if held and held.state else None,
+        "bundle": bundle.name,
+        "number": int(bundle.bundle),
+        "owner": owner.worker_id if owner else None,
+        "fence": bundle.fence,
+        "fenced_by": bundle.fenced_by,
+        "session": _format_session(owner.session) if owner else None,
+        "session_state": owner.state.value if owner and owner.state else None,
     }
 
 
-def _bundles_shown(rows: "Sequence[BundleRow]") -> list[dict[str, object]]:
-    """For people: no wider than need be, and with a word only on what is not as it should be."""
-    remarks = [_remark(row) for row in rows]
+def _make_display(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Keep the columns that fit, and add remarks on owners that are not as they should be, if there are any."""
+    remarks = []
+    for row in rows:
+        is_odd = row["session_state"] not in {None, "ALIVE"}
+        session = f"session {row['session_state'].lower()}" if is_odd else ""
+        fence = f"last acquired by {row['fenced_by'] or 'nobody'}" if row["fenced_by"] != row["owner"] else ""
+        remarks.append(", ".join(filter(None, (session, fence))) if row["owner"] is not None else "")
     return [
-        {
-            "no": int(row.bundle),
-            "bundle": row.name,
-            "owner": row.owner.worker_id if row.owner else None,
-            "fence": row.fence,
-            **({"remark": remark} if any(remarks) else {}),
-        }
+        {"no": row["number"], "bundle": row["bundle"], "owner": row["owner"], "fence": row["fence"]}
+        | ({"remark": remark} if any(remarks) else {})
         for row, remark in zip(rows, remarks, strict=True)
     ]
 
 
-def _remark(row: "BundleRow") -> str:
-    held = row.owner
-    if held is None:
-        return ""
-    session = f"session {held.state.value.lower()}" if held.state and held.state != "ALIVE" else ""
-    fence = f"last acquired by {row.fenced_by or 'nobody'}" if row.fenced_by != held.worker_id else ""
-    return ", ".join(filter(None, (session, fence)))
-
-
-def _worker_shown(row: Mapping[str, object]) -> dict[str, object]:
-    """For people: a load that says that nothing more is taken, in words."""
-    shown = {**row, "load": row["load"] if row["room"] in {True, None} else "takes none"}
-    del shown["room"]
-    return shown
-
-
-def hex_of(session: int | None) -> str | None:
-    """A session's id as ZooKeeper's own tools write it."""
+def _format_session(session: int | None) -> str | None:
+    """Format a session's id as ZooKeeper's own tools do."""
     return None if session is None else f"{session:#x}"
 
 
 @contextmanager
-def directory_of(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
-    """The nodes in ZooKeeper; None where a setting says that there is none."""
+def _open_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
+    """Open the owners' nodes in ZooKeeper. With the setting ownership=single there are none."""
     if context.settings.ownership == "single":
         yield None
         return
@@ -150,9 +138,8 @@ def directory_of(context: CommandContext) -> "Iterator[OwnershipDirectory | None
         yield directory
 
 
-_TAKEN_WITHIN_S: Final = (
-    60.0  # a worker that lost a bundle leaves it to others for 10 s, and takes it again if there are none
-)
+# A worker that lost a bundle leaves it to others for 10 s, and takes it again if there are none.
+_ACQUISITION_TIMEOUT_S: Final = 60.0
 
 Bundle = Annotated[
     str, typer.Argument(metavar="BUNDLE", help="Its hash range or its number, as `owners list` shows both.")
@@ -172,54 +159,42 @@ def unload(
     is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
     was read. Exit code 3 if no worker owns it, 5 if no worker took it within a minute.
     """
-    wanted = _parsed(bundle, context.catalog.fences.bundles())
-    with directory_of(context) as directory:
-        if directory is None:
-            raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")
-        return _unloaded(context, directory, wanted, reason=reason, dry_run=dry_run, wait=wait)
-
-
-def _unloaded(
-    context: CommandContext,
-    directory: "OwnershipDirectory",
-    bundle: BundleId,
-    *,
-    reason: str,
-    dry_run: bool,
-    wait: bool,
-) -> Answer:
     from workers.operations.owners import BundleUnloader  # noqa: PLC0415 - start-up time
 
     catalog = context.catalog
-    unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
-    owned = unloading.find_owner(bundle)
-    if dry_run:
-        return Answer(document={"dry_run": True, **_owned_row(owned)})
-    unloading.unload(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
-    if not wait:
-        return Answer(document=_owned_row(owned))
-    with watching(f"waiting for an owner of {owned.name}"):
-        last = unloading.wait_until_acquired(owned, within_s=_TAKEN_WITHIN_S)
-    taken = {"taken_by": last.worker_id if last else None, "taken_fence": last.counter if last else None}
-    if last is None:
-        note(f"it is unloaded, and no worker took it within {_TAKEN_WITHIN_S:.0f} s; see `sexton owners list`")
-    return Answer(document=_owned_row(owned) | taken, code=ExitCode.DONE if last else ExitCode.PARTIAL)
+    bundle_id = _parse_bundle(bundle, catalog.fences.bundles())
+    with _open_directory(context) as directory:
+        if directory is None:
+            raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")
+        unloader = BundleUnloader(catalog.fences, catalog.audit_log, directory)
+        owned = unloader.find_owner(bundle_id)
+        document = _make_owned_document(owned)
+        if dry_run:
+            return Answer(document={"dry_run": True, **document})
+        unloader.unload(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
+        if not wait:
+            return Answer(document=document)
+        with showing_progress(f"waiting for an owner of {owned.name}"):
+            lease = unloader.wait_until_acquired(owned, within_s=_ACQUISITION_TIMEOUT_S)
+    document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.counter if lease else None}
+    if lease is None:
+        note(f"it is unloaded, and no worker took it within {_ACQUISITION_TIMEOUT_S:.0f} s; see `sexton owners list`")
+    return Answer(document=document, code=ExitCode.DONE if lease else ExitCode.PARTIAL)
 
 
-def _owned_row(owned: "OwnedBundle") -> dict[str, object]:
+def _make_owned_document(owned: "OwnedBundle") -> dict[str, object]:
     return {
         "bundle": owned.name,
         "number": int(owned.bundle),
         "owner": owned.worker_id,
         "fence": owned.fence,
-        "session": hex_of(owned.session),
+        "session": _format_session(owned.session),
     }
 
 
-def _parsed(text: str, bundles: int) -> BundleId:
-    """A bundle by hash range or number."""
+def _parse_bundle(text: str, bundles: int) -> BundleId:
     if text.isascii() and text.isdigit() and len(text) < 10:
         number = BundleId(int(text))
-        bundle_name(number, bundles=bundles)  # refuses what is none
+        bundle_name(number, bundles=bundles)  # refuses a number without a bundle
         return number
     return parse_bundle(text, bundles=bundles)

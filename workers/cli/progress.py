@@ -1,4 +1,4 @@
-"""What work that takes long is at: a bar on a terminal, and for some work lines on stderr where there is none."""
+"""Progress of long work: a bar on a terminal, and for some work lines on stderr without one."""
 
 import os
 import sys
@@ -8,29 +8,28 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.output import drawing_on, note
+from workers.cli.output import note, printing_above_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_PATIENCE_S = 1.0
-_NO_BARS = {"dumb", "unknown"}  # terminals on which Rich draws nothing before the end
+_BAR_DELAY_S = 1.0
+_TERMINALS_WITHOUT_BARS = {"dumb", "unknown"}  # Rich draws nothing there before the end
 
 
 class ProgressBar:
-    """A description of the work in hand; silent until it is shown."""
+    """Description of the current work, drawn on a terminal once it is shown."""
 
     def __init__(self, text: str) -> None:
-        """Begin with a description."""
         self._text = text
         self._done = 0
         self._total: int | None = None
         self._live: Progress | None = None
         self._lock = threading.Lock()
-        self._open = ExitStack()
+        self._opened = ExitStack()
 
-    def say(self, text: str, done: int = 0, total: int | None = None) -> None:
-        """Tell what is going on, how much of it is done, and of how much if that is known."""
+    def update(self, text: str, done: int = 0, total: int | None = None) -> None:
+        """Replace the description. `done` of `total` items are done."""
         with self._lock:
             self._text, self._done, self._total = text, done, total
             if self._live is not None:
@@ -47,27 +46,27 @@ class ProgressBar:
             self._live = Progress(*columns, console=console, transient=True)
             self._live.add_task(self._text, total=self._total, completed=self._done)
             self._live.start()
-            self._open.enter_context(drawing_on(console))
+            self._opened.enter_context(printing_above_bar(console))
 
     def hide(self) -> None:
-        """Stop drawing and leave no trace."""
+        """Stop drawing and clear the bar."""
         with self._lock:
-            self._open.close()
+            self._opened.close()
             if self._live is not None:
                 self._live.stop()
                 self._live = None
 
 
 @contextmanager
-def watching(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
+def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
     """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second.
 
     Args:
-        text: What the block does.
-        at_once: Whether the bar is drawn from the first moment on.
+        text: Description of the block's work.
+        at_once: Draw the bar without that delay.
     """
     bar = ProgressBar(text)
-    timer = threading.Timer(_PATIENCE_S, bar.show)
+    timer = threading.Timer(_BAR_DELAY_S, bar.show)
     timer.daemon = True
     if sys.stderr.isatty():
         (bar.show if at_once else timer.start)()  # in this thread, before the block's imports compete with Rich's
@@ -81,24 +80,24 @@ def watching(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
 
 
 @contextmanager
-def library_output_in(path: Path) -> Iterator[None]:
-    """On a terminal, append what libraries write to descriptor 2 by themselves to a file, and keep it out of a bar.
+def redirecting_library_output(path: Path) -> Iterator[None]:
+    """On a terminal, append to a file what libraries write to descriptor 2, so that they do not write into a bar.
 
-    Spark's JVM and Temporal's core do so. `sys.stderr` still is the terminal. An error names the file.
+    Spark's JVM and Temporal's core do so. `sys.stderr` still is the terminal. A note names the file if the block fails.
     """
     if not sys.stderr.isatty():
         yield
         return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError:  # to read it in the bar is better than not to do the work
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # output in the bar is better than no work
         yield
         return
     sys.stderr.flush()
     terminal, stderr = os.dup(2), sys.stderr
-    os.dup2(file, 2)
-    os.close(file)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
     sys.stderr = os.fdopen(terminal, "w", encoding=stderr.encoding, errors=stderr.errors, closefd=False)
     try:
         yield
@@ -113,17 +112,11 @@ def library_output_in(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def telling_steps(text: str) -> Iterator[Callable[[str], None]]:
-    """Tell each step of a block that surely takes long as the step begins.
-
-    On a terminal it is the text of a bar that is drawn at once, elsewhere a line on stderr.
-
-    Args:
-        text: The first step.
-    """
-    if not sys.stderr.isatty() or os.environ.get("TERM") in _NO_BARS:
+def announcing_steps(text: str) -> Iterator[Callable[[str], None]]:
+    """Announce each step of long work: in a bar that is drawn at once, or without a terminal on a line of stderr."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
         note(text)
         yield note
         return
-    with watching(text, at_once=True) as bar:
-        yield bar.say
+    with showing_progress(text, at_once=True) as bar:
+        yield bar.update

@@ -1,4 +1,4 @@
-"""`records`: the record log: what is not flushed yet, blocks and manifests, replicas."""
+"""Group `records`: the record log, its unflushed changes, blocks and manifests, and its replicas."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,13 +7,21 @@ import typer
 from logstore.records.jobs import counts
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import Asked, Job, counted, ended, in_part, job, one_or_all
-from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, known_function
-from workers.cli.output import Answer, note
+from workers.cli.job_commands import (
+    JobOrAnswer,
+    JobRequest,
+    answer_deletion,
+    answer_partial,
+    answer_unless_failed,
+    job,
+    select_topics,
+    sort_counts,
+)
+from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, check_function
+from workers.cli.output import Answer, note, select_columns
 from workers.pages.texts import format_time_us, select_fields
 
 if TYPE_CHECKING:
-    from logstore.records.services.replicating import Replica
     from workflows.records.values import (
         DefragmentRecordsResult,
         EndRecordsResult,
@@ -24,10 +32,10 @@ if TYPE_CHECKING:
 records = group("records", "The record log, from which a lost catalog is rebuilt.")
 
 Function = Annotated[
-    str, typer.Option("--function", metavar="NAME", callback=known_function, help="The function that is asked.")
+    str, typer.Option("--function", metavar="NAME", callback=check_function, help="The function that is asked.")
 ]
 
-HELD = "another job was at work on the record log, and took longer than this one waited"
+_HELD = "another job was at work on the record log, and took longer than this one waited"
 
 
 @command(records, "status", "", "--json")
@@ -41,10 +49,21 @@ def status(context: CommandContext) -> Answer:
     from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
     from logstore.records.services.publishing import require_known  # noqa: PLC0415 - start-up time
 
-    state = context.catalog.records.state()
+    catalog_records = context.catalog.records
+    state = catalog_records.state()
     newest = context.log.records.log.newest(state.manifest)
-    require_known(context.catalog.records.known(), newest)  # read behind it: a flush may have gone by
-    age_s = None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
+    require_known(catalog_records.known(), newest)  # read after the manifest: a flush may have published another
+    blocks = newest.blocks if newest else ()
+    rows_by_kind: dict[str, dict[str, Any]] = {}
+    for block in blocks:
+        kind = block.kind.value
+        row = rows_by_kind.setdefault(kind, {"kind": kind, "blocks": 0, "records": 0, "tombstones": 0, "bytes": 0})
+        row["blocks"] += 1
+        row["records"] += block.records
+        row["tombstones"] += block.tombstones
+        row["bytes"] += block.size_bytes
+    rows = [row for _, row in sorted(rows_by_kind.items())]
+    refused_rows = [{"record": str(record)} for record in refused(catalog_records)] if state.outbox else []
     facts: dict[str, object] = {
         "manifest": newest.number if newest else 0,
         "epoch": state.epoch,
@@ -52,48 +71,37 @@ def status(context: CommandContext) -> Answer:
         "flushed": format_time_us(newest.flushed_us) if newest else None,
         "changes": state.outbox,
         "staged_blocks": len(state.staged),
-        "oldest_change_s": age_s,
+        "oldest_change_s": None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000,
+        "deletions_waiting": catalog_records.waiting_deletions(),
+        "refused": len(refused_rows),
+        "blocks": len(blocks),
+        "bytes": sum(block.size_bytes for block in blocks),
     }
-    blocks = newest.blocks if newest else ()
-    by_kind: dict[str, dict[str, int]] = {}
-    for one in blocks:
-        kind = by_kind.setdefault(one.kind.value, {"blocks": 0, "records": 0, "tombstones": 0, "bytes": 0})
-        for name, count in zip(kind, (1, one.records, one.tombstones, one.size_bytes), strict=True):
-            kind[name] += count
-    left_out = [{"record": str(one)} for one in refused(context.catalog.records)] if state.outbox else []
-    facts |= {"deletions_waiting": context.catalog.records.waiting_deletions(), "refused": len(left_out)}
-    rows = [{"kind": kind, **found} for kind, found in sorted(by_kind.items())]
-    totals = {"blocks": len(blocks), "bytes": sum(one.size_bytes for one in blocks)}
-    return Answer(
-        document={**facts, **totals, "kinds": rows, "refused_records": left_out},
-        shown={**facts, **totals},
-        more=[
-            Answer(document=rows, title="kinds", empty="nothing is flushed yet"),
-            *([Answer(document=left_out, title="records that no block can hold")] if left_out else []),
-        ],
-    )
+    sections = [Answer(document=rows, title="kinds", empty="nothing is flushed yet")]
+    if refused_rows:
+        sections.append(Answer(document=refused_rows, title="records that no block can hold"))
+    return Answer(document={**facts, "kinds": rows, "refused_records": refused_rows}, display=facts, sections=sections)
 
 
 @job(records, "flush", "", "--no-wait --json")
-def flush(context: CommandContext, *, reason: Reason = "") -> Asked:
+def flush(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Write what has changed in the catalog until now into blocks of the record log.
 
     Workers do so by themselves, every `records_interval`. A durable delete waits for it, and asks for it itself.
     """
     context.require_store()
-    return Job(lambda client: client.flush_records(reason, context.actor), "flushing records", _flushed)
+
+    def answer(workflow_id: str, result: "FlushRecordsResult") -> Answer:
+        done = result.done
+        error = _HELD if done.held else done.refusal if done.refused else None
+        return _answer_counts(workflow_id, done, error)
+
+    return JobRequest(lambda client: client.flush_records(reason, context.actor), "flushing records", answer)
 
 
-def _flushed(workflow_id: str, result: "FlushRecordsResult") -> Answer:
-    done = result.done
-    if done.refused and not done.held:
-        return in_part({"workflow_id": workflow_id, **counts(done)}, [{"id": workflow_id, "error": done.refusal}])
-    return _told(workflow_id, done, held=done.held)
-
-
-def _told(workflow_id: str, done: object, *, held: bool) -> Answer:
-    document: dict[str, object] = {"workflow_id": workflow_id, **counts(done)}
-    return in_part(document, [{"id": workflow_id, "error": HELD}]) if held else Answer(document=document)
+def _answer_counts(workflow_id: str, done: object, error: str | None) -> Answer:
+    failures = [{"id": workflow_id, "error": error}] if error is not None else []
+    return answer_unless_failed({"workflow_id": workflow_id, **counts(done)}, failures)
 
 
 @command(records, "rewrite", "", "--json")
@@ -109,7 +117,7 @@ def rewrite(context: CommandContext) -> Answer:
 
 
 @job(records, "defragment", "", "--json")
-def defragment(context: CommandContext, *, reason: Reason = "") -> Asked:
+def defragment(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
 
     Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
@@ -117,10 +125,10 @@ def defragment(context: CommandContext, *, reason: Reason = "") -> Asked:
     context.require_store()
 
     def answer(workflow_id: str, result: "DefragmentRecordsResult") -> Answer:
-        return _told(workflow_id, result.done, held=result.joined)
+        return _answer_counts(workflow_id, result.done, _HELD if result.joined else None)
 
-    what = "defragmenting the record log"
-    return Job(lambda client: client.defragment_records(reason, context.actor), what, answer)
+    activity = "defragmenting the record log"
+    return JobRequest(lambda client: client.defragment_records(reason, context.actor), activity, answer)
 
 
 @job(
@@ -135,25 +143,25 @@ def end(
     durable_delete: DurableDelete = None,
     reason: Reason = "",
     dry_run: DryRun = False,
-) -> Asked:
+) -> JobOrAnswer:
     """Ask a function of your own of every closed ledger, and delete those for which it answers None.
 
     The workers' setting `functions` names the functions. A ledger that something still needs stays. Where the function
     fails nothing more ends.
     """
-    asked = one_or_all(context, name, all_topics=all_topics)
+    topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
-    topic = asked[0] if asked else None
+    topic = topics[0] if topics else None
 
     def answer(workflow_id: str, result: "EndRecordsResult") -> Answer:
         document: dict[str, object] = {"workflow_id": workflow_id, "function": function, "dry_run": dry_run}
         document |= select_fields(result, "records ended kept ledger_ids because")
         if result.stopped:
-            failed = {"id": workflow_id, "error": result.stopped.message}
-            return in_part({**document, "outcomes": counted(result.outcomes)}, [failed])
-        return ended(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
+            failure = {"id": workflow_id, "error": result.stopped.message}
+            return answer_partial({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
+        return answer_deletion(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
 
-    return Job(
+    return JobRequest(
         lambda client: client.end_records(
             function, topic, reason, context.actor, dry_run=dry_run, durable_delete=durable_delete
         ),
@@ -170,46 +178,43 @@ def replicas(context: CommandContext) -> Answer:
     `eligible_age`; nothing waits for it, and it must not serve before it was shipped to again. NEW: nothing was shipped
     to it yet.
     """
-    rows = [_replica(one) for one in context.log.records.replication.standings()]
-    shown = [{name: row[name] for name in ("id", "what", "state", "manifest", "newest", "lag_s")} for row in rows]
+    rows = [
+        {
+            "id": replica.replica,
+            "what": "database" if "/" in replica.replica else "bucket",
+            "state": replica.state.value if replica.state else "NEW",
+            **select_fields(replica, "manifest newest lag_s"),
+            "acknowledged": None if replica.at_us is None else format_time_us(replica.at_us),
+        }
+        for replica in context.log.records.replication.standings()
+    ]
     return Answer(
-        document=rows, shown=shown, empty="no replica: the setting replica_buckets names none, and no database follows"
+        document=rows,
+        display=select_columns(rows, "id what state manifest newest lag_s"),
+        empty="no replica: the setting replica_buckets names none, and no database follows",
     )
 
 
-def _replica(one: "Replica") -> dict[str, object]:
-    return {
-        "id": one.replica,
-        "what": "database" if "/" in one.replica else "bucket",
-        "state": one.state.value if one.state else "NEW",
-        "manifest": one.manifest,
-        "newest": one.newest,
-        "lag_s": one.lag_s,
-        "acknowledged": None if one.at_us is None else format_time_us(one.at_us),
-    }
-
-
 @job(records, "replicate", "", "--json")
-def replicate(context: CommandContext, *, reason: Reason = "") -> Asked:
+def replicate(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
 
     Workers do so by themselves, every `replicate_interval`.
     """
     context.require_store()
-    return Job(
-        lambda client: client.replicate_records(reason, context.actor), "replicating the record log", _replicated
-    )
+    activity = "replicating the record log"
+    return JobRequest(lambda client: client.replicate_records(reason, context.actor), activity, _answer_replication)
 
 
-def _replicated(workflow_id: str, result: "ReplicateRecordsResult") -> Answer:
-    rows: list[dict[str, Any]] = [{"id": one.replica, **counts(one)} for one in result.shipped]
+def _answer_replication(workflow_id: str, result: "ReplicateRecordsResult") -> Answer:
+    rows: list[dict[str, Any]] = [{"id": replica.replica, **counts(replica)} for replica in result.shipped]
     document: dict[str, object] = {"workflow_id": workflow_id, "replicas": rows}
-    failed = [{"id": one.replica, "error": one.error} for one in result.shipped if one.error]
+    failures = [{"id": replica.replica, "error": replica.error} for replica in result.shipped if replica.error]
     if result.joined:
-        failed.append({"id": workflow_id, "error": HELD})
+        failures.append({"id": workflow_id, "error": _HELD})
     if not rows:
         note("the workers' setting replica_buckets names no replica")
+    if failures:
+        return answer_partial(document, failures)
     table = Answer(document=rows, title="replicas", empty="no replica")
-    if failed:
-        return in_part(document, failed)
-    return Answer(document=document, shown={"workflow_id": workflow_id}, more=[table])
+    return Answer(document=document, display={"workflow_id": workflow_id}, sections=[table])

@@ -1,7 +1,7 @@
-"""Files that a command writes its result into, where the operator says.
+"""Files that a command writes its result into.
 
-A file is there as a whole or as it was before. A link stays, and the file that it leads to is replaced, with its mode.
-A FIFO or a character device such as `/dev/stdout` is written into, as a shell's `>` does.
+A failed write leaves the file as it was. A link stays, and the file behind it is replaced and keeps its mode. A FIFO or
+a character device such as `/dev/stdout` is written into, as a shell's `>` does.
 """
 
 import os
@@ -14,23 +14,22 @@ from logstore.errors import InvalidInput
 from logstore.whole_files import replacing
 
 _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device"
-_STANDARD_STREAMS: Final = (1, 2)
 
 
 def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Path:
-    """Write the parts into the file of that name, and return its absolute path as it was given.
+    """Write the parts into a file, and return its absolute path.
 
     Args:
         field: The option, as it is typed.
-        name: What the operator gave.
-        parts: The text; halves of characters are written as references of XML.
+        name: The operator's value.
+        parts: The text. Halves of characters are written as references of XML.
 
     Raises:
-        InvalidInput: The file cannot be written. A file that was there before is as it was.
+        InvalidInput: The file cannot be written.
     """
     path = Path(name).absolute()
     try:
-        target = _checked(field, str(name), path)
+        target = _find_target(field, str(name), path)
         if target is None:
             with path.open("w", encoding="utf-8", errors="xmlcharrefreplace") as stream:
                 stream.writelines(parts)
@@ -48,41 +47,41 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
 
 
 def check_result_file(field: str, name: str | Path) -> None:
-    """Refuse a name that no result can be written to, before the work is done.
+    """Check before the work that a result can be written to the file.
 
     Raises:
         InvalidInput: It is no printable name of a regular file, a FIFO or a character device in a folder that exists.
     """
     try:
-        _checked(field, str(name), Path(name).absolute())
+        _find_target(field, str(name), Path(name).absolute())
     except OSError as error:
         raise InvalidInput(field, expected=_EXPECTED, found=str(name)) from error
 
 
-def _checked(field: str, name: str, path: Path) -> Path | None:
-    """Return the regular file to replace, at the end of all links; None for what is written into as it stands."""
+def _find_target(field: str, name: str, path: Path) -> Path | None:
+    """Return the regular file to replace, behind all links, or None for a path to write into."""
     if not name or not name.isprintable():
         raise InvalidInput(field, expected=_EXPECTED, found=name)
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        target = path.resolve()  # a link may lead to a file that is not there yet
+        target = path.resolve()  # a link may lead to a file that does not exist yet
         if not target.parent.is_dir() or name.endswith("/"):
             raise InvalidInput(field, expected=_EXPECTED, found=name) from None
         return target
-    if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):
+    if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise InvalidInput(field, expected=_EXPECTED, found=name)
-    return None if _is_standard_stream(found) else path.resolve()
+    return None if _is_standard_output(status) else path.resolve()
 
 
-def _is_standard_stream(found: os.stat_result) -> bool:
-    """Whether this process has its output redirected to the file: replaced, the file would get no more of that."""
-    for descriptor in _STANDARD_STREAMS:
+def _is_standard_output(status: os.stat_result) -> bool:
+    """Return whether stdout or stderr is redirected to the file. Once replaced, the file would get no more output."""
+    for descriptor in (1, 2):
         try:
-            if os.path.samestat(found, os.fstat(descriptor)):
+            if os.path.samestat(status, os.fstat(descriptor)):
                 return True
-        except OSError:  # it is closed
+        except OSError:  # the descriptor is closed
             continue
     return False

@@ -1,13 +1,11 @@
-"""Tables for people: as wide as the terminal and no wider, or, when all was asked for, as wide as their content.
+"""Tables for people, as wide as the terminal or, with `--wide`, as wide as their content.
 
-Where room is short a name is cut in its middle, a sentence goes over several lines, and what stands beneath a row (an
-error, a reason) has lines of its own. Numbers are cut last.
+If room is short, a name is cut in its middle and a sentence continues on further lines. Numbers are cut last.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from rich.cells import cell_len
@@ -17,12 +15,12 @@ from rich.text import Span, Text
 from workers.pages.texts import escape_unprintable, format_value
 
 _GAP = 2
-_NARROWEST = 8  # a name is not cut further while anything else can be
-_FIRST = 40
+_MIN_COLUMN_WIDTH = 8  # a name is not cut further while anything else can be
+_FIRST_COLUMN_WIDTH = 40
 _INDENT = 4
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:\.[0-9]+)?Z")
-_STATES = frozenset({"state", "status", "outcome", "session state"})
-_IDS = frozenset({"id", "ledger", "no", "closed", "opened"})
+_STATE_HEADINGS = frozenset({"state", "status", "outcome", "session state"})
+_ID_HEADINGS = frozenset({"id", "ledger", "no", "closed", "opened"})
 _GOOD, _GOING, _BAD = "green", "yellow", "red"
 _COLOURS = {
     **dict.fromkeys(("ACTIVE", "DELETED", "ALREADY_GONE", "LIVE", "ALIVE", "Completed"), _GOOD),
@@ -36,216 +34,193 @@ Row = Mapping[str, object]
 class Rows(Protocol):
     """Rows that can be read several times."""
 
-    def __iter__(self) -> Iterator[Row]:
-        """Read them from the first one on."""
-
-
-def table(rows: Sequence[Row], *, width: int | None, beneath: Sequence[str] = ()) -> list[Text]:
-    """Rows under their headings, as `table_lines` draws them."""
-    return list(table_lines(rows, width=width, beneath=beneath))
-
-
-def table_lines(rows: Rows, *, width: int | None, beneath: Sequence[str] = ()) -> Iterator[Text]:
-    """Rows under their headings. They are read three times, and one of them is in memory at a time.
-
-    Args:
-        rows: At least one; the first one's names are the columns.
-        width: Cells of a line, inclusive; None: nothing is cut, and nothing stands beneath.
-        beneath: Names whose values stand on lines of their own below their row, where they are not empty.
-    """
-    names = [name for name in next(iter(rows)) if width is None or name not in beneath]
-    headings = [_words(name) for name in names]
-    columns = [_Column(heading) for heading in headings]
-    for row in rows:
-        for name, column in zip(names, columns, strict=True):
-            column.look_at(row.get(name))
-
-    def cells_of(row: Row) -> list[_Cell]:
-        return [
-            _cell(row.get(name), column.heading, width, grouped=column.is_grouped)
-            for name, column in zip(names, columns, strict=True)
-        ]
-
-    widths = [cell_len(heading) for heading in headings]
-    for row in rows:
-        widths = [max(wide, _cells_wide(text)) for wide, (text, _) in zip(widths, cells_of(row), strict=True)]
-    if width is not None:
-        rigid = [column.is_numeric or column.heading in _STATES or column.is_temporal for column in columns]
-        widths = _squeezed(widths, headings, rigid, width - 1 - _GAP * (len(names) - 1))
-    line = partial(_line, widths=widths, numeric=[column.is_numeric for column in columns])
-    yield from line([_Cell(heading, "bold") for heading in headings])
-    yield Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
-    for row in rows:
-        yield from line(cells_of(row))
-        if width is not None:
-            for name in beneath:
-                yield from _beneath(row.get(name), width)
-
-
-@dataclass(slots=True)
-class _Column:
-    """What the values of a column have in common, of those that were looked at."""
-
-    heading: str
-    is_grouped: bool = False  # one has commas: then all of the column have, so that they can be compared
-    is_numeric: bool = True
-    is_temporal: bool = True
-
-    def look_at(self, value: object) -> None:
-        """Take one more value into account."""
-        self.is_grouped = self.is_grouped or (isinstance(value, int) and "," in format_value(value))
-        self.is_numeric = self.is_numeric and _is_number(value)
-        self.is_temporal = self.is_temporal and _is_time(value)
-
-
-def pairs(document: Row, *, width: int | None) -> list[Text]:
-    """The values of one object, a line each; lists of objects are tables of their own, below."""
-    lists = {name: value for name, value in document.items() if value and isinstance(value, list | tuple)}
-    inner = {name: value for name, value in lists.items() if all(isinstance(one, Mapping) for one in value)}
-    labels = {name: _words(name) for name in document if name not in inner}
-    left = max(map(cell_len, labels.values()), default=0)
-    told = []
-    for name, label in labels.items():
-        shown = Text(*_cell(document[name], label, None))  # there is room for the whole time
-        lines = [shown] if width is None else _wrapped(shown, max(width - 1 - left - _GAP, _NARROWEST))
-        heads = [label, *[""] * (len(lines) - 1)]
-        told += [
-            Text.assemble(" ", (head, "bold"), " " * (left - cell_len(head) + _GAP), line)
-            for head, line in zip(heads, lines, strict=True)
-        ]
-    for name, value in inner.items():
-        told += [Text(), Text(f" {_words(name)}", "bold"), *table(value, width=width)]
-    return told
-
-
-def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _is_time(value: object) -> bool:
-    return value is None or (isinstance(value, str) and _TIME.fullmatch(value) is not None)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 class _Cell(NamedTuple):
-    """Text of one cell, on one line, with its style. A `Text` for each of many rows would cost more than the rest."""
+    """Text of one cell, on one line, with its style. A `Text` for each of many rows would be slow."""
 
     text: str
     style: str = ""
 
-
-def _cell(value: object, heading: str, width: int | None, *, grouped: bool = False) -> _Cell:
-    if isinstance(value, bool):
-        return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
-    if isinstance(value, int):
-        is_id = heading in _IDS or heading.endswith(" id")  # to be typed again: without commas
-        text = str(value) if is_id else f"{value:,}" if grouped else format_value(value)
-    else:
-        text = escape_unprintable(format_value(value)).replace("\n", " ")
-    if width is not None and (time := _TIME.fullmatch(text)):
-        text = f"{time[1]} {time[2]}"
-    return _Cell(text, _COLOURS.get(text, "") if heading in _STATES else "")
+    @property
+    def width(self) -> int:
+        """Width in terminal cells. The text has no control characters."""
+        return len(self.text) if self.text.isascii() else cell_len(self.text)
 
 
-def _cells_wide(text: str) -> int:
-    """Return how many cells of a terminal the text of a cell takes; it has no control characters."""
-    return len(text) if text.isascii() else cell_len(text)
+@dataclass(slots=True)
+class _Column:
+    """Column whose properties hold for all values that were added."""
+
+    name: str
+    width: int = 0
+    has_commas: bool = False  # if one number has commas, all get them, so that they can be compared
+    is_numeric: bool = True
+    is_temporal: bool = True
+
+    @property
+    def heading(self) -> str:
+        return self.name.replace("_", " ")
+
+    @property
+    def is_rigid(self) -> bool:
+        return self.is_numeric or self.is_temporal or self.heading in _STATE_HEADINGS
+
+    def add(self, value: object) -> None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_time = isinstance(value, str) and _TIME.fullmatch(value) is not None
+        self.has_commas = self.has_commas or (isinstance(value, int) and "," in format_value(value))
+        self.is_numeric = self.is_numeric and (value is None or is_number)
+        self.is_temporal = self.is_temporal and (value is None or is_time)
+
+    def make_cell(self, value: object, *, cuts_times: bool) -> _Cell:
+        heading = self.heading
+        if isinstance(value, bool):
+            return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
+        if isinstance(value, int):
+            is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # to be typed again: without commas
+            text = str(value) if is_id else f"{value:,}" if self.has_commas else format_value(value)
+        else:
+            text = escape_unprintable(format_value(value)).replace("\n", " ")
+        if cuts_times and (time := _TIME.fullmatch(text)):
+            text = f"{time[1]} {time[2]}"
+        return _Cell(text, _COLOURS.get(text, "") if heading in _STATE_HEADINGS else "")
 
 
-def _squeezed(widths: list[int], headings: list[str], rigid: list[bool], room: int) -> list[int]:
-    """Make the widest elastic column narrower until the table fits; columns of fixed width and headings come last."""
-    widths = list(widths)
-    floors = [
-        wide if fixed else min(wide, max(_NARROWEST, cell_len(heading)))
-        for wide, heading, fixed in zip(widths, headings, rigid, strict=True)
-    ]
-    first = min(widths[0], _FIRST)  # what a person types again
-    for least in ([max(floors[0], first), *floors[1:]], floors, [1] * len(widths)):
-        while sum(widths) > room:
-            giving = [at for at, wide in enumerate(widths) if wide > least[at]]
-            if not giving:
-                break
-            widths[max(giving, key=lambda at: widths[at])] -= 1
-    return widths
-
-
-def _line(cells: Sequence[_Cell], *, widths: Sequence[int], numeric: Sequence[bool]) -> list[Text]:
-    """One row: as many lines as its longest sentence takes."""
-    spare = [wide - _cells_wide(text) for (text, _), wide in zip(cells, widths, strict=True)]
-    if min(spare) >= 0:
-        return [_fitting_line(cells, spare, numeric)]
-    columns = [_fitted(Text(*cell), wide) for cell, wide in zip(cells, widths, strict=True)]
-    told = []
-    for at in range(max(map(len, columns))):
-        line = Text(" ")
-        for number, (column, wide, right) in enumerate(zip(columns, widths, numeric, strict=True)):
-            cell = column[at] if at < len(column) else Text()
-            room = " " * (wide - cell_len(cell.plain))
-            line.append_text(Text.assemble(" " * (_GAP if number else 0), *((room, cell) if right else (cell, room))))
-        line.rstrip()
-        told.append(line)
-    return told
-
-
-def _fitting_line(cells: Sequence[_Cell], spare: Sequence[int], numeric: Sequence[bool]) -> Text:
-    """Return the one line of a row of which every cell fits into its column.
+def draw_table(rows: Rows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
+    """Draw rows under their headings. They are read three times, and one of them is in memory at a time.
 
     Args:
-        cells: At least one.
-        spare: How many cells of the terminal each column is wider than its text.
-        numeric: Whether each column ends where its texts end.
+        rows: At least one. The first one's names are the columns.
+        width: Cells of a line, inclusive. None: nothing is cut, and every value is in its column.
+        columns_below: Names whose values, if not empty, are on lines of their own below their row.
     """
-    parts, spans, at = [" "], list[Span](), 1
-    for number, ((text, style), room, right) in enumerate(zip(cells, spare, numeric, strict=True)):
-        before = " " * ((_GAP if number else 0) + (room if right else 0))
-        start = at + len(before)
-        at = start + len(text)
-        parts += [before, text]
-        if style:
-            spans.append(Span(start, at, style))
-        if not right:
-            parts.append(" " * room)
-            at += room
+    names = [name for name in next(iter(rows)) if width is None or name not in columns_below]
+    columns = [_Column(name) for name in names]
+    for row in rows:
+        for column in columns:
+            column.add(row.get(column.name))
+
+    def make_cells(row: Row) -> list[_Cell]:
+        return [column.make_cell(row.get(column.name), cuts_times=width is not None) for column in columns]
+
+    headings = [_Cell(column.heading, "bold") for column in columns]
+    for column, heading in zip(columns, headings, strict=True):
+        column.width = heading.width
+    for row in rows:
+        for column, cell in zip(columns, make_cells(row), strict=True):
+            column.width = max(column.width, cell.width)
+    if width is not None:
+        _squeeze(columns, width - 1 - _GAP * (len(columns) - 1))
+    yield from _draw_row(headings, columns)
+    yield Text(" " + "─" * (sum(column.width for column in columns) + _GAP * (len(columns) - 1)), "dim")
+    for row in rows:
+        yield from _draw_row(make_cells(row), columns)
+        for name in columns_below if width is not None else ():
+            yield from _draw_below(row.get(name), width or 0)
+
+
+def _draw_below(value: object, width: int) -> Iterator[Text]:
+    text = escape_unprintable(format_value(value))
+    if text != "-":
+        for line in _wrap(Text(text, "dim"), max(width - _INDENT, _MIN_COLUMN_WIDTH)):
+            yield Text.assemble(" " * _INDENT, line)
+
+
+def draw_fields(document: Row, *, width: int | None) -> Iterator[Text]:
+    """Draw the values of one object, a line each. Lists of objects are tables, below the other values."""
+    tables = {
+        name: value
+        for name, value in document.items()
+        if value and isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)
+    }
+    columns = [_Column(name) for name in document if name not in tables]
+    label_width = max((cell_len(column.heading) for column in columns), default=0)
+    for column in columns:
+        text = Text(*column.make_cell(document[column.name], cuts_times=False))
+        lines = [text] if width is None else _wrap(text, max(width - 1 - label_width - _GAP, _MIN_COLUMN_WIDTH))
+        for label, line in zip([column.heading, *[""] * (len(lines) - 1)], lines, strict=True):
+            yield Text.assemble(" ", (label, "bold"), " " * (label_width - cell_len(label) + _GAP), line)
+    for name, rows in tables.items():
+        yield from (Text(), Text(f" {_Column(name).heading}", "bold"))
+        yield from draw_table(rows, width=width)
+
+
+def _squeeze(columns: Sequence[_Column], room: int) -> None:
+    """Narrow the widest column until the table fits: elastic ones first, then rigid ones and headings."""
+    floors = [
+        column.width if column.is_rigid else min(column.width, max(_MIN_COLUMN_WIDTH, cell_len(column.heading)))
+        for column in columns
+    ]
+    first = min(columns[0].width, _FIRST_COLUMN_WIDTH)  # a person types its values again
+    for min_widths in ([max(floors[0], first), *floors[1:]], floors, [1] * len(columns)):
+        while sum(column.width for column in columns) > room:
+            elastic = [
+                column for column, min_width in zip(columns, min_widths, strict=True) if column.width > min_width
+            ]
+            if not elastic:
+                break
+            max(elastic, key=lambda column: column.width).width -= 1
+
+
+def _draw_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Iterator[Text]:
+    """Draw one row, on as many lines as its longest sentence takes."""
+    if all(cell.width <= column.width for cell, column in zip(cells, columns, strict=True)):
+        yield _draw_fitting_row(cells, columns)
+        return
+    texts = [_fit(cell, column.width) for cell, column in zip(cells, columns, strict=True)]
+    for index in range(max(map(len, texts))):
+        line = Text(" ")
+        for number, (lines, column) in enumerate(zip(texts, columns, strict=True)):
+            text = lines[index] if index < len(lines) else Text()
+            padding = " " * (column.width - cell_len(text.plain))
+            parts = (padding, text) if column.is_numeric else (text, padding)
+            line.append_text(Text.assemble(" " * (_GAP if number else 0), *parts))
+        line.rstrip()
+        yield line
+
+
+def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Text:
+    """Draw a row whose cells all fit, with one `Text` for all of them."""
+    parts, spans, position = [" "], list[Span](), 1
+    for number, (cell, column) in enumerate(zip(cells, columns, strict=True)):
+        padding = column.width - cell.width
+        before = " " * ((_GAP if number else 0) + (padding if column.is_numeric else 0))
+        start = position + len(before)
+        position = start + len(cell.text)
+        parts += [before, cell.text]
+        if cell.style:
+            spans.append(Span(start, position, cell.style))
+        if not column.is_numeric:
+            parts.append(" " * padding)
+            position += padding
     return Text("".join(parts).rstrip(), spans=spans)
 
 
-def _fitted(cell: Text, width: int) -> list[Text]:
-    if cell_len(cell.plain) <= width:
-        return [cell]
-    if " " in cell.plain:
-        return _wrapped(cell, width)
-    return [Text(_cut(cell.plain, width), cell.style)]
+def _fit(cell: _Cell, width: int) -> list[Text]:
+    """Return the lines of a cell. A name loses its middle: beginnings are often alike, and so are ends."""
+    text = Text(*cell)
+    if cell.width <= width:
+        return [text]
+    if " " in cell.text:
+        return _wrap(text, width)
+    head = _cut(cell.text, (width - 1) // 2)
+    tail = _cut(cell.text[::-1], width - 1 - cell_len(head))[::-1]
+    return [Text(f"{head}…{tail}", text.style)]
 
 
 def _cut(text: str, width: int) -> str:
-    """A name without its middle: beginnings are often alike, and so are ends."""
-    head = _within(text, (width - 1) // 2)
-    tail = _within(text[::-1], width - 1 - cell_len(head))[::-1]
-    return f"{head}…{tail}"
-
-
-def _within(text: str, width: int) -> str:
-    kept = ""
+    beginning = ""
     for char in text:
-        if cell_len(kept + char) > width:
+        if cell_len(beginning + char) > width:
             break
-        kept += char
-    return kept
+        beginning += char
+    return beginning
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
+def _wrap(text: Text, width: int) -> list[Text]:
     lines = list(text.wrap(Console(width=width), width, overflow="fold"))
     for line in lines:
         line.rstrip()
     return lines
-
-
-def _beneath(value: object, width: int) -> list[Text]:
-    text = escape_unprintable(format_value(value))
-    if text == "-":
-        return []
-    lines = _wrapped(Text(text, "dim"), max(width - _INDENT, _NARROWEST))
-    return [Text.assemble(" " * _INDENT, line) for line in lines]

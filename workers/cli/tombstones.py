@@ -1,4 +1,4 @@
-"""`tombstones`: what durable deletes left, the raid that removes what covers nothing, and what they take."""
+"""Group `tombstones`: rows that durable deletes leave, the raid that removes them, and their size."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,8 +6,8 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import Asked, Job, in_part, job
-from workers.cli.options import Reason, known_number
+from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_partial, job
+from workers.cli.options import Reason, check_number
 from workers.cli.output import Answer
 from workers.pages.texts import format_time_us, select_fields
 from workers.settings import parse_duration
@@ -17,41 +17,33 @@ if TYPE_CHECKING:
 
 tombstones = group("tombstones", "Tombstones: what durable deletes leave, and when that goes.")
 
-_RAIDING = "another raid was at work; its own answer is in the Web UI"
-
+_AGE_HELP = "Tombstones younger than that stay; by default the workers' setting eligible_age."
 EligibleAge = Annotated[
-    str | None,
-    typer.Option(
-        "--eligible-age",
-        metavar="DURATION",
-        help="Tombstones younger than that stay; by default the workers' setting eligible_age.",
-        show_default=False,
-    ),
+    str | None, typer.Option("--eligible-age", metavar="DURATION", help=_AGE_HELP, show_default=False)
 ]
-
 Records = Annotated[
-    int, typer.Option("--records", metavar="N", callback=known_number, help="So many records that ended durably.")
+    int, typer.Option("--records", metavar="N", callback=check_number, help="So many records that ended durably.")
 ]
 KeyBytes = Annotated[
-    int, typer.Option("--key-bytes", metavar="N", callback=known_number, help="Of Aerospike's key; ours is the id.")
+    int, typer.Option("--key-bytes", metavar="N", callback=check_number, help="Of Aerospike's key; ours is the id.")
 ]
 
 
 @command(tombstones, "stats", "", "--json")
 def stats(context: CommandContext) -> Answer:
     """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
-    found = context.catalog.tombstones.counts()
+    counts = context.catalog.tombstones.counts()
     document: dict[str, object] = {
-        "tombstones": sum(found.by_kind.values()),
-        "by_kind": dict(sorted(found.by_kind.items())),
-        "cenotaphs": found.candidates,
-        "oldest": None if found.oldest_us is None else format_time_us(found.oldest_us),
+        "tombstones": sum(counts.by_kind.values()),
+        "by_kind": dict(sorted(counts.by_kind.items())),
+        "cenotaphs": counts.candidates,
+        "oldest": None if counts.oldest_us is None else format_time_us(counts.oldest_us),
     }
     return Answer(document=document)
 
 
 @job(tombstones, "raid", "", "--eligible-age 12h --json")
-def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> Asked:
+def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> JobOrAnswer:
     """Remove tombstones that are old enough and cover no older version of their record in any block.
 
     Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
@@ -59,19 +51,23 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
     """
     age_s = None if eligible_age is None else parse_duration(eligible_age, "eligible-age")
     context.require_store()
-    return Job(lambda client: client.raid_tombstones(age_s, reason, context.actor), "raiding tombstones", _raided)
 
+    def answer(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
+        counts = select_fields(result.done, "candidates kept removed blocks versions")
+        display: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
+        display["seconds"] = round(result.done.seconds, 3)
+        replicas = [
+            {"id": replica.replica, "manifest": replica.manifest, "tombstones": replica.tombstones}
+            for replica in result.done.held_by
+        ]
+        document = {**display, "held_by": replicas}
+        if result.joined:
+            error = "another raid was at work; its own answer is in the Web UI"
+            return answer_partial(document, [{"id": workflow_id, "error": error}])
+        sections = [Answer(document=replicas, title="held up by replicas")] if replicas else []
+        return Answer(document=document, display=display, sections=sections)
 
-def _raided(workflow_id: str, result: "RaidTombstonesResult") -> Answer:
-    done = result.done
-    counts = select_fields(done, "candidates kept removed blocks versions") | {"seconds": round(done.seconds, 3)}
-    held_by = [{"id": one.replica, "manifest": one.manifest, "tombstones": one.tombstones} for one in done.held_by]
-    told: dict[str, object] = {"workflow_id": workflow_id, "run_id": result.run_id, **counts}
-    document = {**told, "held_by": held_by}
-    if result.joined:
-        return in_part(document, [{"id": workflow_id, "error": _RAIDING}])
-    more = [Answer(document=held_by, title="held up by replicas")] if held_by else []
-    return Answer(document=document, shown=told, more=more)
+    return JobRequest(lambda client: client.raid_tombstones(age_s, reason, context.actor), "raiding tombstones", answer)
 
 
 @command(tombstones, "sizing", "--records 1000000", "--records 1000000 --json")
@@ -82,8 +78,8 @@ def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8
     """
     from dataclasses import asdict  # noqa: PLC0415 - start-up time
 
-    from logstore.records.tombstones import sizing as estimated  # noqa: PLC0415
+    from logstore.records import tombstones as estimates  # noqa: PLC0415
 
     database = "sqlite" if context.settings.database_url.startswith("sqlite") else "postgresql"
-    found = asdict(estimated(records, key_bytes=key_bytes, database=database))
-    return Answer(document={**found, "database": database})
+    estimate = estimates.sizing(records, key_bytes=key_bytes, database=database)
+    return Answer(document={**asdict(estimate), "database": database})

@@ -1,4 +1,4 @@
-"""`txn`: transactions from the command line, and what they still owe to whom."""
+"""Group `txn`: transactions, and the participants that they still owe."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,57 +8,50 @@ import typer
 from logstore.errors import InvalidInput, SextonError
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import Asked, Job, built, job, one_or_all
-from workers.cli.options import AllTopics, Master, OneTopic, Reason, known_transaction
-from workers.cli.output import Answer, note
-from workers.cli.progress import watching
+from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_build, job, select_topics
+from workers.cli.options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
+from workers.cli.output import Answer, note, select_columns
+from workers.cli.progress import showing_progress
 from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from logstore.ports.catalog import StoredParticipant, StoredTransaction, Transactions
+    from logstore.ports.catalog import StoredTransaction, Transactions
     from logstore.transactions.transactions import TransactionId
     from workers.client import Sexton
 
 txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
 
 _STATES = ("OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED")
-_MOST = 10_000
-_EVERY_S = 10.0
-_NOBODY = "no worker has tried; `sexton status` says whether one runs"
+_REPORT_INTERVAL_S = 10.0
 
 
-def _known_participant(text: str) -> str:
+def _check_participant(text: str) -> str:
     from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
 
     return str(Participant.parse(text))
 
 
-def _known_state(state: str | None) -> str | None:
+def _check_state(state: str | None) -> str | None:
     if state is not None and state.upper() not in _STATES:
         raise InvalidInput("state", expected=f"one of {', '.join(_STATES)}", found=state)
     return None if state is None else state.upper()
 
 
-Txn = Annotated[str, typer.Argument(metavar="TC:SEQ", callback=known_transaction, help="As `txn begin` printed it.")]
+Txn = Annotated[str, typer.Argument(metavar="TC:SEQ", callback=check_transaction, help="As `txn begin` printed it.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="T", help="Aborted unless it is decided by then.")]
 OfState = Annotated[
     str | None,
-    typer.Option("--state", metavar="STATE", callback=_known_state, help=f"Only those: {', '.join(_STATES)}."),
+    typer.Option("--state", metavar="STATE", callback=_check_state, help=f"Only those: {', '.join(_STATES)}."),
 ]
+_PARTICIPANT_HELP = "Topic id, or topic id/subscription, as `txn show` has it."
 ParticipantOption = Annotated[
-    str,
-    typer.Option(
-        "--participant",
-        metavar="P",
-        callback=_known_participant,
-        help="Topic id, or topic id/subscription, as `txn show` has it.",
-    ),
+    str, typer.Option("--participant", metavar="P", callback=_check_participant, help=_PARTICIPANT_HELP)
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=_MOST, help="The most to show, by id.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most to show, by id.")]
 
 
-def _parsed(text: str) -> "TransactionId":
+def _parse_id(text: str) -> "TransactionId":
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
     return TransactionId.parse(text)
@@ -69,75 +62,79 @@ def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
     from logstore.transactions.transactions import check_timeout  # noqa: PLC0415 - start-up time
 
-    seconds = parse_duration(timeout, "timeout")
-    check_timeout(seconds)
+    timeout_s = parse_duration(timeout, "timeout")
+    check_timeout(timeout_s)
     context.require_store()
 
-    async def work(client: "Sexton") -> Answer:
+    async def open_transaction(client: "Sexton") -> Answer:
         transactions = client.transactions(context.log)
-        opened = await transactions.begin(seconds)
+        txn_id = await transactions.begin(timeout_s)
         await transactions.flush()
-        return Answer(document={"txn": str(opened)})
+        return Answer(document={"txn": str(txn_id)})
 
-    return context.with_client(work)
+    return context.with_client(open_transaction)
 
 
 @command(txn, "commit", "3:17")
 def commit(context: CommandContext, transaction: Txn) -> Answer:
     """Make all of a transaction visible at once, and wait until every participant has it."""
-    return _end(context, transaction, commit=True)
+    return _decide(context, transaction, commit=True)
 
 
 @command(txn, "abort", "3:17")
 def abort(context: CommandContext, transaction: Txn) -> Answer:
     """Let nothing of a transaction be visible, and wait until every participant has it."""
-    return _end(context, transaction, commit=False)
+    return _decide(context, transaction, commit=False)
 
 
-def _end(context: CommandContext, text: str, *, commit: bool) -> Answer:
+def _decide(context: CommandContext, text: str, *, commit: bool) -> Answer:
     context.require_store()
 
-    async def work(client: "Sexton") -> Answer:
+    async def decide(client: "Sexton") -> Answer:
         import asyncio  # noqa: PLC0415 - start-up time
 
-        transactions, transaction = client.transactions(context.log), _parsed(text)
-        asked = transactions.commit if commit else transactions.abort
-        telling = asyncio.create_task(say_what_is_owed(context.catalog.transactions, transaction, note))
+        transactions, txn_id = client.transactions(context.log), _parse_id(text)
+        report = asyncio.create_task(report_owed_participants(context.catalog.transactions, txn_id, note))
         try:
-            with watching(f"telling the participants of {text}"):
-                state = await asked(transaction)
+            with showing_progress(f"telling the participants of {text}"):
+                state = await (transactions.commit if commit else transactions.abort)(txn_id)
         except asyncio.CancelledError:
-            note(
-                f"no longer waiting; what was decided of {text} stays, and `sexton txn show {text}` says how far it is"
-            )
+            status = f"`sexton txn show {text}` says how far it is"
+            note(f"no longer waiting; what was decided of {text} stays, and {status}")
             raise
         finally:
-            telling.cancel()
+            report.cancel()
         await transactions.flush()
         return Answer(document={"state": state.value})
 
-    return context.with_client(work)
+    return context.with_client(decide)
 
 
-async def say_what_is_owed(
-    transactions: "Transactions", transaction: "TransactionId", say: Callable[[str], None], *, every_s: float = _EVERY_S
+async def report_owed_participants(
+    transactions: "Transactions",
+    txn_id: "TransactionId",
+    say: Callable[[str], None],
+    *,
+    interval_s: float = _REPORT_INTERVAL_S,
 ) -> None:
-    """Tell a person who waits how many participants are not told yet, and why; once for each reason."""
+    """Report until cancelled how many participants of a decided transaction are owed, and why."""
     import asyncio  # noqa: PLC0415 - start-up time
 
-    told = ""
+    status = ""
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(interval_s)
         try:
-            found = await asyncio.to_thread(transactions.get, transaction)
-        except SextonError:  # the command itself meets it, and says so
+            transaction = await asyncio.to_thread(transactions.get, txn_id)
+        except SextonError:  # the command itself meets and reports the error
             continue
-        why = next(
-            (f"{decode_topic_name(one.topic)}: {one.last_error}" for one in found.owed if one.last_error), _NOBODY
+        cause = next(
+            (f"{decode_topic_name(owed.topic)}: {owed.last_error}" for owed in transaction.owed if owed.last_error),
+            "no worker has tried; `sexton status` says whether one runs",
         )
-        told, before = f"{len(found.owed):,} of {len(found.participants):,} participants are not told yet: {why}", told
-        if found.owed and found.decided_us is not None and told != before:
-            say(f"{transaction} is {found.state.value}, which readers see already; {told}")
+        counts = f"{len(transaction.owed):,} of {len(transaction.participants):,}"
+        previous, status = status, f"{counts} participants are not told yet: {cause}"
+        if transaction.owed and transaction.decided_us is not None and status != previous:
+            say(f"{txn_id} is {transaction.state.value}, which readers see already; {status}")
 
 
 @command(txn, "resolve", "3:17 --participant 7", "3:17 --participant 7/billing")
@@ -150,15 +147,10 @@ def resolve(
 
     context.require_store()
     cause = Cause(actor=context.actor, reason=reason, workflow_id="")
-    found = context.catalog.transactions.resolve(_parsed(transaction), Participant.parse(participant), cause)
-
-    async def retry(
-        client: "Sexton",
-    ) -> None:  # also of one that is final now: its broadcast waits for the next attempt
-        await client.broadcast_transaction(found.txn)
-
-    context.with_client(retry)
-    return _shown_whole(found)
+    resolved = context.catalog.transactions.resolve(_parse_id(transaction), Participant.parse(participant), cause)
+    # A final transaction is broadcast too: its running broadcast waits for the next attempt.
+    context.with_client(lambda client: client.broadcast_transaction(resolved.txn))
+    return _answer_transaction(resolved)
 
 
 @command(txn, "list", "", "--state COMMITTING --json")
@@ -167,19 +159,16 @@ def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100)
     from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
-    found = context.catalog.transactions.many(states=states, limit=limit + 1)
-    if len(found) > limit:
-        note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
-    rows = [_document(one) for one in found[:limit]]
-    return Answer(
-        document=rows, shown=[_shown(one) for one in found[:limit]], beneath=("owed",), empty="no transactions"
-    )
+    transactions = cut_rows(context.catalog.transactions.many(states=states, limit=limit + 1), limit, "first")
+    display = [_make_display_row(transaction) for transaction in transactions]
+    rows = [make_document(transaction) for transaction in transactions]
+    return Answer(document=rows, display=display, columns_below=("owed",), empty="no transactions")
 
 
 @command(txn, "show", "3:17", "3:17 --json")
 def show(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
-    return _shown_whole(context.catalog.transactions.get(_parsed(transaction)))
+    return _answer_transaction(context.catalog.transactions.get(_parse_id(transaction)))
 
 
 @job(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
@@ -190,72 +179,74 @@ def snapshot(
     all_topics: AllTopics = False,
     master: Master = None,
     reason: Reason = "",
-) -> Asked:
+) -> JobOrAnswer:
     """Rebuild what is open and what is aborted from the log of a topic, or of all, and keep it as a snapshot.
 
     Workers write snapshots by themselves after changes; this reads whole logs, and mends a snapshot that is damaged.
     """
-    topics = one_or_all(context, name, all_topics=all_topics)
+    topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
-    return Job(
+    return JobRequest(
         lambda client: client.build_transaction_snapshots(
             topics, master=master or "", reason=reason, actor=context.actor
         ),
         "building snapshots",
-        built,
+        answer_build,
     )
 
 
-def _document(found: "StoredTransaction") -> dict[str, Any]:
+def make_document(transaction: "StoredTransaction") -> dict[str, Any]:
+    """Return the JSON document of a transaction with its participants."""
+
+    def format_time(moment_us: int | None) -> str | None:
+        return None if moment_us is None else format_time_us(moment_us)
+
     return {
-        "txn": str(found.txn),
-        "state": found.state.value,
-        "created": format_time_us(found.created_us),
-        "deadline": format_time_us(found.deadline_us),
-        "decided": None if found.decided_us is None else format_time_us(found.decided_us),
-        "finished": None if found.finished_us is None else format_time_us(found.finished_us),
-        **select_fields(found, "timed_out attempts last_error trace_id"),
-        "owed": 0 if found.decided_us is None else len(found.owed),
-        "participants": [_participant(one) for one in found.participants],
+        "txn": str(transaction.txn),
+        "state": transaction.state.value,
+        "created": format_time(transaction.created_us),
+        "deadline": format_time(transaction.deadline_us),
+        "decided": format_time(transaction.decided_us),
+        "finished": format_time(transaction.finished_us),
+        **select_fields(transaction, "timed_out attempts last_error trace_id"),
+        "owed": 0 if transaction.decided_us is None else len(transaction.owed),
+        "participants": [
+            {
+                "participant": str(stored.participant),
+                "topic": decode_topic_name(stored.topic),
+                "subscription": stored.participant.subscription or None,
+                "acknowledged": sum(map(len, stored.positions.values())),
+                "settled": format_time(stored.settled_us),
+                **select_fields(stored, "how last_error"),
+            }
+            for stored in transaction.participants
+        ],
     }
 
 
-def _shown_whole(found: "StoredTransaction") -> Answer:
-    """The transaction, and for people its participants in a table in which names and errors have lines of their own."""
-    document = _document(found)
-    rows: list[dict[str, Any]] = document["participants"]
-    columns = ("participant", "acknowledged", "settled", "how", "topic", "last_error")
+def _answer_transaction(transaction: "StoredTransaction") -> Answer:
+    document = make_document(transaction)
+    rows = document["participants"]
     participants = Answer(
         document=rows,
-        shown=[{name: row[name] for name in columns} for row in rows],
+        display=select_columns(rows, "participant acknowledged settled how topic last_error"),
         title="participants",
         empty="no participants",
-        beneath=("topic", "last_error"),
+        columns_below=("topic", "last_error"),
     )
-    shown = {name: value for name, value in document.items() if name != "participants"}
-    return Answer(document=document, shown=shown, more=[participants])
+    display = {name: value for name, value in document.items() if name != "participants"}
+    return Answer(document=document, display=display, sections=[participants])
 
 
-def _participant(one: "StoredParticipant") -> dict[str, Any]:
-    return {
-        "participant": str(one.participant),
-        "topic": decode_topic_name(one.topic),
-        "subscription": one.participant.subscription or None,
-        "acknowledged": sum(map(len, one.positions.values())),
-        "settled": None if one.settled_us is None else format_time_us(one.settled_us),
-        "how": None if one.how is None else one.how.value,
-        "last_error": one.last_error,
-    }
-
-
-def _shown(found: "StoredTransaction") -> dict[str, object]:
+def _make_display_row(transaction: "StoredTransaction") -> dict[str, object]:
     owed = [
-        f"{decode_topic_name(one.topic)} ({one.participant}): {one.last_error or 'not told yet'}" for one in found.owed
+        f"{decode_topic_name(stored.topic)} ({stored.participant}): {stored.last_error or 'not told yet'}"
+        for stored in transaction.owed
     ]
     return {
-        "txn": str(found.txn),
-        "state": found.state.value,
-        "deadline": format_time_us(found.deadline_us),
-        "participants": format_value(len(found.participants)),
-        "owed": "; ".join(owed) if found.state.value != "OPEN" else "",
+        "txn": str(transaction.txn),
+        "state": transaction.state.value,
+        "deadline": format_time_us(transaction.deadline_us),
+        "participants": format_value(len(transaction.participants)),
+        "owed": "; ".join(owed) if transaction.state.value != "OPEN" else "",
     }

@@ -1,4 +1,4 @@
-"""`worker run`, `worker deploy` and `worker builds`: worker processes, and which build of them gets new work."""
+"""Group `worker`: worker processes, and the builds that get new work."""
 
 from typing import Annotated
 
@@ -6,18 +6,19 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.options import known_worker, of_kind
+from workers.cli.options import check_worker, make_setting_check
 from workers.cli.output import Answer
 from workers.pages.texts import format_time_us, select_fields
 
 worker = group("worker", "Worker processes, and the builds of them.")
 
+_check_queue = make_setting_check("validate_word")
 Queues = Annotated[
     list[str] | None,
-    typer.Option("--queue", metavar="NAME", callback=of_kind("validate_word"), help="A task queue; may be repeated."),
+    typer.Option("--queue", metavar="NAME", callback=_check_queue, help="A task queue; may be repeated."),
 ]
 _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
-WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=known_worker, help=_ID_HELP)]
+WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=check_worker, help=_ID_HELP)]
 
 
 @command(worker, "run", "", "sexton worker run --queue sexton --worker-id w1")
@@ -52,25 +53,23 @@ def deploy(
     from infra.stack.home import StackHome  # noqa: PLC0415 - start-up time
     from infra.stack.workers import crashed_worker_ids  # noqa: PLC0415
     from workers.client.connections import run_with_client  # noqa: PLC0415
-    from workers.operations.builds import deploy as deploy_build  # noqa: PLC0415
-    from workers.operations.builds import require_deployment_name  # noqa: PLC0415
+    from workers.operations import builds  # noqa: PLC0415
 
     settings = context.settings
-    name = require_deployment_name(settings)
-    dead = crashed_worker_ids(StackHome.at(settings.home))
-    found = run_with_client(
+    name = builds.require_deployment_name(settings)
+    crashed = crashed_worker_ids(StackHome.at(settings.home))
+    deployment = run_with_client(
         settings,
-        lambda client: deploy_build(
-            client, name, build_id, ramp=ramp, without_workers=without_workers, dead_identities=dead
+        lambda client: builds.deploy(
+            client, name, build_id, ramp=ramp, without_workers=without_workers, dead_identities=crashed
         ),
     )
-    return Answer(
-        document={"deployment": found.name, **select_fields(found, "current ramping ramp_percent")}, text=f"{found}\n"
-    )
+    document = {"deployment": deployment.name, **select_fields(deployment, "current ramping ramp_percent")}
+    return Answer(document=document, text=f"{deployment}\n")
 
 
 @command(worker, "builds", "", "--json")
-def builds(context: CommandContext) -> Answer:
+def list_builds(context: CommandContext) -> Answer:
     """List the builds of the deployment, newest first, and the build that this installation is.
 
     Status: CURRENT and RAMPING get new runs; DRAINING has runs that are pinned to it, so its workers must go on;
@@ -80,19 +79,18 @@ def builds(context: CommandContext) -> Answer:
     from workers.identity import own_build  # noqa: PLC0415
     from workers.operations.builds import read_deployment, require_deployment_name  # noqa: PLC0415
 
-    settings = context.settings
-    name = require_deployment_name(settings)
-    own = own_build(settings)
-    found = run_with_client(settings, lambda client: read_deployment(client, name))
+    name = require_deployment_name(context.settings)
+    own = own_build(context.settings)
+    own_id = own.build_id if own else None
+    deployment = run_with_client(context.settings, lambda client: read_deployment(client, name))
     rows = [
-        select_fields(row, "build_id status ramp_percent") | {"created": format_time_us(row.created_us)}
-        for row in found.builds
+        select_fields(build, "build_id status ramp_percent") | {"created": format_time_us(build.created_us)}
+        for build in deployment.builds
     ]
-    document = {
-        "deployment": found.name,
-        "own": own.build_id if own else None,
-        **select_fields(found, "current ramping ramp_percent"),
-        "builds": rows,
-    }
-    more = Answer(document={}, text=f"{found}; this installation is {document['own']}\n")
-    return Answer(document=document, shown=rows, empty=f"no worker has served as a build of {name}", more=(more,))
+    shares = select_fields(deployment, "current ramping ramp_percent")
+    return Answer(
+        document={"deployment": deployment.name, "own": own_id, **shares, "builds": rows},
+        display=rows,
+        empty=f"no worker has served as a build of {name}",
+        sections=(Answer(document={}, text=f"{deployment}; this installation is {own_id}\n"),),
+    )

@@ -1,6 +1,5 @@
-"""`workflow`, `schedule` and `replay`: jobs as Temporal has them, and their histories against this build."""
+"""Groups `workflow` and `schedule`, jobs in Temporal, and `replay` of their histories."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,15 +13,12 @@ from logstore.whole_files import read_regular_file
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.options import OfTopic, encoded_topic
+from workers.cli.options import TopicFilter, encode_topic
 from workers.cli.output import Answer, note
-from workers.pages.texts import decode_topic_name
+from workers.pages.texts import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
-
-    from workers.client import Sexton
-    from workers.client.visibility import WorkflowRow
 
 
 workflow = group("workflow", "Jobs in Temporal.")
@@ -41,7 +37,7 @@ class Status(StrEnum):
 
 
 class Kind(StrEnum):
-    """Types of jobs, by the names that Temporal knows."""
+    """Types of jobs, by their names in Temporal."""
 
     TRIM_TOPIC = "trim-topic"
     TRIM_TOPICS = "trim-topics"
@@ -83,7 +79,7 @@ def list_workflows(
     *,
     type: Type = None,  # noqa: A002 - the option's name
     status: InStatus = None,
-    topic: OfTopic = None,
+    topic: TopicFilter = None,
     limit: Limit = 100,
     all_runs: All = False,
 ) -> Answer:
@@ -92,28 +88,29 @@ def list_workflows(
     Completed runs of recurring jobs are left out unless a person started them; --all or --type shows them. `sexton
     schedule list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
     """
-    encoded, finished_recurring = encoded_topic(topic), all_runs or type is not None
-
-    async def work(client: "Sexton") -> "list[WorkflowRow]":
-        return await client.list_workflows(type, status, encoded, limit, finished_recurring=finished_recurring)
-
-    rows = [{name: _plain(value) for name, value in asdict(found).items()} for found in context.with_client(work)]
+    encoded, finished_recurring = encode_topic(topic), all_runs or type is not None
+    workflows = context.with_client(
+        lambda client: client.list_workflows(type, status, encoded, limit, finished_recurring=finished_recurring)
+    )
+    rows = [_to_row(row) for row in workflows]
     if not rows and (type or status or topic):
-        note(f"Temporal knows no{_told(status)} workflow{_told(type, ' of type ')}{_told(topic, ' of topic ')}")
+        filters = [f" {status}" if status else "", " workflow", f" of type {type}" if type else ""]
+        note(f"Temporal knows no{''.join(filters)}{f' of topic {topic}' if topic else ''}")
     if not rows and not finished_recurring and status in {None, Status.COMPLETED}:
         note("completed runs of recurring jobs are left out: --all shows them")
-    shown = [row | {"topic": decode_topic_name(str(row["topic"]))} if row.get("topic") else row for row in rows]
+    for row in rows:
+        if row.get("topic"):
+            row["topic"] = decode_topic_name(row["topic"])
     columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
-    narrow = [{name: row.get(name) for name in columns} for row in shown]
-    return Answer(document=shown, shown=narrow, beneath=("topic",), empty="no workflows")
+    display = [{name: row.get(name) for name in columns} for row in rows]
+    return Answer(document=rows, display=display, columns_below=("topic",), empty="no workflows")
 
 
-def _told(value: str | None, before: str = " ") -> str:
-    return f"{before}{value}" if value else ""
-
-
-def _plain(value: object) -> object:
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
+def _to_row(source: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    return {
+        name: value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
+        for name, value in asdict(source).items()
+    }
 
 
 schedule = group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
@@ -122,23 +119,17 @@ schedule = group("schedule", "Jobs that recur: sweep, trim, plan, and those of r
 @command(schedule, "list", "", "--json")
 def list_schedules(context: CommandContext) -> Answer:
     """List the recurring jobs that Temporal has, with their next and last runs."""
-    rows: list[dict[str, object]] = []
-    for found in context.with_client(lambda client: client.list_schedules()):
-        fields = {name: _plain(value) for name, value in asdict(found).items()}
-        rows.append({"id": fields.pop("schedule_id"), **fields})
-    return Answer(
-        document=rows, shown=[_narrow(row) for row in rows], empty="no schedules; `sexton schedule apply` creates them"
-    )
-
-
-def _narrow(row: Mapping[str, Any]) -> dict[str, object]:
     from workers.settings import format_duration  # noqa: PLC0415 - start-up time
 
-    every = None if row["interval_s"] is None else format_duration(row["interval_s"])
-    paused = "paused" if row["paused"] else None
-    # without the year a line of 80 columns has room for every name
-    rest = {name: row[name] and f"{row[name][5:10]} {row[name][11:16]}" for name in ("next_run", "last_run")}
-    return {"id": row["id"], "workflow": row["workflow"], "every": paused or every, **rest}
+    rows, display = [], []
+    for row in map(_to_row, context.with_client(lambda client: client.list_schedules())):
+        rows.append({"id": row.pop("schedule_id"), **row})
+        interval = None if row["interval_s"] is None else format_duration(row["interval_s"])
+        values = {"id": rows[-1]["id"], "workflow": row["workflow"], "every": "paused" if row["paused"] else interval}
+        # Without the year, a line of 80 columns has room for every name.
+        times = {name: row[name] and f"{row[name][5:10]} {row[name][11:16]}" for name in ("next_run", "last_run")}
+        display.append(values | times)
+    return Answer(document=rows, display=display, empty="no schedules; `sexton schedule apply` creates them")
 
 
 @command(schedule, "apply", "", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply")
@@ -147,8 +138,8 @@ def apply(context: CommandContext) -> Answer:
 
     An interval of 0s leaves a job out, or pauses it. A schedule that was paused by hand stays paused.
     """
-    applied = context.with_client(lambda client: client.apply_schedules())
-    rows = [{"id": one.schedule_id, "change": one.change} for one in applied]
+    schedules = context.with_client(lambda client: client.apply_schedules())
+    rows = [{"id": schedule.schedule_id, "change": schedule.change} for schedule in schedules]
     return Answer(document=rows, empty="no recurring jobs: every interval is 0s")
 
 
@@ -162,13 +153,13 @@ def restart(context: CommandContext, schedule_id: ScheduleId) -> Answer:
     Jobs that it keeps going, `flush-records` and coordinators, end too where they are stuck. No work is lost: each run
     finds in the catalog what is left to do. A schedule that is paused starts nothing.
     """
-    ended = context.with_client(lambda client: client.restart_schedule(schedule_id))
-    return Answer(document={"id": schedule_id, "ended": ended})
+    ended_runs = context.with_client(lambda client: client.restart_schedule(schedule_id))
+    return Answer(document={"id": schedule_id, "ended": ended_runs})
 
 
 replays = group("replays", "Replays.", path="")
 
-_MOST_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB, which are less than that as JSON
+_MAX_HISTORY_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB, which are less than that as JSON
 
 JobId = Annotated[str, typer.Argument(metavar="WORKFLOW_ID", help="The job, as `sexton workflow list` shows it.")]
 RunId = Annotated[
@@ -192,38 +183,34 @@ def replay(
     """
     if history is not None and run_id is not None:
         raise InvalidInput("run-id", expected="none with --history, because a file is of one run", found=run_id)
-    found = _history(context, workflow_id, history, run_id)
+    if history is None:
+        events = context.with_client(lambda client: client.history_of(workflow_id, run_id))
+    else:
+        events = _read_history(workflow_id, history)
     if debug:
         note("h lists the debugger's commands; b FILE:LINE stops elsewhere too, c goes on")
-    done = context.services.replay(found, debug=debug, settings=context.settings)
-    failed = "nondeterminism" if done.nondeterministic else "failure"
-    told: dict[str, Any] = {
-        "replayed": done.failure is None,
-        "workflow_id": workflow_id,
-        "run_id": done.run_id,
-        "type": done.type,
-        "events": done.events,
-        **({} if done.failure is None else {failed: done.failure}),
-    }
-    return Answer(document=told, code=ExitCode.DONE if done.failure is None else ExitCode.FAILED)
+    replayed = context.services.replay(events, debug=debug, settings=context.settings)
+    is_replayed = replayed.failure is None
+    document = {"replayed": is_replayed, "workflow_id": workflow_id, **select_fields(replayed, "run_id type events")}
+    if not is_replayed:
+        document["nondeterminism" if replayed.nondeterministic else "failure"] = replayed.failure
+    return Answer(document=document, code=ExitCode.DONE if is_replayed else ExitCode.FAILED)
 
 
-def _history(context: CommandContext, workflow_id: str, file: Path | None, run_id: str | None) -> "WorkflowHistory":
-    if file is None:
-        return context.with_client(lambda client: client.history_of(workflow_id, run_id))
+def _read_history(workflow_id: str, file: Path) -> "WorkflowHistory":
     from temporalio.client import WorkflowHistory  # noqa: PLC0415 - start-up time
 
     try:
-        text = read_regular_file(file, max_bytes=_MOST_BYTES).decode("utf-8")
+        text = read_regular_file(file, max_bytes=_MAX_HISTORY_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("history", expected=f"a file that can be read ({error})", found=file) from error
     try:
-        found = WorkflowHistory.from_json(workflow_id, text)
+        history = WorkflowHistory.from_json(workflow_id, text)
     except Exception as error:  # the SDK raises what its parsers raise, of many kinds
         expected = "a history as JSON, of the Web UI or of `temporal workflow show --output json`"
         raise InvalidInput("history", expected=expected, found=f"{file} ({type(error).__name__})") from error
-    for event in found.events[:1]:
-        recorded = event.workflow_execution_started_event_attributes.workflow_id
-        if recorded not in {"", workflow_id}:  # what old servers wrote does not say
-            raise InvalidInput("history", expected=f"one of {workflow_id}", found=f"{file} of {recorded}")
-    return found
+    for event in history.events[:1]:
+        recorded_id = event.workflow_execution_started_event_attributes.workflow_id
+        if recorded_id not in {"", workflow_id}:  # old servers do not record it
+            raise InvalidInput("history", expected=f"one of {workflow_id}", found=f"{file} of {recorded_id}")
+    return history

@@ -539,7 +539,7 @@ class FakeServices(Services):
         assert catalog is self.log.catalog
         yield self.log
 
-    def collector(self) -> str | None:
+    def find_collector(self) -> str | None:
         """The collector it was told."""
         return self.sends_spans_to
 
@@ -547,7 +547,7 @@ class FakeServices(Services):
     def tracing(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
         """Remember which command was traced, and how it says that it ended."""
         self.calls.append(("traced", command))
-        yield SimpleNamespace(trace_id=TRACE, tell=lambda *told: self.told.append(told))
+        yield SimpleNamespace(trace_id=TRACE, set_result=lambda *told: self.told.append(told))
 
     async def connect(self, settings: Any, catalog: Any) -> Any:
         """The fake client."""

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.cli.topic.json_lines import MAX_LINE, DeliveryLimit, delivery_ms, parse_lines, rereadable
+from workers.cli.topic.json_lines import (
+    MAX_LINE_BYTES,
+    DeliveryLimit,
+    open_rereadable,
+    parse_delivery_time,
+    parse_lines,
+)
 from workers.pages.texts import format_time_us
 
 
@@ -128,10 +134,10 @@ def test_parse_lines_sequence_id_without_producer_is_refused() -> None:
 
 def test_parse_lines_line_too_long_is_refused() -> None:
     """A line that would fill the memory is not read to its end."""
-    source = io.BytesIO(b'{"payload": "' + b"x" * (MAX_LINE + 100) + b'"}')
-    with pytest.raises(InvalidInput, match=f"at most {MAX_LINE} bytes"):
+    source = io.BytesIO(b'{"payload": "' + b"x" * (MAX_LINE_BYTES + 100) + b'"}')
+    with pytest.raises(InvalidInput, match=f"at most {MAX_LINE_BYTES} bytes"):
         list(parse_lines(source, with_producer=False))
-    assert source.tell() <= MAX_LINE + 2
+    assert source.tell() <= MAX_LINE_BYTES + 2
 
 
 def test_parse_lines_empty_file_gives_nothing() -> None:
@@ -146,7 +152,7 @@ def test_rereadable_pipe_can_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> N
         writer.write(b"abc")
     with os.fdopen(end, encoding="utf-8") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        with rereadable("-") as source:
+        with open_rereadable("-") as source:
             first = source.read()
             source.seek(0)
             assert (first, source.read()) == (b"abc", b"abc")
@@ -159,7 +165,7 @@ def test_rereadable_fifo_or_device_is_refused_without_being_read(
     """To open it may block for ever, and to read it may never end."""
     path = tmp_path / "lines"
     make(path)
-    with pytest.raises(InvalidInput, match=r"- for stdin, found .*: not a regular file"), rereadable(str(path)):
+    with pytest.raises(InvalidInput, match=r"- for stdin, found .*: not a regular file"), open_rereadable(str(path)):
         pass
 
 
@@ -169,8 +175,8 @@ def test_rereadable_endless_line_of_stdin_is_not_kept(monkeypatch: pytest.Monkey
     stdin = io.TextIOWrapper(io.BufferedReader(_Endless(b'{"payload": "a"}\n', byte)))
     monkeypatch.setattr("sys.stdin", stdin)
     with (
-        rereadable("-") as source,
-        pytest.raises(InvalidInput, match=f"line 2: expected at most {MAX_LINE} bytes"),
+        open_rereadable("-") as source,
+        pytest.raises(InvalidInput, match=f"line 2: expected at most {MAX_LINE_BYTES} bytes"),
     ):
         list(parse_lines(source, with_producer=False))
 
@@ -192,7 +198,7 @@ class _Endless(io.RawIOBase):
 def test_parse_lines_file_that_fails_while_it_is_read_names_the_option() -> None:
     """This one opens like any regular file, and the disk answers with an I/O error."""
     with (
-        rereadable("/proc/self/mem") as source,
+        open_rereadable("/proc/self/mem") as source,
         pytest.raises(InvalidInput, match=r"^file: .* found 'line 1: Input/output error'$"),
     ):
         list(parse_lines(source, with_producer=False))
@@ -201,7 +207,7 @@ def test_parse_lines_file_that_fails_while_it_is_read_names_the_option() -> None
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_rereadable_no_file_names_the_option(tmp_path: Path, name: str) -> None:
     """A file that cannot be opened is bad input."""
-    with pytest.raises(InvalidInput, match=r"^file: "), rereadable(str(tmp_path / name)):
+    with pytest.raises(InvalidInput, match=r"^file: "), open_rereadable(str(tmp_path / name)):
         pass
 
 
@@ -216,11 +222,11 @@ def test_rereadable_no_file_names_the_option(tmp_path: Path, name: str) -> None:
 )
 def test_delivery_ms_fraction_rounds_up(text: str, expected: int) -> None:
     """A delivery time is never earlier than what was asked for."""
-    assert delivery_ms(text) == expected
+    assert parse_delivery_time(text) == expected
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(9999, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001
 def test_shown_us_any_moment_reads_back(moment: datetime) -> None:
     """What is shown as RFC 3339 is read as the same moment, to the millisecond."""
     us = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 1_000_000
-    assert delivery_ms(format_time_us(us)) * 1_000 == us
+    assert parse_delivery_time(format_time_us(us)) * 1_000 == us

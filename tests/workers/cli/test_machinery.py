@@ -24,8 +24,8 @@ from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION, cli
-from workers.cli.app import COMMANDS, group_of, loaded
-from workers.cli.errors import ExitCode, code_of, error_named, failure_of
+from workers.cli.app import COMMANDS, load_command, load_group
+from workers.cli.errors import ExitCode, classify_error, find_error_class, get_exit_code
 from workers.hosting.interceptors import to_application_error
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,14 +162,14 @@ def test_failure_of_workflow_error_is_known_by_its_type(kind: str, code: int) ->
     inner = ApplicationError("why", type=kind)
     outer = ApplicationError("what")
     outer.__cause__ = inner
-    failure = failure_of(WorkflowFailureError(cause=outer))
+    failure = classify_error(WorkflowFailureError(cause=outer))
     assert (failure.code, failure.type, failure.message) == (code, kind, "why")
 
 
 def test_failure_of_bad_input_that_crossed_temporal_keeps_its_field() -> None:
     """As a detail of the failure, which the worker's edge adds: a message is for people."""
     refused = errors.UnknownObject("ledger", expected="a ledger of the topic", found=99)
-    failure = failure_of(WorkflowFailureError(cause=to_application_error(refused)))
+    failure = classify_error(WorkflowFailureError(cause=to_application_error(refused)))
     assert (failure.code, failure.field) == (ExitCode.USAGE, "ledger")
 
 
@@ -178,21 +178,21 @@ def test_failure_of_workflow_that_gave_up_is_the_workflows_own_type() -> None:
     inner = ApplicationError("s3 is away", type="StoreUnavailable")
     outer = ApplicationError("attempts exhausted", type="DEAD_LETTERED")
     outer.__cause__ = inner
-    assert failure_of(WorkflowFailureError(cause=outer)).code is ExitCode.PARTIAL
+    assert classify_error(WorkflowFailureError(cause=outer)).code is ExitCode.PARTIAL
 
 
 def test_failure_of_lost_temporal_is_unreachable() -> None:
     """Temporal's own errors tell a lost connection from a refusal."""
     lost = RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"")
     absent = RPCError("no such workflow", RPCStatusCode.NOT_FOUND, b"")
-    assert (failure_of(lost).code, failure_of(absent).code) == (ExitCode.UNREACHABLE, ExitCode.FAILED)
-    assert "connection refused" not in failure_of(lost).message
+    assert (classify_error(lost).code, classify_error(absent).code) == (ExitCode.UNREACHABLE, ExitCode.FAILED)
+    assert "connection refused" not in classify_error(lost).message
 
 
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED"])
 def test_failure_of_temporal_outside_names_it_and_what_to_try_in_our_words(status: str) -> None:
     """No text of a transport reaches people."""
-    failure = failure_of(RPCError("tonic::transport::Error(Transport, ...)", RPCStatusCode[status], b""))
+    failure = classify_error(RPCError("tonic::transport::Error(Transport, ...)", RPCStatusCode[status], b""))
     assert (failure.code, failure.type) == (ExitCode.UNREACHABLE, "ServiceFailed")
     assert failure.message.startswith("temporal: it ")
     assert "tonic" not in failure.message
@@ -203,7 +203,7 @@ def test_failure_of_missing_namespace_names_it() -> None:
     detail = Any()
     detail.Pack(NamespaceNotFoundFailure(namespace="nope"))
     raw = GrpcStatus(code=5, message="Namespace nope is not found.", details=[detail]).SerializeToString()
-    failure = failure_of(RPCError("Namespace nope is not found.", RPCStatusCode.NOT_FOUND, raw))
+    failure = classify_error(RPCError("Namespace nope is not found.", RPCStatusCode.NOT_FOUND, raw))
     assert failure.code is ExitCode.UNREACHABLE
     assert "no namespace nope; correct SEXTON_TEMPORAL_NAMESPACE" in failure.message
 
@@ -225,16 +225,16 @@ def test_failure_of_ours_raised_from_temporals_is_ours(
 ) -> None:
     """What we made of Temporal's error says more than that error."""
     error.__cause__ = RPCError("workflow not found for ID", status, b"")
-    failure = failure_of(error)
+    failure = classify_error(error)
     assert (failure.code, failure.type, failure.message) == (code, type(error).__name__, str(error))
 
 
 def test_error_named_every_class_of_ours_is_found() -> None:
     """No class of the tree is forgotten, and no other name is ours."""
     ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SextonError)]
-    assert all(error_named(kind.__name__) is kind for kind in ours)
-    assert error_named("ValueError") is None
-    assert code_of(errors.CatalogVersionMismatch) is ExitCode.REFUSED
+    assert all(find_error_class(kind.__name__) is kind for kind in ours)
+    assert find_error_class("ValueError") is None
+    assert get_exit_code(errors.CatalogVersionMismatch) is ExitCode.REFUSED
 
 
 def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, services: FakeServices) -> None:
@@ -256,16 +256,16 @@ def test_registry_names_every_command_and_says_of_each_what_its_module_says() ->
         path for path in folder.rglob("*.py") if re.search("^@(command|job)[(]", path.read_text("utf-8"), re.MULTILINE)
     ]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
-    assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.beside)}
+    assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.other_modules)}
     for name, entry in COMMANDS.items():
-        found = loaded(name)
+        found = load_command(name)
         assert found.name == name
         first = " ".join((found.help or "").split())
         assert entry.group or first == entry.about
         assert first.startswith(entry.about.rstrip(".")), name
     single = {name for name, entry in COMMANDS.items() if entry.group}
     groups = {(entry.module, entry.group) for entry in COMMANDS.values() if entry.group}
-    assert single == {name for each in groups for name in group_of(*each).list_commands(None)}
+    assert single == {name for each in groups for name in load_group(*each).list_commands(None)}
 
 
 def test_root_help_shows_the_table(run: Run) -> None:

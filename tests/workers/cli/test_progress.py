@@ -12,13 +12,13 @@ _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
 from workers.cli.output import note
-from workers.cli.progress import library_output_in, watching
+from workers.cli.progress import redirecting_library_output, showing_progress
 
-with library_output_in(Path(sys.argv[1])), watching("at work", at_once=True) as bar:
+with redirecting_library_output(Path(sys.argv[1])), showing_progress("at work", at_once=True) as bar:
     os.write(2, b"of a library\\n")
     subprocess.run(["sh", "-c", "echo of a child >&2"])
     note("a note of ours")
-    bar.say("still at work")
+    bar.update("still at work")
     print("a line of ours", file=sys.stderr)
 note("the end")
 os.write(2, b"as before\\n")

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli import progress
-from workers.cli.progress import telling_steps
+from workers.cli.progress import announcing_steps
 from workers.settings import SERVICE_SETTINGS
 
 
@@ -94,12 +94,12 @@ def test_up_without_a_terminal_tells_each_step_in_a_line_as_it_begins(run: Run, 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
 def test_up_on_a_terminal_shows_its_step_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the second that other work gets before a bar is drawn; a terminal that draws no bars gets lines."""
-    monkeypatch.setattr(progress, "_PATIENCE_S", 1e6)
+    monkeypatch.setattr(progress, "_BAR_DELAY_S", 1e6)
     monkeypatch.setenv("TERM", kind)
     ours, theirs = os.openpty()
     with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", terminal)
-        with telling_steps("starting the stack") as say:
+        with announcing_steps("starting the stack") as say:
             assert _seen(screen, b"starting the stack")
             say("half way")
             assert _seen(screen, b"half way")

@@ -23,9 +23,8 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.output import Answer, emit
-from workers.cli.rows import ConvertedRows, SpooledRows
-from workers.cli.tables import pairs, table
+from workers.cli.output import Answer, ConvertedRows, SpooledRows, emit
+from workers.cli.tables import draw_fields, draw_table
 
 _LONG = f"persistent://public/default/{'long-' * 33}end"
 _VALUES = st.none() | st.booleans() | st.integers(0, 2**63) | st.text(max_size=300) | st.lists(st.text(max_size=9))
@@ -39,7 +38,7 @@ _ROWS = st.lists(st.tuples(*[_VALUES] * 6), min_size=1, max_size=4).map(
 @given(rows=_ROWS, width=st.integers(40, 200))
 def test_table_of_anything_is_no_wider_than_asked(rows: list[dict[str, object]], width: int) -> None:
     """Whatever the cells hold, wide characters and control characters too."""
-    for line in [*table(rows, width=width, beneath=("problem",)), *pairs(rows[0], width=width)]:
+    for line in [*draw_table(rows, width=width, columns_below=("problem",)), *draw_fields(rows[0], width=width)]:
         assert cell_len(line.plain) <= width
         assert line.plain.isprintable()
 
@@ -47,13 +46,14 @@ def test_table_of_anything_is_no_wider_than_asked(rows: list[dict[str, object]],
 @given(names=st.lists(st.text("abcdefgh:/-", min_size=1, max_size=300), min_size=1, max_size=4))
 def test_table_without_a_width_holds_every_name_whole(names: list[str]) -> None:
     """`--wide` cuts nothing, and keeps each row on one line."""
-    lines = table([{"name": name, "problem": name[::-1]} for name in names], width=None, beneath=("problem",))
+    rows = [{"name": name, "problem": name[::-1]} for name in names]
+    lines = list(draw_table(rows, width=None, columns_below=("problem",)))
     assert [line.plain.split() for line in lines[2:]] == [[name, name[::-1]] for name in names]
 
 
 def test_numbers_of_one_column_are_written_alike() -> None:
     """One with commas lets all have them; a column of small ones has none."""
-    lines = table([{"bytes": 2_773, "objects": 4_100}, {"bytes": 8_904_000, "objects": 7}], width=None)
+    lines = list(draw_table([{"bytes": 2_773, "objects": 4_100}, {"bytes": 8_904_000, "objects": 7}], width=None))
     assert [line.plain.split() for line in lines[2:]] == [["2,773", "4100"], ["8,904,000", "7"]]
 
 
@@ -67,7 +67,9 @@ def test_table_short_of_room_cuts_names_in_their_middle_and_keeps_numbers_states
         "bytes": 1234567,
         "at": "2026-11-20T15:27:24.661562Z",
     }
-    heading, _, told, *beneath = [line.plain for line in table([{**row, "error": error}], width=80, beneath=("error",))]
+    heading, _, told, *beneath = [
+        line.plain for line in draw_table([{**row, "error": error}], width=80, columns_below=("error",))
+    ]
     assert heading.split() == ["id", "topic", "state", "bytes", "at"]
     assert told.split()[0] == "123456"
     assert told.split()[2:] == ["DEAD_LETTERED", "1,234,567", "2026-11-20", "15:27"]
@@ -81,10 +83,10 @@ def test_table_leaves_a_name_with_a_time_in_it_as_it_is_and_cuts_the_first_colum
     """What stands first is typed again, mostly."""
     name = "sweep-deletions-2026-11-22T02:47:00Z"
     row = {"name": name, "value": "v" * 60, "origin": "stack in /tmp"}
-    (told,) = [line.plain for line in table([row], width=80)][2:3]
+    (told,) = [line.plain for line in draw_table([row], width=80)][2:3]
     assert told.split()[0] == name
     assert "…" in told.split()[1]
-    assert table([{"name": name}], width=80)[2].plain == f" {name}"
+    assert list(draw_table([{"name": name}], width=80))[2].plain == f" {name}"
 
 
 def test_lists_of_every_command_fit_80_columns_and_wide_shows_all(run: Run, services: FakeServices) -> None:
@@ -153,9 +155,9 @@ def test_spooled_rows_are_printed_as_the_same_rows_in_a_list(rows: list[dict[str
     spooled = SpooledRows.of(rows)
     for form in ({"as_json": True}, {"as_json": False}, {"as_json": False, "wide": True}):
         told = []
-        for answer in (Answer(document=rows), Answer(document=spooled, shown=ConvertedRows(spooled, dict))):
+        for answer in (Answer(document=rows), Answer(document=spooled, display=ConvertedRows(spooled, dict))):
             stdout = io.StringIO()
-            emit(replace(answer, beneath=("problem",)), **form, stdout=stdout)
+            emit(replace(answer, columns_below=("problem",)), **form, stdout=stdout)
             told.append(stdout.getvalue())
         assert told[0] == told[1]
 
@@ -166,7 +168,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
 ) -> None:
     """Neither the rows nor the document nor the table stand in memory as a whole."""
     (ledger,) = services.log.catalog.ledgers.listed(7)
-    monkeypatch.setattr("workers.cli.rows._IN_MEMORY_BYTES", 65_536)
+    monkeypatch.setattr("workers.cli.output._IN_MEMORY_BYTES", 65_536)
 
     def peak_bytes(count: int) -> int:
         def pages(topic_id: object, *, component: object) -> Iterator[list[Ledger]]:
@@ -224,4 +226,4 @@ def test_long_table_is_printed_in_blocks_of_lines(is_terminal: bool, monkeypatch
     assert len(calls) == (3 if is_terminal else 0)
     assert ("\x1b[32mLIVE\x1b[0m" in stdout.getvalue()) is is_terminal
     shown = re.sub(r"\x1b\[[0-9;]*m", "", stdout.getvalue()).splitlines()
-    assert shown == [line.plain for line in table(rows, width=80)]
+    assert shown == [line.plain for line in draw_table(rows, width=80)]

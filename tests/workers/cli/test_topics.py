@@ -13,7 +13,7 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
-from workers.cli.topic.read import PRINTED
+from workers.cli.topic.read import COLUMNS
 
 
 def _lines(count: int, **more: object) -> str:
@@ -126,7 +126,7 @@ def test_topic_subscribe_read_ack_seek_follow_the_contract(run: Run, services: F
         "subscription": "s",
         "from_position": Position(LedgerId(4), 0),
         "max_entries": 2,
-        "columns": PRINTED,
+        "columns": COLUMNS,
     }
     acked = run("topic", "ack", orders, "--subscription", "s", "--position", "4:0", "--position", "4:1", "--json")
     assert document(acked) == {"mark_delete": "4:1"}
@@ -180,7 +180,7 @@ def test_topic_read_without_subscription_reads_as_a_new_consumer(run: Run, servi
     run("topic", "append", orders, "--file", "-", text=_lines(1))
     assert "p0" in run("topic", "read", orders).stdout
     (asked,) = services.log.reads
-    assert asked == {"subscription": None, "from_position": None, "max_entries": 100, "columns": PRINTED}
+    assert asked == {"subscription": None, "from_position": None, "max_entries": 100, "columns": COLUMNS}
 
 
 def test_topic_read_shows_delivery_times_where_there_are_any(run: Run, orders: str) -> None:

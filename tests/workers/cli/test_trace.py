@@ -14,8 +14,8 @@ from infra.telemetry.span_tree import SpanNode, span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.trace.lines import FoundTrace
-from workers.cli.trace.page import page
+from workers.cli.trace.page import render_trace_page
+from workers.cli.trace.span_lines import FoundTrace
 
 _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
 
@@ -209,9 +209,11 @@ def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: p
             span_id=f"{at:016x}", parent_id=parent, name=f"step {at}", service="s", start_ns=at, end_ns=2 * many - at
         )
         rows.spans[row.span_id] = row if at < many - 1 else replace(row, error="the last one failed")
-    found = FoundTrace(trace_id=TRACE, workflow_id=None, roots=span_trees(rows), left_out=0, unreadable=0, related=[])
+    found = FoundTrace(
+        trace_id=TRACE, workflow_id=None, roots=span_trees(rows), omitted_spans=0, unreadable_lines=0, related=[]
+    )
     monkeypatch.setattr(SpanNode, "walk", counted)
-    drawn = page(found)
+    drawn = render_trace_page(found)
     assert looks[0] <= 20 * many
     assert drawn.count('<div class="row') == many
     assert drawn.count('<details class="way" open>') == 200, "the way to the error is open"

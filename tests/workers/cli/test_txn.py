@@ -13,7 +13,7 @@ from logstore.transactions.transactions import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.txn import _document, say_what_is_owed
+from workers.cli.txn import make_document, report_owed_participants
 from workers.pages.texts import decode_topic_name
 
 
@@ -45,7 +45,7 @@ def _said(history: History, txn: TransactionId) -> list[str]:
     said, looks = list[str](), _Looks(history, txn)
 
     async def work() -> None:
-        telling = asyncio.create_task(say_what_is_owed(looks, txn, said.append, every_s=0.001))  # type: ignore[arg-type]
+        telling = asyncio.create_task(report_owed_participants(looks, txn, said.append, interval_s=0.001))  # type: ignore[arg-type]
         await asyncio.to_thread(looks.over.wait, 60)
         telling.cancel()
 
@@ -67,10 +67,10 @@ def test_open_transaction_owes_nothing_yet(history: History) -> None:
     """Its participants are to be told how it ends."""
     history.take([("begin", 0, 0), ("produce", 0, 0)])
     (txn,) = history.open
-    told = _document(history.world.catalog.transactions.get(txn))
+    told = make_document(history.world.catalog.transactions.get(txn))
     assert (told["state"], told["owed"], len(told["participants"])) == ("OPEN", 0, 1)
     history.take([("decide", 0, 1)])
-    assert _document(history.world.catalog.transactions.get(txn))["owed"] == 1
+    assert make_document(history.world.catalog.transactions.get(txn))["owed"] == 1
 
 
 def test_show_names_the_trace_of_the_transaction_and_not_its_own(

@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
 from logstore.errors import PreconditionFailed
-from workers.cli.errors import ExitCode, failure_of
+from workers.cli.errors import ExitCode, classify_error
 from workers.client import Sexton
 from workers.client.jobs import start_job
 from workers.settings import Settings
@@ -53,7 +53,7 @@ def test_workflow_of_another_type_under_the_id_of_a_job_is_refused(settings: Set
 
     error, signals = asyncio.run(run())
     assert str(error).startswith(f"workflow trim-topic/{key}: expected the type trim-topic, found 'theirs', which runs")
-    assert failure_of(error).code is ExitCode.REFUSED
+    assert classify_error(error).code is ExitCode.REFUSED
     assert signals == []
 
 

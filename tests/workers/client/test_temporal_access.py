@@ -20,7 +20,7 @@ from infra.stack.stack import StackAddresses
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
-from workers.cli.exports import exports
+from workers.cli.stack import collect_variables
 from workers.client import temporal_access
 from workers.client.connections import connect_client, run_with_client
 from workers.operations.status import run_check
@@ -72,7 +72,7 @@ def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
 
 def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
     """It reads addresses, files and key from the variables that `sexton env` prints, and is refused without them."""
-    told = exports(secured.model_copy(update={"temporal_server_name": NAME}))
+    told = collect_variables(secured.model_copy(update={"temporal_server_name": NAME}))
     path = {"PATH": os.environ["PATH"], "HOME": str(secured.home)}
 
     def asked(environ: Mapping[str, str]) -> int:

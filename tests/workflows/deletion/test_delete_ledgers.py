@@ -30,7 +30,7 @@ from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workers.cli.errors import ExitCode, failure_of
+from workers.cli.errors import ExitCode, classify_error
 from workers.client.waiting import result_of
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy
@@ -66,7 +66,7 @@ async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_noth
     assert (refusal.type, certificate.outcomes) == ("LedgerStillNeeded", {})
     assert f"ledger {ledgers[1]}: not all of it is acknowledged" in refusal.message
     assert details.startswith(f"**Refused**, nothing changed: {refusal.message}")
-    told = failure_of(caught.value)
+    told = classify_error(caught.value)
     assert (told.code, told.type, told.message) == (ExitCode.REFUSED, "LedgerStillNeeded", refusal.message)
     assert house.world.objects.keys == before
     assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
@@ -84,7 +84,7 @@ async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -
     description = await handle.describe()
     assert description.status is WorkflowExecutionStatus.COMPLETED
     assert description.search_attributes["SextonOutcome"] == ["REFUSED"]
-    told = failure_of(caught.value)
+    told = classify_error(caught.value)
     assert (told.code, told.type, told.field) == (ExitCode.USAGE, "UnknownObject", "ledger")
     assert len(house.world.left_of(ledger)) == 3
 
@@ -110,7 +110,7 @@ async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House
         with pytest.raises(WorkflowUpdateFailedError) as caught:
             await pausing.result()
     assert certificate.refused is not None
-    assert failure_of(caught.value).type == "UnknownObject"
+    assert classify_error(caught.value).type == "UnknownObject"
 
 
 def test_certificate_of_an_older_build_is_of_no_refusal() -> None:

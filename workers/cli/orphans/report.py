@@ -39,8 +39,8 @@ def report(
         note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
     rows = rows[:limit]
     shown = [_shown(row, applied=found.applied is not None) for row in rows]
-    table = Answer(document=rows, shown=shown, beneath=("detail", "reason"), empty="no findings")
-    return Answer(document=rows, shown=found.summary(), wide=found.summary(), more=[table])
+    table = Answer(document=rows, display=shown, columns_below=("detail", "reason"), empty="no findings")
+    return Answer(document=rows, display=found.summary(), wide_display=found.summary(), sections=[table])
 
 
 def _reported(runs: "Reconciliation", run_id: str) -> Reported:
@@ -70,7 +70,7 @@ def _as_page(found: Reported, kind: FindingKind | None, limit: int, html: str) -
     check_result_file("html", html)
     path, rows = write_page(found, html, kind=kind, limit=limit)
     document: dict[str, object] = {"html": str(path), "findings": rows}
-    return Answer(document={"run_id": found.plan.run_id, **document}, shown={"plan": found.plan.run_id, **document})
+    return Answer(document={"run_id": found.plan.run_id, **document}, display={"plan": found.plan.run_id, **document})
 
 
 MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
@@ -87,7 +87,9 @@ def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
     rows = [_run_row(one) for one in newest]
     columns = ("run_id", "kind", "state", "begun")
     shown = [{name: row[name] for name in columns} | {"counts": _counts_shown(row)} for row in rows]
-    return Answer(document=rows, shown=shown, beneath=("counts",), empty="no plans; `sexton orphans plan` makes one")
+    return Answer(
+        document=rows, display=shown, columns_below=("counts",), empty="no plans; `sexton orphans plan` makes one"
+    )
 
 
 def _run_row(run: "ReconciliationRun") -> dict[str, object]:

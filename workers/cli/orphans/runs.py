@@ -15,10 +15,10 @@ from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.jobs import Asked, Job, counted, in_part, job
-from workers.cli.options import DryRun, Master, Reason, known_share
+from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_partial, job, sort_counts
+from workers.cli.options import DryRun, Master, Reason, make_share_parser
 from workers.cli.output import Answer, note
-from workers.cli.progress import watching
+from workers.cli.progress import showing_progress
 from workers.pages.texts import format_time_s
 from workers.settings import parse_duration
 
@@ -67,14 +67,14 @@ def plan(
     unsafe_age: UnsafeAge = False,
     inventory: Inventory = None,
     master: Master = None,
-) -> Asked:
+) -> JobOrAnswer:
     """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
     age_s = parse_duration(older_than, "older-than")
     rules.check_age(age_s, unsafe=unsafe_age)
     context.require_store()
     inventories = [_seen_by_workers(one) for one in inventory or ()]
 
-    return Job(
+    return JobRequest(
         lambda client: client.plan_orphans(
             older_than_s=age_s,
             unsafe_age=unsafe_age,
@@ -84,7 +84,7 @@ def plan(
         ),
         "planning",
         _planned,
-        begun=_begun,
+        answer_started=_begun,
     )
 
 
@@ -93,7 +93,7 @@ def _begun(run: Mapping[str, object]) -> Answer:
     plan_id = str(run["workflow_id"]).partition("/")[2]
     note(f"once it has ended: sexton orphans report {plan_id}")
     shown = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
-    return Answer(document={**run, "plan": plan_id}, shown=shown)
+    return Answer(document={**run, "plan": plan_id}, display=shown)
 
 
 def _seen_by_workers(path: str) -> str:
@@ -140,7 +140,7 @@ def _planned(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         "too young to be judged": f"{found.young:,} of them, created since {since}" if found.young else "none of them",
         "objects judged": f"those written before {format_time_s(found.before_us)}",
     }
-    return Answer(document=document, shown=shown, more=[by_kind(counts, sizes)])
+    return Answer(document=document, display=shown, sections=[by_kind(counts, sizes)])
 
 
 def by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
@@ -154,7 +154,7 @@ MaxShare = Annotated[
     typer.Option(
         "--max-orphan-share",
         metavar="SHARE",
-        parser=known_share("max-orphan-share"),
+        parser=make_share_parser("max-orphan-share"),
         help="Refuse if more than this share of all ledgers would go; 0 to 1.",
     ),
 ]
@@ -174,7 +174,7 @@ def apply(
     max_orphan_share: MaxShare = rules.MAX_ORPHAN_SHARE,
     reason: Reason = "",
     dry_run: DryRun = False,
-) -> Asked:
+) -> JobOrAnswer:
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
     found = context.catalog.reconciliation.run(run_id)
     if dry_run:
@@ -183,13 +183,13 @@ def apply(
     if applied_at:
         note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what stands by now")
 
-    return Job(
+    return JobRequest(
         lambda client: client.apply_orphans(
             run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
         ),
         "applying",
         partial(_applied, already=bool(applied_at)),
-        begun=_begun,
+        answer_started=_begun,
     )
 
 
@@ -202,13 +202,13 @@ def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share
     if applied_at:
         note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
     else:
-        with watching(f"looking at the findings of {run.run_id}") as bar:
+        with showing_progress(f"looking at the findings of {run.run_id}") as bar:
             result = context.services.apply_preview(context.log).preview(
-                run.run_id, lambda done, pages: bar.say(f"looking at page {done + 1} of {pages}", done, pages)
+                run.run_id, lambda done, pages: bar.update(f"looking at page {done + 1} of {pages}", done, pages)
             )
-        applied |= counted(result.counts.applied)
-        sizes |= counted(result.size_bytes)
-        skipped = counted(result.counts.skipped)
+        applied |= sort_counts(result.counts.applied)
+        sizes |= sort_counts(result.size_bytes)
+        skipped = sort_counts(result.counts.skipped)
     document: dict[str, object] = {
         "dry_run": True,
         "run_id": run.run_id,
@@ -220,8 +220,8 @@ def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share
     reasons = [{"reason": reason, "findings": findings} for reason, findings in skipped.items()]
     answer = Answer(
         document=document,
-        shown={"plan": run.run_id},
-        more=[
+        display={"plan": run.run_id},
+        sections=[
             replace(by_kind(applied, sizes), title="would be applied", empty="nothing"),
             Answer(document=reasons, title="would be kept", empty="nothing"),
         ],
@@ -252,8 +252,8 @@ def _applied(workflow_id: str, result: "ApplyOrphansResult", *, already: bool) -
     document: dict[str, object] = {
         "run_id": result.run_id,
         "already_applied": already,
-        "applied": counted(done.applied),
-        "skipped": counted(done.skipped),
+        "applied": sort_counts(done.applied),
+        "skipped": sort_counts(done.skipped),
         "failed": int(done.failed),
         "objects": int(done.objects),
         "bytes": int(done.size_bytes),
@@ -262,7 +262,7 @@ def _applied(workflow_id: str, result: "ApplyOrphansResult", *, already: bool) -
     note(f"what became of each: sexton orphans report {result.run_id}")
     if not done.failed:
         rest = {name: value for name, value in document.items() if name != "run_id"}
-        return Answer(document=document, shown={"plan": result.run_id, **rest})
+        return Answer(document=document, display={"plan": result.run_id, **rest})
     note("dead letters: sexton deletion list --state DEAD_LETTERED")
     failed = [{"id": int(number), "error": why} for number, why in done.failures.items()]
-    return in_part({**document, "failed_count": int(done.failed)}, failed)
+    return answer_partial({**document, "failed_count": int(done.failed)}, failed)

@@ -9,7 +9,7 @@ from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from workers.cli.command import group
 from workers.cli.context import CommandContext
-from workers.cli.jobs import Asked, Job, job
+from workers.cli.job_commands import JobOrAnswer, JobRequest, job
 from workers.cli.options import Master, Reason
 from workers.cli.orphans.runs import by_kind
 from workers.cli.output import Answer, note
@@ -44,16 +44,16 @@ def scrub(
     rate: Rate = None,
     master: Master = None,
     reason: Reason = "",
-) -> Asked:
+) -> JobOrAnswer:
     """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
 
     A scrub that was cancelled or that failed goes on where it was, once the same topics are scrubbed again.
     """
-    topics = [context.topic(name) for name in names or ()]
+    topics = [context.get_topic(name) for name in names or ()]
     if len({topic.topic_id for topic in topics}) < len(topics):
         raise InvalidInput("topic", expected="each topic once", found=", ".join(names or ()))
     context.require_store()
-    return Job(
+    return JobRequest(
         lambda client: client.scrub_ledgers(
             topics or None,
             bytes_per_s=rate or context.settings.scrub_rate,
@@ -92,7 +92,7 @@ def _scrubbed(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
         "objects read": read.objects,
         "bytes read": read.size_bytes,
     }
-    return Answer(document=document, shown=shown, more=[by_kind(counts, sizes)])
+    return Answer(document=document, display=shown, sections=[by_kind(counts, sizes)])
 
 
 _KINDS = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA)

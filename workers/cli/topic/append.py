@@ -11,10 +11,10 @@ from logstore.errors import SextonError
 from logstore.names import check_name
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode, Interrupted, failure_of
+from workers.cli.errors import ExitCode, Interrupted, classify_error
 from workers.cli.options import TopicArgument, Transaction
 from workers.cli.output import Answer, note
-from workers.cli.progress import ProgressBar, watching
+from workers.cli.progress import ProgressBar, showing_progress
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
     from logstore.positions import Position
 
-_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large payloads ends before its number of entries is reached
+_MAX_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large payloads ends before its number of entries is reached
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="JSON lines; - is stdin.")]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, max=100_000, help="Entries in one append.")]
@@ -35,12 +35,12 @@ class _Progress:
     duplicates: int = 0
     first: "Position | None" = None
     last: "Position | None" = None
-    lines: int = 0  # up to and including this line all is written
+    written_lines: int = 0
 
-    def document(self) -> dict[str, object]:
+    def to_document(self) -> dict[str, object]:
         ends = {"first": self.first, "last": self.last}
-        told = {name: None if position is None else str(position) for name, position in ends.items()}
-        return {"count": self.count, **told, "duplicates": self.duplicates}
+        positions = {name: None if position is None else str(position) for name, position in ends.items()}
+        return {"count": self.count, **positions, "duplicates": self.duplicates}
 
 
 @command(
@@ -66,73 +66,75 @@ def append(
     sees the entries until the transaction commits.
     """
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
-    from workers.cli.topic.json_lines import DeliveryLimit, parse_lines, rereadable  # noqa: PLC0415 - start-up time
+    from workers.cli.topic.json_lines import DeliveryLimit, open_rereadable, parse_lines  # noqa: PLC0415
 
     if producer is not None:
         check_name("producer", producer)
-    done = _Progress()
+    progress = _Progress()
     try:
-        with rereadable(file) as source, watching("checking lines") as bar:
+        with open_rereadable(file) as source, showing_progress("checking lines") as bar:
             limit = DeliveryLimit.from_now(context.settings.delayed_limit)
-            lines = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
-            target = context.topic(name)
+            entries = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
+            topic = context.get_topic(name)
             if txn is not None:
-                context.catalog.transactions.get(TransactionId.parse(txn))  # one that never was is bad input
+                context.catalog.transactions.get(TransactionId.parse(txn))  # an unknown one is bad input
             source.seek(0)
-            return _append_all(context, target, _Lines(source, producer, lines, batch, txn), done, bar)
+            return _append_all(context, topic, _Lines(source, producer, entries, batch, txn), progress, bar)
     except KeyboardInterrupt:
-        return _stopped(done, Interrupted(), ExitCode.INTERRUPTED)
+        return _answer_stopped(progress, Interrupted(), ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
     source: IO[bytes]
     producer: str | None
-    total: int  # entries that were checked: what the file gained since is not read
+    total: int  # checked entries: lines that the file gained since are not read
     batch: int
     txn: str | None
 
-    def batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
-        """The last line's number and the entries of each append."""
+    def iterate_batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
+        """Yield the entries of each append, with the number of its last line."""
         from workers.cli.topic.json_lines import parse_lines  # noqa: PLC0415 - start-up time
 
-        held: list[NewEntry] = []
-        number = size = 0
-        parsed = parse_lines(self.source, with_producer=self.producer is not None)
-        for number, entry in islice(parsed, self.total):
-            held.append(entry)
-            size += entry.size_bytes
-            if len(held) >= self.batch or size >= _BATCH_BYTES:
-                yield number, held
-                held, size = [], 0
-        if held:
-            yield number, held
+        batch: list[NewEntry] = []
+        number = batch_bytes = 0
+        for number, entry in islice(parse_lines(self.source, with_producer=self.producer is not None), self.total):
+            batch.append(entry)
+            batch_bytes += entry.size_bytes
+            if len(batch) >= self.batch or batch_bytes >= _MAX_BATCH_BYTES:
+                yield number, batch
+                batch, batch_bytes = [], 0
+        if batch:
+            yield number, batch
 
 
-def _append_all(context: CommandContext, target: "Topic", lines: _Lines, done: _Progress, bar: ProgressBar) -> Answer:
+def _append_all(
+    context: CommandContext, topic: "Topic", lines: _Lines, progress: _Progress, bar: ProgressBar
+) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
     txn = TransactionId.parse(lines.txn) if lines.txn else None
-    bar.say("appending")
+    bar.update("appending")
     try:
-        for number, entries in lines.batches():
+        for number, entries in lines.iterate_batches():
             produced = ProducedEntries(entries=entries, producer=lines.producer, txn=txn)
-            result = context.log.managed.append(target, produced)
-            done.count += result.count
-            done.duplicates += result.duplicates
-            done.first, done.last = done.first or result.first, result.last or done.last
-            done.lines = number
-            bar.say("appending", done.count, lines.total)
+            result = context.log.managed.append(topic, produced)
+            progress.count += result.count
+            progress.duplicates += result.duplicates
+            progress.first, progress.last = progress.first or result.first, result.last or progress.last
+            progress.written_lines = number
+            bar.update("appending", progress.count, lines.total)
     except SextonError as error:
-        if not done.lines:
+        if not progress.written_lines:
             raise
-        return _stopped(done, error, ExitCode.PARTIAL)
-    return Answer(document=done.document())
+        return _answer_stopped(progress, error, ExitCode.PARTIAL)
+    return Answer(document=progress.to_document())
 
 
-def _stopped(done: _Progress, error: SextonError, code: ExitCode) -> Answer:
-    """Say which lines are written, and what stopped the next batch: interrupted, that one may be written too."""
-    note(f"stopped after line {done.lines}: {error}", heading="error: ")
-    told = {**done.document(), "written_to_line": done.lines, **failure_of(error).document()}
-    return Answer(document=told, code=code)
+def _answer_stopped(progress: _Progress, error: SextonError, code: ExitCode) -> Answer:
+    """Tell which lines are written, and the error. After an interrupt the next batch may be written too."""
+    lines = progress.written_lines
+    note(f"stopped after line {lines}: {error}", heading="error: ")
+    document = {**progress.to_document(), "written_to_line": lines, **classify_error(error).to_document()}
+    return Answer(document=document, code=code)

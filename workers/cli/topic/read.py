@@ -1,4 +1,4 @@
-"""`topic read`, `ack` and `seek`: what a consumer sees and acknowledges."""
+"""`topic read`, `ack` and `seek`: entries that a consumer sees and acknowledges."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from logstore.log.entries import Entry
 
 
-PRINTED: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # columns of an entry
+COLUMNS: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # of an entry
+_MAX_DISPLAY_LENGTH = 80
 
 AsSubscription = Annotated[
     str | None, typer.Option("--subscription", metavar="S", help="Leave out what it has acknowledged.")
@@ -56,66 +57,54 @@ def read(
     position = None if start is None else Position.parse(start, field="from")
     if subscription is not None:
         check_subscription(subscription)
-    found = context.topic(name)
-    consuming = context.log.delivery.consumer(found, subscription, from_position=position, columns=PRINTED)
-    with consuming as consumer:
+    topic = context.get_topic(name)
+    with context.log.delivery.consumer(topic, subscription, from_position=position, columns=COLUMNS) as consumer:
         entries = consumer.receive(max_entries)
         releases, limit = consumer.cumulative_bounds() or (None, None)
+    rows = [
+        {
+            "position": str(entry.position),
+            "key": entry.key,
+            "payload_b64": base64.b64encode(entry.payload or b"").decode(),
+            "publish_ms": entry.publish_ms,
+            "deliver_at_ms": entry.deliver_at_ms,
+            "properties": dict(entry.properties),
+            "releases": releases if limit and entry.position < limit else None,
+        }
+        for entry in entries
+    ]
+    sections = []
+    if releases is not None and limit is not None and entries:
+        last = max((entry.position for entry in entries if entry.position < limit), default=None)
+        hint = f"--position of each entry: {limit} was not read, so --to would skip it"
+        if last is not None:
+            hint = f"--to {last} --releases {releases}"
+        sections.append(Answer(document={}, text=f"topic ack takes {hint}\n"))
     return Answer(
-        document=[
-            _document(entry) | {"releases": releases if limit and entry.position < limit else None} for entry in entries
-        ],
-        shown=_rows(entries, most=80),
-        wide=_rows(entries, most=None) if context.wide else None,
+        document=rows,
+        display=_make_display(entries, max_length=_MAX_DISPLAY_LENGTH),
+        wide_display=_make_display(entries, max_length=None) if context.wide else None,
         empty="no entries",
-        more=[] if releases is None or limit is None else _acknowledging(entries, releases, limit),
+        sections=sections,
     )
 
 
-def _acknowledging(entries: "Sequence[Entry]", releases: int, limit: Position) -> list[Answer]:
-    """Return what stands under the table: the options by which `topic ack` acknowledges all entries before `limit`."""
-    if not entries:
-        return []
-    last = max((entry.position for entry in entries if entry.position < limit), default=None)
-    if last is None:
-        hint = f"--position of each entry: {limit} was not read, so --to would skip it"
-    else:
-        hint = f"--to {last} --releases {releases}"
-    return [Answer(document={}, text=f"topic ack takes {hint}\n")]
-
-
-def _rows(entries: "Sequence[Entry]", *, most: int | None) -> list[dict[str, object]]:
-    """The rows of the table; with a column of delivery times only if there is one, because a line has little room."""
-    rows = [_shown(one, most=most) for one in entries]
-    if all(one.deliver_at_ms is None for one in entries):
-        for row in rows:
-            del row["deliver_at"]
+def _make_display(entries: "Sequence[Entry]", *, max_length: int | None) -> list[dict[str, object]]:
+    """Return rows with payloads as text. Delivery times have a column only if there are any: a line has little room."""
+    has_delayed = any(entry.deliver_at_ms is not None for entry in entries)
+    rows: list[dict[str, object]] = []
+    for entry in entries:
+        text = (entry.payload or b"").decode("utf-8", errors="replace")
+        row: dict[str, object] = {
+            "position": str(entry.position),
+            "key": entry.key,
+            "payload": text if max_length is None or len(text) <= max_length else f"{text[: max_length - 1]}…",
+            "published": format_time_us(entry.publish_ms * 1_000),
+        }
+        if has_delayed:
+            row["deliver_at"] = None if entry.deliver_at_ms is None else format_time_us(entry.deliver_at_ms * 1_000)
+        rows.append({**row, "properties": dict(entry.properties)})
     return rows
-
-
-def _document(entry: "Entry") -> dict[str, object]:
-    """An entry as `topic read` prints it."""
-    return {
-        "position": str(entry.position),
-        "key": entry.key,
-        "payload_b64": base64.b64encode(entry.payload or b"").decode(),
-        "publish_ms": entry.publish_ms,
-        "deliver_at_ms": entry.deliver_at_ms,
-        "properties": dict(entry.properties),
-    }
-
-
-def _shown(entry: "Entry", *, most: int | None = 80) -> dict[str, object]:
-    """An entry as people see it: the payload as text where it is text, cut at `most` characters."""
-    text = (entry.payload or b"").decode("utf-8", errors="replace")
-    return {
-        "position": str(entry.position),
-        "key": entry.key,
-        "payload": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
-        "published": format_time_us(entry.publish_ms * 1_000),
-        "deliver_at": None if entry.deliver_at_ms is None else format_time_us(entry.deliver_at_ms * 1_000),
-        "properties": dict(entry.properties),
-    }
 
 
 @command(
@@ -140,25 +129,24 @@ def ack(
     refused without the releases that `topic read --subscription S` prints. Messages that an earlier build appended
     before catalog version 0007 count as delayed. If it prints none, or null in JSON, acknowledge by --position.
     """
+    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+
     if releases is not None and to is None:
         raise InvalidInput("releases", expected="--to beside --releases", found=releases)
     if bool(position) == (to is not None):
         raise InvalidInput("position", expected="either --position or --to", found="both" if position else "neither")
     check_subscription(subscription)
-    positions = tuple(Position.parse(one) for one in position or ())
+    positions = tuple(Position.parse(text) for text in position or ())
     up_to = None if to is None else Position.parse(to, field="to")
-    topic_id = context.topic(name).topic_id
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
-
-    answer = context.log.subscriptions.acknowledge(
-        topic_id,
+    cursor = context.log.subscriptions.acknowledge(
+        context.get_topic(name).topic_id,
         subscription,
         positions=positions,
         up_to=up_to,
         releases=releases,
         txn=None if txn is None else TransactionId.parse(txn),
     )
-    return Answer(document={"mark_delete": str(answer.mark_delete)})
+    return Answer(document={"mark_delete": str(cursor.mark_delete)})
 
 
 @command(topic, "seek", "TOPIC billing --to 4:0")
@@ -166,5 +154,5 @@ def seek(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
     check_subscription(sub)
     position = Position.parse(to, field="to")
-    moved = context.log.subscriptions.seek(context.topic(name).topic_id, sub, position)
-    return Answer(document={"mark_delete": str(moved.state.mark_delete)})
+    subscription = context.log.subscriptions.seek(context.get_topic(name).topic_id, sub, position)
+    return Answer(document={"mark_delete": str(subscription.state.mark_delete)})

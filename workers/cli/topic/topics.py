@@ -1,7 +1,9 @@
-"""`topic create`, `list`, `show`, `roll` and `subscribe`."""
+"""`topic create`, `list`, `show`, `roll`, `subscribe` and `schema`."""
 
-from collections.abc import Mapping, Sequence
+import base64
+import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,49 +11,41 @@ import typer
 from logstore.errors import InvalidInput
 from logstore.names import TopicName, check_subscription, encoded_beginning
 from logstore.ports.catalog import TopicState
+from logstore.whole_files import open_regular_file
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.options import (
-    DurableDelete,
-    SubscriptionArgument,
-    TopicArgument,
-    encoded_topic,
-    known_number,
-)
+from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic
 from workers.cli.output import Answer, note
 from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription
-    from logstore.ports.catalog import DelayedIndex, TopicSummary
+    from logstore.ports.catalog import SchemaVersion, TopicSummary
     from logstore.positions import Position, TopicId
-    from workers.assembly.log import LogStore
 
 topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
+
+_SCHEME = "persistent://"
+_MAX_PREFIX_LENGTH = 200
 
 Retention = Annotated[str, typer.Option("--retention", metavar="D", help="Keep consumed ledgers so long: 15m, 3d.")]
 RetentionBytes = Annotated[
     int | None,
-    typer.Option("--retention-bytes", metavar="N", callback=known_number, help="Keep the newest N bytes of them."),
+    typer.Option("--retention-bytes", metavar="N", callback=check_number, help="Keep the newest N bytes of them."),
 ]
 
 
-def _beginning(prefix: str | None) -> str | None:
-    scheme = "persistent://"
+def _check_prefix(prefix: str | None) -> str | None:
     if prefix is None:
         return None
-    if (
-        not prefix
-        or not prefix.isprintable()
-        or not (prefix.startswith(scheme) or scheme.startswith(prefix))
-        or len(prefix) > 200
-    ):
-        raise InvalidInput("prefix", expected=f"how a name begins, as {scheme}public/", found=prefix)
+    can_begin_name = prefix.startswith(_SCHEME) or _SCHEME.startswith(prefix)
+    if not prefix or not prefix.isprintable() or not can_begin_name or len(prefix) > _MAX_PREFIX_LENGTH:
+        raise InvalidInput("prefix", expected=f"how a name begins, as {_SCHEME}public/", found=prefix)
     return prefix
 
 
 Prefix = Annotated[
-    str | None, typer.Option("--prefix", metavar="TEXT", callback=_beginning, help="Only names that begin so.")
+    str | None, typer.Option("--prefix", metavar="TEXT", callback=_check_prefix, help="Only names that begin so.")
 ]
 State = Annotated[TopicState | None, typer.Option("--state", case_sensitive=False, help="Only topics in this state.")]
 After = Annotated[
@@ -76,8 +70,8 @@ def create(
     encoded = TopicName.parse(name).encoded
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics
-    made = topics.create(encoded, policy, durable_delete=durable_delete)
-    return Answer(document=_document(context, topics.summary(made)))
+    created = topics.create(encoded, policy, durable_delete=durable_delete)
+    return Answer(document=_make_document(context, topics.summary(created)))
 
 
 @command(topic, "list", "--json", "--prefix persistent://public/ --state DELETING")
@@ -86,33 +80,40 @@ def list_(
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
     topics, encoded = context.catalog.topics, encoded_beginning(prefix or "")
-    page = topics.page(prefix=encoded, state=state, after=encoded_topic(after) or "", limit=limit)
+    page = topics.page(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
     if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
         note(f"no topic's name begins with {prefix}")
     if page.more:
         note(f"there are {page.more:,} more: go on with --after {decode_topic_name(page.topics[-1].topic.name)}")
-    found = [_document(context, one) for one in page.topics]
-    shown = [_shown(row) for row in found]
-    return Answer(document=found, shown=shown, beneath=("subscriptions",), empty="no topics")
+    rows = [_make_document(context, summary) for summary in page.topics]
+    display = [_make_display_row(row) for row in rows]
+    return Answer(document=rows, display=display, columns_below=("subscriptions",), empty="no topics")
 
 
 @command(topic, "show", "TOPIC --json")
 def show(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
-    found = context.topic(name)
-    document = _document(context, context.catalog.topics.summary(found))
-    return Answer(document={**document, "delayed": _delayed(context.catalog.delayed, found.topic_id)})
+    topic = context.get_topic(name)
+    document = _make_document(context, context.catalog.topics.summary(topic))
+    index = context.catalog.delayed
+    bucket_list, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
+    delayed = {
+        "messages": bucket_list.messages + unsealed.entries,
+        "unsealed": unsealed.entries,
+        "buckets": len(bucket_list.buckets),
+    }
+    return Answer(document={**document, "delayed": delayed})
 
 
 @command(topic, "roll", "TOPIC")
 def roll(context: CommandContext, name: TopicArgument) -> Answer:
     """Close the topic's current ledger and open a new one."""
-    rolled = context.log.managed.roll(context.topic(name))
+    rolled = context.log.managed.roll(context.get_topic(name))
     return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
 
 
 class SubscriptionStart(StrEnum):
-    """Where a new subscription begins."""
+    """First position of a new subscription."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -127,14 +128,13 @@ def subscribe(
 ) -> Answer:
     """Create a subscription; one that exists is shown as it is."""
     check_subscription(sub)
-    found = context.topic(name)
-    subscription = context.log.subscriptions.subscribe(found.topic_id, sub, latest=start is SubscriptionStart.LATEST)
-    return Answer(document=_subscription_rows(context.log, found.topic_id, [subscription])[0])
+    topic_id = context.get_topic(name).topic_id
+    subscription = context.log.subscriptions.subscribe(topic_id, sub, latest=start is SubscriptionStart.LATEST)
+    return Answer(document=_make_subscription_rows(context, topic_id, [subscription])[0])
 
 
-def _document(context: CommandContext, known: "TopicSummary") -> dict[str, object]:
-    """Everything that `topic show` tells."""
-    topic, totals = known.topic, known.totals
+def _make_document(context: CommandContext, summary: "TopicSummary") -> dict[str, Any]:
+    topic, totals = summary.topic, summary.totals
     return {
         "topic_id": topic.topic_id,
         "name": decode_topic_name(topic.name),
@@ -144,61 +144,114 @@ def _document(context: CommandContext, known: "TopicSummary") -> dict[str, objec
         "durable_delete": topic.durable_delete,
         "created": format_time_us(topic.created_us),
         **select_fields(totals, "ledgers entries size_bytes"),
-        "subscriptions": _subscriptions(context, known),
+        "subscriptions": _list_subscriptions(context, summary),
         "max_read_position": None if totals.last is None else str(totals.last),
     }
 
 
-def _subscriptions(context: CommandContext, known: "TopicSummary") -> list[dict[str, object]]:
-    """The topic's subscriptions; the bucket is asked only where a cursor ledger holds a part of their state."""
-    if any(one.backlog is None for one in known.subscriptions):
-        topic_id = known.topic.topic_id
-        return _subscription_rows(context.log, topic_id, context.log.subscriptions.all(topic_id))
-    return [_subscription(one.name, one.mark_delete, one.created_us, one.backlog) for one in known.subscriptions]
-
-
-def _delayed(index: "DelayedIndex", topic_id: "TopicId") -> dict[str, object]:
-    """How many delayed messages a topic has: in buckets, and behind the last one."""
-    listed, unsealed = index.listed(topic_id), index.unsealed(topic_id)
-    return {
-        "messages": listed.messages + unsealed.entries,
-        "unsealed": unsealed.entries,
-        "buckets": len(listed.buckets),
-    }
-
-
-def _shown(row: Mapping[str, Any]) -> dict[str, object]:
-    """A topic's document as a line of a table."""
-    return {
-        **{name: row[name] for name in ("name", "state", "ledgers", "entries")},
-        "bytes": row["size_bytes"],
-        "last": row["max_read_position"],
-        "subscriptions": ", ".join(
-            f"{one['name']} is {'an unknown number' if one['backlog'] is None else format_value(one['backlog'])} behind"
-            for one in row["subscriptions"]
-        ),
-    }
-
-
-def _subscription_rows(
-    log: "LogStore", topic_id: "TopicId", found: "Sequence[Subscription]"
-) -> list[dict[str, object]]:
-    """Subscriptions with their backlogs; without that where part of a state is lost, which is then named."""
-    backlogs = log.catalog.ledgers.backlogs(topic_id, [one.state for one in found])
+def _list_subscriptions(context: CommandContext, summary: "TopicSummary") -> list[dict[str, object]]:
+    """Return the topic's subscriptions. The bucket is read only if a cursor ledger holds part of their state."""
+    if any(subscription.backlog is None for subscription in summary.subscriptions):
+        topic_id = summary.topic.topic_id
+        return _make_subscription_rows(context, topic_id, list(context.log.subscriptions.all(topic_id)))
     return [
-        _subscription(
-            one.name,
-            one.state.mark_delete,
-            one.created_us,
-            behind if one.lost_snapshot is None else None,
-            **({} if one.lost_snapshot is None else {"lost_ledger": one.lost_snapshot}),
-        )
-        for one, behind in zip(found, backlogs, strict=True)
+        _make_subscription_row(known.name, known.mark_delete, known.backlog, known.created_us)
+        for known in summary.subscriptions
     ]
 
 
-def _subscription(
-    name: str, mark_delete: "Position", created_us: int, backlog: int | None, **more: object
+def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
+    subscriptions = []
+    for subscription in row["subscriptions"]:
+        backlog = "an unknown number" if subscription["backlog"] is None else format_value(subscription["backlog"])
+        subscriptions.append(f"{subscription['name']} is {backlog} behind")
+    values = {name: row[name] for name in ("name", "state", "ledgers", "entries")}
+    values |= {"bytes": row["size_bytes"], "last": row["max_read_position"]}
+    return values | {"subscriptions": ", ".join(subscriptions)}
+
+
+def _make_subscription_rows(
+    context: CommandContext, topic_id: "TopicId", subscriptions: "list[Subscription]"
+) -> list[dict[str, object]]:
+    """Return rows with backlogs. If part of a state is lost, the backlog is unknown and its ledger is named."""
+    states = [subscription.state for subscription in subscriptions]
+    rows = []
+    for subscription, backlog in zip(
+        subscriptions, context.log.catalog.ledgers.backlogs(topic_id, states), strict=True
+    ):
+        lost_ledger = subscription.lost_snapshot
+        known_backlog = backlog if lost_ledger is None else None
+        mark_delete = subscription.state.mark_delete
+        row = _make_subscription_row(subscription.name, mark_delete, known_backlog, subscription.created_us)
+        rows.append(row if lost_ledger is None else {**row, "lost_ledger": lost_ledger})
+    return rows
+
+
+def _make_subscription_row(
+    name: str, mark_delete: "Position", backlog: int | None, created_us: int
 ) -> dict[str, object]:
-    told = {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": format_time_us(created_us)}
-    return {**told, **more}
+    created = format_time_us(created_us)
+    return {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": created}
+
+
+schema = group("schema", "Schemas of a topic: set, list, show.", path="topic schema")
+topic.add_typer(schema)
+
+
+File = Annotated[str, typer.Option("--file", metavar="F", help="The schema, at most 1 MiB; - is stdin.")]
+Version = Annotated[
+    int | None, typer.Option("--version", metavar="N", callback=check_number, help="Which; the newest by default.")
+]
+
+
+@command(schema, "set", "TOPIC --file orders.avsc")
+def set_schema(context: CommandContext, name: TopicArgument, *, file: File) -> Answer:
+    """Make a file's content the newest version of the topic's schema.
+
+    Where it is that already, the version is told and nothing happens.
+    """
+    content = _read_schema(file)
+    version = context.log.schemas.set(context.get_topic(name), content)
+    return Answer(document={"version": version.version, "ledger_id": version.ledger_id})
+
+
+@command(schema, "list", "TOPIC --json")
+def list_schemas(context: CommandContext, name: TopicArgument) -> Answer:
+    """List the versions of a topic's schema, oldest first."""
+    versions = context.log.schemas.all(context.get_topic(name).topic_id)
+    return Answer(document=[_make_schema_row(version) for version in versions], empty="no schema")
+
+
+@command(schema, "show", "TOPIC > orders.avsc", "TOPIC --version 0")
+def show_schema(context: CommandContext, name: TopicArgument, *, version: Version = None) -> Answer:
+    """Print the content of a version, compared with its digest; with --json as base64."""
+    read_version, content = context.log.schemas.read(context.get_topic(name), version)
+    content_b64 = base64.b64encode(content).decode()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        note("the content is not text: shown as base64")
+        text = f"{content_b64}\n"
+    return Answer(document={**_make_schema_row(read_version), "content_b64": content_b64}, text=text)
+
+
+def _read_schema(file: str) -> bytes:
+    from logstore.log.services.schemas import MOST_BYTES  # noqa: PLC0415 - start-up time
+
+    try:
+        if file == "-":
+            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with open_regular_file(Path(file)) as source:
+                content = source.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput("file", expected=f"a file that can be read ({error.strerror})", found=file) from error
+    if not 0 < len(content) <= MOST_BYTES:
+        found = f"{file}: {len(content):,} bytes{' or more' if content else ''}"
+        raise InvalidInput("file", expected=f"1 to {MOST_BYTES:,} bytes", found=found)
+    return content
+
+
+def _make_schema_row(version: "SchemaVersion") -> dict[str, object]:
+    values = select_fields(version, "version ledger_id size_bytes digest")
+    return {**values, "created": format_time_us(version.created_us)}

@@ -1,4 +1,4 @@
-"""A trace as one HTML page with a timeline; it loads nothing and runs no script."""
+"""HTML page of a trace, with a timeline. The page loads no file and runs no script."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from typing import Any, Final
 from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
 from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
-from workers.cli.trace.lines import FoundTrace, facts, length, said
+from workers.cli.trace.span_lines import FoundTrace, format_duration_ns, inherit_attributes, iterate_facts
 from workers.pages.texts import format_value, render_template
 
 _OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
-_MOST_ROWS: Final = 20_000  # of a page: a browser still scrolls through them
-_MOST_ALIKE: Final = 1_000  # of equal spans, one by one
+_MAX_ROWS: Final = 20_000  # a browser still scrolls through them
+_MAX_EQUAL_SPANS: Final = 1_000  # of a group, in rows of their own
 _TICKS: Final = (0, 25, 50, 75, 100)
 _KINDS: Final = {
     "program": "program",
@@ -24,172 +24,169 @@ _KINDS: Final = {
     "zookeeper": "ZooKeeper",
     "spark": "Spark",
 }
-_ACTIVITY: Final = ("StartActivity:", "RunActivity:")
-_WORKFLOW: Final = (
-    RUN_WORKFLOW_PREFIX,
-    "StartWorkflow:",
-    "SignalWithStart",
-    "StartChildWorkflow:",
-    "Handle",
-    "Validate",
-    "Query",
-    "Signal",
-)
-_SPARK: Final = ("Spark ", "start Spark", "bulk ")
+_PREFIXES_BY_KIND: Final = {
+    "activity": ("StartActivity:", "RunActivity:"),
+    "workflow": (
+        *(RUN_WORKFLOW_PREFIX, "StartWorkflow:", "SignalWithStart", "StartChildWorkflow:"),
+        *("Handle", "Validate", "Query", "Signal"),
+    ),
+    "spark": ("Spark ", "start Spark", "bulk "),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A line of the page: a span, or the end of those that are below one."""
+class TraceRow:
+    """Line of the page: a span, or the end of the lines below a span."""
 
-    ends: bool = False
-    branch: bool = False  # others are below it
-    open: bool = False
-    on_the_way: bool = False  # it failed, or one below it did
+    is_end: bool = False
+    is_branch: bool = False  # it has lines below it
+    is_open: bool = False
+    has_failure: bool = False  # of its span, or of one below it
     depth: int = 0
     name: str = ""
     kind: str = ""
     error: str = ""
-    lost: bool = False
+    is_lost: bool = False
     facts: list[tuple[str, str]] = field(default_factory=list)
     remark: str = ""
-    after: str = ""
-    at: str = ""
+    offset: str = ""  # after the start of the trace
+    time: str = ""
     clock: str = ""
-    took: str = ""
-    left: str = ""  # where its bar begins, and how wide it is, in percent
-    wide: str = ""
+    duration: str = ""
+    left_percent: str = ""  # position of its bar
+    width_percent: str = ""
 
 
-def page(found: FoundTrace) -> str:
-    """The page; everything that stands in a span is escaped."""
-    about = found.facts()
-    drawing = _Drawing(found)
+def render_trace_page(found: FoundTrace) -> str:
+    """Return the page. Every value of a span is escaped."""
+    summary = found.summarize()
+    rows = _RowBuilder(found)
     for root in found.roots:
-        drawing.draw(group_equal_siblings(root))
-    shown = {row.kind for row in drawing.rows}
+        rows.add_tree(group_equal_siblings(root))
+    kinds = {row.kind for row in rows.rows}
     return render_template(
         "trace.html",
         title=found.workflow_id or found.trace_id,
         trace_id=found.trace_id,
-        began=about["started"],
-        took=length(found.end_ns - found.start_ns),
-        spans=about["spans"],
-        errors=about["errors"],
-        services=about["services"],
-        kinds=[(kind, words) for kind, words in _KINDS.items() if kind in shown],
-        ticks=[drawing.tick(left) for left in _TICKS],
-        rows=drawing.rows,
-        notes=list(_notes(found, drawing.left_out)),
+        began=summary["started"],
+        took=format_duration_ns(found.end_ns - found.start_ns),
+        spans=summary["spans"],
+        errors=summary["errors"],
+        services=summary["services"],
+        kinds=[(kind, label) for kind, label in _KINDS.items() if kind in kinds],
+        ticks=[rows.make_tick(percent) for percent in _TICKS],
+        rows=rows.rows,
+        notes=list(_make_notes(found, rows.omitted_spans)),
     )
 
 
-def _notes(found: FoundTrace, not_drawn: int) -> Iterator[str]:
-    if found.left_out:
-        yield f"{found.left_out:,} more spans are not shown: the trace has too many."
-    if not_drawn:
-        yield f"{not_drawn:,} spans are in no line of their own here; `sexton trace --json` has every span."
-    if found.unreadable:
-        yield f"Lines of the trace that cannot be read, and were passed over: {found.unreadable:,}."
+def _make_notes(found: FoundTrace, omitted_on_page: int) -> Iterator[str]:
+    if found.omitted_spans:
+        yield f"{found.omitted_spans:,} more spans are not shown: the trace has too many."
+    if omitted_on_page:
+        yield f"{omitted_on_page:,} spans are in no line of their own here; `sexton trace --json` has every span."
+    if found.unreadable_lines:
+        yield f"Lines of the trace that cannot be read, and were passed over: {found.unreadable_lines:,}."
 
 
-class _Drawing:
-    """Lines of one trace, and how many spans had no room."""
+class _RowBuilder:
+    """Rows of one trace, and the count of spans without one."""
 
     def __init__(self, found: FoundTrace) -> None:
         self._start_ns = found.start_ns
-        self._whole_ns = max(1, found.end_ns - found.start_ns)
-        self._room = _MOST_ROWS
-        self._failed: set[int] = set()  # by identity: nodes that failed, or one below them did
-        self.rows: list[Row] = []
-        self.left_out = 0
+        self._duration_ns = max(1, found.end_ns - found.start_ns)
+        self._remaining_rows = _MAX_ROWS
+        self._failed_ids: set[int] = set()
+        self.rows: list[TraceRow] = []
+        self.omitted_spans = 0
 
-    def tick(self, percent: int) -> dict[str, str]:
-        """A mark of the axis."""
-        at_ns = self._whole_ns * percent // 100
-        return {"left": str(percent), "relative": length(at_ns), "absolute": _clock(self._start_ns + at_ns)}
+    def make_tick(self, percent: int) -> dict[str, str]:
+        """Return a mark of the time axis."""
+        offset_ns = self._duration_ns * percent // 100
+        absolute = _format_clock(self._start_ns + offset_ns)
+        return {"left": str(percent), "relative": format_duration_ns(offset_ns), "absolute": absolute}
 
-    def draw(self, root: SpanNode) -> None:
-        """Add the lines of a tree."""
-        self._failed = _failed(root)
+    def add_tree(self, root: SpanNode) -> None:
+        """Add the rows of a tree."""
+        self._failed_ids = _find_failed(root)
         self._add(root, {}, 0)
 
-    def _add(self, node: SpanNode, above: Mapping[str, Any], depth: int) -> None:
-        if self._room <= 0:
-            self.left_out += sum(1 for _ in node.walk())
+    def _add(self, node: SpanNode, inherited: Mapping[str, Any], depth: int) -> None:
+        if self._remaining_rows <= 0:
+            self.omitted_spans += sum(1 for _ in node.walk())
             return
-        self._room -= 1
-        below = node.grouped_nodes[:_MOST_ALIKE] or node.children
-        self.left_out += max(0, len(node.grouped_nodes) - _MOST_ALIKE)
-        failed = id(node) in self._failed
-        calls = all(one.span.is_call for one in node.children)  # a database is asked much for each step
-        closed = bool(node.grouped_nodes) or (not failed and (calls or depth >= _OPEN_DEPTH))
-        self.rows.append(self._row(node, above, depth, branch=bool(below), opened=not closed, failed=failed))
-        if below:
-            known = above if node.grouped_nodes else said(node, above)
-            for child in below:
-                self._add(child, known, depth + 1)
-            self.rows.append(Row(ends=True))
+        self._remaining_rows -= 1
+        children = node.grouped_nodes[:_MAX_EQUAL_SPANS] or node.children
+        self.omitted_spans += max(0, len(node.grouped_nodes) - _MAX_EQUAL_SPANS)
+        has_failure = id(node) in self._failed_ids
+        has_only_calls = all(child.span.is_call for child in node.children)  # a step calls the database often
+        is_closed = bool(node.grouped_nodes) or (not has_failure and (has_only_calls or depth >= _OPEN_DEPTH))
+        self.rows.append(self._make_row(node, inherited, depth, is_open=not is_closed, is_branch=bool(children)))
+        if children:
+            attributes = inherited if node.grouped_nodes else inherit_attributes(node, inherited)
+            for child in children:
+                self._add(child, attributes, depth + 1)
+            self.rows.append(TraceRow(is_end=True))
 
-    def _row(
-        self, node: SpanNode, known: Mapping[str, Any], depth: int, *, branch: bool, opened: bool, failed: bool
-    ) -> Row:
+    def _make_row(
+        self, node: SpanNode, inherited: Mapping[str, Any], depth: int, *, is_open: bool, is_branch: bool
+    ) -> TraceRow:
         span = node.span
-        left = 100 * (span.start_ns - self._start_ns) / self._whole_ns
-        told = [(name, format_value(value)) for name, value in facts(node, known)]
-        if known.get("service") != span.service:
-            told.insert(0, ("in", span.service))
+        left_percent = 100 * (span.start_ns - self._start_ns) / self._duration_ns
+        facts = [(label, format_value(value)) for label, value in iterate_facts(node, inherited)]
+        if inherited.get("service") != span.service:
+            facts.insert(0, ("in", span.service))
         if span.count > 1:
-            told.insert(0, ("longest", length(span.longest_ns)))
-        return Row(
-            branch=branch,
-            open=opened,
-            on_the_way=failed,
+            facts.insert(0, ("longest", format_duration_ns(span.longest_ns)))
+        return TraceRow(
+            is_branch=is_branch,
+            is_open=is_open,
+            has_failure=id(node) in self._failed_ids,
             depth=depth,
             name=f"{span.name} x {span.count:,}" if span.count > 1 else span.name,
-            kind=_kind(node.grouped_nodes[0].span if node.grouped_nodes else span),
+            kind=_classify_span(node.grouped_nodes[0].span if node.grouped_nodes else span),
             error=span.error or "",
-            lost=span.is_lost,
-            facts=told,
+            is_lost=span.is_lost,
+            facts=facts,
             remark="" if node.has_example_children else remark(node),
-            after=length(span.start_ns - self._start_ns),
-            at=_moment(span.start_ns).isoformat(timespec="microseconds"),
-            clock=_clock(span.start_ns),
-            took=length(span.total_ns if span.count > 1 else node.duration_ns),
-            left=f"{left:.3f}",
-            wide=f"{min(100 * node.duration_ns / self._whole_ns, 100 - left):.3f}",
+            offset=format_duration_ns(span.start_ns - self._start_ns),
+            time=_to_datetime(span.start_ns).isoformat(timespec="microseconds"),
+            clock=_format_clock(span.start_ns),
+            duration=format_duration_ns(span.total_ns if span.count > 1 else node.duration_ns),
+            left_percent=f"{left_percent:.3f}",
+            width_percent=f"{min(100 * node.duration_ns / self._duration_ns, 100 - left_percent):.3f}",
         )
 
 
-def _failed(root: SpanNode) -> set[int]:
-    """The identities of nodes that failed, or one below them did: each node is looked at once, the deepest first."""
-    nodes, waiting = [], [root]
-    while waiting:
-        node = waiting.pop()
+def _find_failed(root: SpanNode) -> set[int]:
+    """Return the identities of nodes with a failure of their own or below them."""
+    nodes, pending = [], [root]
+    while pending:
+        node = pending.pop()
         nodes.append(node)
-        waiting += node.grouped_nodes or node.children  # what a group shows below is below one of its spans
-    found: set[int] = set()
-    for node in reversed(nodes):
-        if node.span.error or any(id(child) in found for child in node.children):
-            found.add(id(node))
-    return found
+        pending += node.grouped_nodes or node.children  # what a group shows below is below one of its spans
+    failed_ids: set[int] = set()
+    for node in reversed(nodes):  # children before parents
+        if node.span.error or any(id(child) in failed_ids for child in node.children):
+            failed_ids.add(id(node))
+    return failed_ids
 
 
-def _kind(span: SpanRow) -> str:
+def _classify_span(span: SpanRow) -> str:
     system = str(span.attributes.get("db.system.name", ""))
     if span.name.startswith("S3.") or "rpc.system" in span.attributes:
         return "s3"
     if system:
         return "zookeeper" if system == "zookeeper" else "sql"
-    for kind, begins in (("activity", _ACTIVITY), ("workflow", _WORKFLOW), ("spark", _SPARK)):
-        if span.name.startswith(begins):
+    for kind, prefixes in _PREFIXES_BY_KIND.items():
+        if span.name.startswith(prefixes):
             return kind
     return "workflow" if span.is_lost else "program"
 
 
-def _moment(at_ns: int) -> datetime:
-    return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).replace(microsecond=at_ns // 1_000 % 1_000_000)
+def _to_datetime(moment_ns: int) -> datetime:
+    return datetime.fromtimestamp(moment_ns // 1_000_000_000, UTC).replace(microsecond=moment_ns // 1_000 % 1_000_000)
 
 
-def _clock(at_ns: int) -> str:
-    return _moment(at_ns).strftime("%H:%M:%S.%f")[:-3]
+def _format_clock(moment_ns: int) -> str:
+    return _to_datetime(moment_ns).strftime("%H:%M:%S.%f")[:-3]

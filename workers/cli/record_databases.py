@@ -1,4 +1,4 @@
-"""`records rebuild` and `records follow`: a lost catalog, and a replica, from the record log and from storage."""
+"""`records rebuild` of a lost catalog and `records follow` of a replica, both from the record log."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +10,10 @@ from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords, counts
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.jobs import in_part
-from workers.cli.options import Master, known_share, of_kind
+from workers.cli.job_commands import answer_partial
+from workers.cli.options import Master, make_setting_check, make_share_parser
 from workers.cli.output import Answer, note
-from workers.cli.progress import library_output_in, watching
+from workers.cli.progress import redirecting_library_output, showing_progress
 from workers.cli.records import records
 from workers.pages.texts import format_time_us, select_fields
 
@@ -22,64 +22,51 @@ if TYPE_CHECKING:
     from workflows.records.values import RebuildCatalogProgress, RebuildCatalogResult
 
 
-def known_database(url: str | None) -> str | None:
-    """The URL of a database that can hold a catalog."""
-    from infra.catalog.engine.connections import mask_passwords, parse_database_url  # noqa: PLC0415 - start-up time
+def _check_database(url: str | None) -> str | None:
+    from infra.catalog.engine.connections import parse_database_url  # noqa: PLC0415 - start-up time
 
     if url is None:
         return None
     try:
         parse_database_url(url)
     except InvalidInput as error:
-        raise InvalidInput("into", expected=error.expected, found=mask_passwords(url)) from None
+        raise InvalidInput("into", expected=error.expected, found=_mask_passwords(url)) from None
     return url
 
 
-def into(what: str) -> Any:  # noqa: ANN401 - Typer's option
-    """The option `--into`, for a database that is so."""
-    told = f"{what}: sqlite:///PATH or postgresql+psycopg://…"
-    return typer.Option("--into", metavar="DATABASE_URL", callback=known_database, help=told, show_default=False)
+def _mask_passwords(url: str) -> str:
+    from infra.catalog.engine.connections import mask_passwords  # noqa: PLC0415 - start-up time
+
+    return mask_passwords(url)
 
 
-Into = Annotated[str | None, into("An empty database, which becomes the catalog")]
+def _make_into_option(database: str) -> Any:  # noqa: ANN401 - Typer's option
+    text = f"{database}: sqlite:///PATH or postgresql+psycopg://…"
+    return typer.Option("--into", metavar="DATABASE_URL", callback=_check_database, help=text, show_default=False)
+
+
+Into = Annotated[str | None, _make_into_option("An empty database, which becomes the catalog")]
 MaxAbsentShare = Annotated[
     float,
     typer.Option(
         "--max-absent-share",
         metavar="SHARE",
-        parser=known_share("max-absent-share"),
+        parser=make_share_parser("max-absent-share"),
         help="Stop if storage holds nothing of more than this share of all ledgers; 0 to 1.",
     ),
 ]
 SkipUnreadable = Annotated[
-    bool,
-    typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them."),
+    bool, typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them.")
 ]
+_TAKE_OVER_HELP = "Begin while workers of the catalog live; their appends are adopted until they know."
+TakeOver = Annotated[bool, typer.Option("--take-over", help=_TAKE_OVER_HELP)]
+_ABANDON_HELP = "Only end this rebuild, with which no command goes on, so that raids need not wait for it."
+Abandon = Annotated[str | None, typer.Option("--abandon", metavar="REBUILD", help=_ABANDON_HELP, show_default=False)]
 
 
-TakeOver = Annotated[
-    bool,
-    typer.Option(
-        "--take-over", help="Begin while workers of the catalog live; their appends are adopted until they know."
-    ),
-]
-Abandon = Annotated[
-    str | None,
-    typer.Option(
-        "--abandon",
-        metavar="REBUILD",
-        help="Only end this rebuild, with which no command goes on, so that raids need not wait for it.",
-        show_default=False,
-    ),
-]
-
-
-def _onto(context: CommandContext, database_url: str) -> "Settings":
-    """The settings with another database, of a home whose store and Temporal are known."""
-    settings = context.settings.model_copy(update={"database_url": database_url})
+def _require_services(settings: "Settings") -> None:
     settings.require("s3_endpoint")
     settings.require("temporal_address")
-    return settings
 
 
 @command(
@@ -110,17 +97,23 @@ def rebuild(
     unless the old catalog has flushed since: then give another `--into`.
     """
     if abandon is not None:
-        return _abandoned(context, abandon, into)
+        if into is not None:
+            raise InvalidInput("into", expected="nothing beside --abandon", found=_mask_passwords(into))
+        _require_services(context.settings)
+        abandoned = context.services.abandon_rebuild(context.settings, abandon)
+        return Answer(document=select_fields(abandoned, "rebuild manifest terminated"))
     if into is None:
         raise InvalidInput("into", expected="the URL of an empty database, or --abandon REBUILD", found=into)
-    settings = _onto(context, into)
-    log = context.settings.home / "logs" / "rebuild.log"
-    with library_output_in(log), watching("rebuilding the catalog") as bar:
+    settings = context.settings.model_copy(update={"database_url": into})
+    _require_services(settings)
+    log_file = context.settings.home / "logs" / "rebuild.log"
+    with redirecting_library_output(log_file), showing_progress("rebuilding the catalog") as bar:
 
-        def show(found: "RebuildCatalogProgress") -> None:
-            counts = f"{found.records or found.versions:,} {'records' if found.records else 'versions'}"
-            total = SHARDS if found.step in {"looking", "adopting"} else None
-            bar.say(f"rebuilding the catalog: {found.step}, {counts}", found.shards if total else 0, total)
+        def show(progress: "RebuildCatalogProgress") -> None:
+            versions = f"{progress.records or progress.versions:,} {'records' if progress.records else 'versions'}"
+            total = SHARDS if progress.step in {"looking", "adopting"} else None
+            text = f"rebuilding the catalog: {progress.step}, {versions}"
+            bar.update(text, progress.shards if total else 0, total)
 
         result = context.services.rebuild(
             settings,
@@ -131,37 +124,21 @@ def rebuild(
             say=note,
             on_progress=show,
         )
-    return _answer(result, into)
+    return _answer_rebuild(result, _mask_passwords(into))
 
 
-def _abandoned(context: CommandContext, rebuild: str, into: str | None) -> Answer:
-    if into is not None:
-        raise InvalidInput("into", expected="nothing beside --abandon", found=shown_database(into))
-    context.settings.require("s3_endpoint")
-    context.settings.require("temporal_address")
-    done = context.services.abandon_rebuild(context.settings, rebuild)
-    return Answer(document=select_fields(done, "rebuild manifest terminated"))
-
-
-def shown_database(url: str) -> str:
-    """The URL of a database without its password."""
-    from infra.catalog.engine.connections import mask_passwords  # noqa: PLC0415 - start-up time
-
-    return mask_passwords(url)
-
-
-def _answer(result: "RebuildCatalogResult", into: str) -> Answer:
-    adopted, database_url = result.adopted, shown_database(into)
+def _answer_rebuild(result: "RebuildCatalogResult", database_url: str) -> Answer:
+    adopted = result.adopted
     note(f"this database is the catalog now: start every worker with SEXTON_DATABASE_URL={database_url}")
     if adopted.missing_data:
-        ids = ", ".join(str(one) for one in adopted.missing_ledgers[:10])
+        ids = ", ".join(str(ledger_id) for ledger_id in adopted.missing_ledgers[:10])
         note(
             f"data is missing: objects of {adopted.missing_data} ledgers are absent, as of {ids}; see `ledger explain`"
         )
-    if unnamed := adopted.detached + adopted.revived:
+    if unlisted_ledgers := adopted.detached + adopted.revived:
         note(
-            f"{unnamed} ledgers are in no list. What storage holds of them stays: `sexton orphans plan` reports it, and"
-            " `sexton orphans apply` deletes it"
+            f"{unlisted_ledgers} ledgers are in no list. What storage holds of them stays: `sexton orphans plan`"
+            " reports it, and `sexton orphans apply` deletes it"
         )
     if adopted.schemas_left_out:
         topics = ", ".join(adopted.schemas_left_out_of[:10])
@@ -178,19 +155,19 @@ def _answer(result: "RebuildCatalogResult", into: str) -> Answer:
         "skipped": result.skipped_blocks,
     }
     if result.skipped_blocks:
-        rows = [{"id": key, "error": why} for key, _, why in (one.partition(": ") for one in result.skipped)]
-        return in_part(document, rows)
-    shown = {name: value for name, value in document.items() if not name.endswith(("_ledgers", "_of")) or value}
-    return Answer(document=document, shown=shown)
+        causes = (block.partition(": ") for block in result.skipped)
+        return answer_partial(document, [{"id": key, "error": error} for key, _, error in causes])
+    display = {name: value for name, value in document.items() if not name.endswith(("_ledgers", "_of")) or value}
+    return Answer(document=document, display=display)
 
 
-IntoReplica = Annotated[str, into("The replica's database, or an empty one")]
+IntoReplica = Annotated[str, _make_into_option("The replica's database, or an empty one")]
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="BUCKET",
-        callback=of_kind("validate_bucket_name"),
+        callback=make_setting_check("validate_bucket_name"),
         help="A bucket of replica_buckets; by default the record log's own.",
         show_default=False,
     ),
@@ -214,11 +191,12 @@ def follow(
     An empty database is seeded. Later runs apply what is new; ended at any moment and run again, the command goes on. A
     replica that raids did not wait for (STALE), or whose source was rebuilt, is refused until it is seeded again.
     """
-    settings = _onto(context, into)
-    with watching("following the record log") as bar:
+    settings = context.settings.model_copy(update={"database_url": into})
+    _require_services(settings)
+    with showing_progress("following the record log") as bar:
 
-        def show(done: FollowedRecords) -> None:
-            bar.say(f"following the record log: manifest {done.manifest}, {done.records:,} records", 0, None)
+        def show(progress: FollowedRecords) -> None:
+            bar.update(f"following the record log: manifest {progress.manifest}, {progress.records:,} records")
 
         done = context.services.follow(
             settings, bucket=bucket or settings.records_bucket, seed=seed, watch=watch, say=note, on_progress=show

@@ -1,0 +1,193 @@
+"""Commands that start a job, and their answers: the run that was started, or the job's result with its failures.
+
+Failed copies are read from the catalog once the job has ended. They are unbounded, so a result does not carry them.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from logstore.deletion.intents import DeletionIntent, DeletionState
+from logstore.errors import InvalidInput, SextonError
+from logstore.positions import LedgerId
+from workers.cli.command import Group, command
+from workers.cli.context import CommandContext
+from workers.cli.errors import ExitCode, get_outcomes_exit_code
+from workers.cli.options import Wait
+from workers.cli.output import Answer, note
+from workers.cli.progress import showing_progress
+from workers.pages.texts import decode_topic_name
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHandle
+
+    from logstore.ports.catalog import Topic
+    from workers.client import Sexton
+    from workflows.jobs import BuildResult
+
+Result = TypeVar("Result")
+
+_MAX_FAILURES = 100  # items under `failed`; the counts of outcomes have no such bound
+_MAX_IDS = 10  # in a printed command, which stays one line
+
+
+def describe_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
+    """Return the workflow's id and that of the started or joined run. A note names its page in the Web UI."""
+    run_id: str | None = handle.first_execution_run_id or handle.result_run_id or handle.run_id
+    page = client.page_of(handle.id, run_id)
+    if page:
+        note(f"watch it: {page}")
+    return {"workflow_id": handle.id, "run_id": run_id}
+
+
+async def wait_for_result(client: "Sexton", handle: Any, activity: str) -> Any:  # noqa: ANN401
+    """Return the workflow's result. Notes tell why it takes long and, at Ctrl-C, that the job goes on."""
+    import asyncio  # noqa: PLC0415 - start-up time
+
+    describe_run(client, handle)
+    try:
+        with showing_progress(f"{activity} ({handle.id})"):
+            return await client.result_of(handle, note)
+    except asyncio.CancelledError:
+        note(f"no longer waiting; the workflow {handle.id} goes on")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest(Generic[Result]):
+    """Job that a command starts."""
+
+    start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, Result]]]"  # starts or joins the job
+    activity: str  # text for people who wait for it
+    answer: Callable[[str, Result], Answer]  # from the workflow's id and its result
+    answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # with `--no-wait`
+
+
+JobOrAnswer = JobRequest[Any] | Answer
+"""Answer if no job is needed, as with `--dry-run`."""
+
+Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
+
+
+def job(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
+    """Register a function that returns a job as a command with `--wait/--no-wait`. `command` has the arguments."""
+
+    def register(body: Body) -> Body:
+        def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:
+            request = body(context, **arguments)
+            if isinstance(request, Answer):
+                return request
+
+            async def start(client: "Sexton") -> Answer:
+                handle = await request.start(client)
+                if not wait:
+                    return request.answer_started(describe_run(client, handle))
+                return request.answer(handle.id, await wait_for_result(client, handle, request.activity))
+
+            return context.with_client(start)
+
+        signature = inspect.signature(body)
+        option = inspect.Parameter("wait", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=Wait)
+        run.__doc__ = body.__doc__
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+        command(app, name, *examples)(run)
+        return body
+
+    return register
+
+
+def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts as plain text and numbers, ascending by name."""
+    return {str(name): int(count) for name, count in sorted(counts.items())}
+
+
+def answer_deletion(
+    context: CommandContext,
+    document: Mapping[str, object],
+    outcomes: Mapping[str, int],
+    *,
+    topic: "Topic | None" = None,
+    batch_id: str | None = None,
+    ledger_ids: Sequence[LedgerId] | None = None,
+) -> Answer:
+    """Answer with the outcomes of a deletion and, if not all succeeded, the failures of a topic, batch or ledgers."""
+    document = {**document, "outcomes": sort_counts(outcomes)}
+    if get_outcomes_exit_code(outcomes) is ExitCode.DONE:
+        return Answer(document=document)
+    intents = find_failed_deletions(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)
+    rows = [
+        {"id": intent.row_id, "ledger_id": intent.ledger_id, "error": describe_failure(intent)} for intent in intents
+    ]
+    return answer_partial(document, rows)
+
+
+def answer_partial(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
+    """Answer with exit code `PARTIAL`. Failures are in the document, and for people in a table below."""
+    rows = list(failures[:_MAX_FAILURES])
+    table = Answer(document=rows, title="failed", columns_below=("error",))
+    return Answer(
+        document={**document, "failed": rows},
+        display={name: value for name, value in document.items() if name != "failed"},
+        sections=[table] if rows else [],
+        code=ExitCode.PARTIAL,
+    )
+
+
+def answer_unless_failed(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
+    """Answer with the document, or if there are failures with `answer_partial`."""
+    return answer_partial(document, failures) if failures else Answer(document=document)
+
+
+def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
+    """Return the named topic, or None for all topics.
+
+    Raises:
+        InvalidInput: Neither or both were given, or there is no such topic.
+    """
+    if (name is None) is not all_topics:
+        found = "neither" if name is None else f"{name} and --all"
+        raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
+    return None if name is None else [context.get_topic(name)]
+
+
+def answer_build(workflow_id: str, result: "BuildResult") -> Answer:
+    """Answer with the counts of a bulk build, and the topics that could not be read."""
+    document = {"workflow_id": workflow_id, "run_id": result.run_id, **sort_counts(result.counts)}
+    if not result.counts.get("unreadable"):
+        return Answer(document=document)
+    causes = (topic.partition(": ") for topic in result.left_out)
+    return answer_partial(document, [{"topic": topic, "error": error} for topic, _, error in causes])
+
+
+def find_failed_deletions(
+    context: CommandContext,
+    *,
+    topic: "Topic | None" = None,
+    batch_id: str | None = None,
+    ledger_ids: Sequence[LedgerId] | None = None,
+) -> Sequence[DeletionIntent]:
+    """Return at most 100 deletions that failed, newest first. Notes tell what to do about them."""
+    topic_id = None if topic is None else topic.topic_id
+    try:
+        intents = context.catalog.deletions.failures(
+            topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=_MAX_FAILURES
+        )
+    except SextonError as fault:  # the job's result is known, and is the answer
+        note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
+        return []
+    topic_option = "" if topic is None else f" --topic {decode_topic_name(topic.name)}"
+    dead_ids = [str(intent.row_id) for intent in intents if intent.state is DeletionState.DEAD_LETTERED]
+    if dead_ids:
+        ids = " ".join(dead_ids[:_MAX_IDS]) + (" …" if len(dead_ids) > _MAX_IDS else "")
+        note(f"dead letters: sexton deletion list --state DEAD_LETTERED{topic_option}")
+        note(f"once their cause is mended: sexton deletion redrive {ids}")
+    if len(dead_ids) < len(intents):
+        note(f"tried again by workflows of their own: sexton deletion list --state PENDING{topic_option}")
+    return intents
+
+
+def describe_failure(intent: DeletionIntent) -> str:
+    """Return the last error of a deletion or, without one, its outcome or current owner."""
+    status = intent.outcome.value if intent.outcome else f"{intent.handed_to} is at work on it"
+    return intent.last_error or intent.damage or status
