@@ -10,9 +10,9 @@ Source: Pulsar's topic lookup, by which any broker redirects a client to the own
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from activities.heartbeats import beating
@@ -66,22 +66,9 @@ class Redirected:
     answer: Literal["redirected"] = "redirected"
 
 
-def _as_union(found: Any) -> Any:  # noqa: ANN401 - JSON
-    """The answer of a build before the union: one object with the result's fields, `owner` and `elsewhere`.
-
-    To be deleted when 0.2 is released, with the histories of `tests/replay` that have such answers: until then workers
-    of an earlier build may answer, and runs may go on that have heard them.
-    """
-    if not isinstance(found, dict) or "answer" in found:
-        return found
-    if found.get("elsewhere"):
-        return {"answer": "redirected", "owner": found["elsewhere"]["worker_id"]}
-    return {"answer": "done", "owner": found.get("owner", ""), "result": found}
-
-
 Answer = TypeAliasType(
     "Answer",
-    Annotated[Done[R] | Redirected, Field(discriminator="answer"), BeforeValidator(_as_union)],
+    Annotated[Done[R] | Redirected, Field(discriminator="answer")],
     type_params=(R,),
 )
 """What an activity answers that may be served by a topic's owner."""
@@ -128,7 +115,7 @@ def is_topic_name(name: str) -> bool:
 def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     """Refuse an encoded name that the topic of that id does not bear; ids and names stay together for ever.
 
-    What is no name is any name: requests of earlier builds have none. Of a topic that is gone nothing is said here.
+    What is no name is any name. Of a topic that is gone nothing is said here.
 
     Raises:
         InvalidInput: It bears another.

@@ -151,7 +151,7 @@ class Planning:
                 ledgers_counted=self._runs.count_ledgers(below=int(begun["next_ledger_id"])),
                 primary=_overlap(compared, ""),
                 tiered=_overlap(compared, "tiered_"),
-                expected=compared.get("expected", 0),  # an older build did not publish it
+                expected=compared["expected"],
             )
         )
 

@@ -3,9 +3,9 @@
 `python -m tests.replay.record [TYPE…]` starts a Temporal server of its own, runs every scene below on a world in memory
 and writes `histories/<workflow type>/v<N>/<scene>.json`, with identities and queues scrubbed. To record a new one:
 
-1. A workflow is about to change so that old runs would take another path: put the change behind
+1. A workflow is about to change so that runs of a released build would take another path: put the change behind
    `workflow.patched`, raise the type's version, run this module, commit the new folder. Folders of older versions stay
-   as they are, for runs of that version may still be alive.
+   as they are, because runs of that version may still be alive.
 2. A new workflow, or a new path through one: add a scene, run this module, and commit the new file alone.
 3. Raise the counts in `test_replay.py`; an extra or a missing history fails there.
 """
@@ -46,8 +46,8 @@ from workflows.offload.values import OffloadAsk
 
 HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"
-VERSION_BY_TYPE = {"rebuild-catalog": "v3"}
-"""Of types that have gone on since; the others have `VERSION`."""
+VERSION_BY_TYPE: dict[str, str] = {}
+"""Version of the recorded histories of each type that has changed since 0.1.0. All other types have `VERSION`."""
 
 Scene = Callable[[House], Awaitable[Handle]]
 _numbers = itertools.count(1)
@@ -125,7 +125,7 @@ async def delete_complete(house: House) -> Handle:
 
 
 async def delete_failed(house: House) -> Handle:
-    """The request speaks of another catalog. The history is older: of a refusal, which then was a failure."""
+    """The request speaks of another catalog."""
     return await ended(house, house.delete(house.world.fill(1), catalog_epoch=7))
 
 
@@ -191,11 +191,6 @@ async def delete_still_paused(house: House) -> Handle:
         await asked
         await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 1)
     return handle
-
-
-async def delete_paused_in_the_catalog(house: House) -> Handle:
-    """As `delete_paused`, since the catalog is told of it."""
-    return await delete_paused(house)
 
 
 async def one_complete(house: House) -> Handle:
@@ -456,7 +451,6 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         trim_running,
         trim_continued,
         routed.trim_at_its_owner,
-        routed.trim_redirected,
     ),
     "delete-ledgers": (
         delete_complete,
@@ -468,7 +462,6 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         delete_continued,
         delete_paused,
         delete_still_paused,
-        delete_paused_in_the_catalog,
         routed.delete_at_the_next_owner,
     ),
     "trim-topics": (trims_complete, trims_failed, trims_that_do_not_wait, trims_running, trims_continued),

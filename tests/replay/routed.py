@@ -24,11 +24,6 @@ async def trim_at_its_owner(house: House) -> Handle:
     return handle
 
 
-async def trim_redirected(house: House) -> Handle:
-    """As `trim_at_its_owner`, in the answers of today."""
-    return await trim_at_its_owner(house)
-
-
 async def delete_at_the_next_owner(house: House) -> Handle:
     """Who is believed to own the topic has lost it."""
     house.world.fill(3)

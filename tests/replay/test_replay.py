@@ -25,8 +25,8 @@ from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
-    "trim-topic/v1": 9,
-    "delete-ledgers/v1": 11,
+    "trim-topic/v1": 8,
+    "delete-ledgers/v1": 10,
     "delete-topic/v1": 4,
     "trim-topics/v1": 5,
     "delete-ledger/v1": 9,
@@ -44,8 +44,6 @@ COUNTS = {
     "merge-buckets/v1": 6,
     "build-delayed-index/v1": 4,
     "rebuild-catalog/v1": 6,
-    "rebuild-catalog/v2": 5,
-    "rebuild-catalog/v3": 6,
     "follow-records/v1": 4,
     "flush-records/v1": 4,
     "sweep-records/v1": 3,

@@ -41,7 +41,6 @@ _NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow 
 _FAILED = frozenset(one for one in Outcome if not one.success and one is not Outcome.RETRYING)
 FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
 """Types that it fails with: outcomes, and what says that there is no such row, or no worker to do the work."""
-_ONE_ATTEMPT, _TAKEN_OVER = "one attempt is the batch's", "taken over is no failure"  # patches
 
 
 def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
@@ -74,7 +73,7 @@ class DeleteLedger:
         try:
             result = await self._ended(request)
         except ActivityError as error:
-            if _type(error) != _HELD or not workflow.patched(_TAKEN_OVER):
+            if _type(error) != _HELD:
                 raise
             result = OneResult(outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}")
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
@@ -91,7 +90,7 @@ class DeleteLedger:
         return self._progress
 
     async def _ended(self, request: DeleteLedgerInput) -> OneResult:
-        if request.max_attempts == 1 and workflow.patched(_ONE_ATTEMPT):
+        if request.max_attempts == 1:
             return await self._give_up(request, "")
         one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
         try:

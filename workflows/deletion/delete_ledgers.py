@@ -64,8 +64,6 @@ _SLICE: workflow.ActivityConfig = {
     **_CHUNK,
     "start_to_close_timeout": timedelta(hours=24),  # at a limited rate one ledger may take long: 86,400 objects at 1/s
 }
-_KEPT_PAUSE = "a pause is kept in the catalog"  # patch
-_REFUSED = "a refusal is a result"  # patch
 _HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
 
 
@@ -134,10 +132,9 @@ class DeleteLedgers:
     async def _tell(self, *, paused: bool) -> DeleteLedgersProgress:
         """Have the catalog keep it, so that it outlasts the claim of a batch whose workers are away."""
         async with self._telling:
-            if workflow.patched(_KEPT_PAUSE):
-                await workflow.wait_condition(lambda: self._filed)
-                told = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
-                await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **options.CATALOG)
+            await workflow.wait_condition(lambda: self._filed)
+            told = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
+            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **options.CATALOG)
             return self._changed(replace(self._progress, paused=paused))
 
     @workflow.update
@@ -179,7 +176,7 @@ class DeleteLedgers:
             done = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
         except ActivityError as error:
             refusal = refused(request.batch_id, error, compound=bool(asked.remove))
-            if refusal is None or not workflow.patched(_REFUSED):
+            if refusal is None:
                 raise
             self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch
             return refusal

@@ -58,7 +58,6 @@ _MOST_WAITING = 100_000  # bytes of asks: with samples they are carried on in on
 _ID_BYTES = 20  # of one id in JSON, with its comma
 _ASK_BYTES = 100  # of one ask without its texts and ids
 _SAMPLE = 20  # of what went wrong, of each kind: told by name, and small however much did
-_ASKS_FAIL_ALONE = "asks-fail-alone"
 _REMOVAL: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
@@ -87,7 +86,7 @@ class OffloadTopic:
             try:
                 await self._serve(self._asks[0])
             except (ActivityError, ChildWorkflowError) as error:
-                if workflow.cancellation_reason() is not None or not workflow.patched(_ASKS_FAIL_ALONE):
+                if workflow.cancellation_reason() is not None:
                     raise
                 self._refuse(_sentence(error))
             self._asks.pop(0)

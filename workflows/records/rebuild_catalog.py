@@ -37,9 +37,6 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _ROWS: workflow.ActivityConfig = options.bulk("")
 _PART = 16  # shards of one activity
-_LETS_GO_AT_EVERY_END = "let-go-at-every-end"
-_LOOKS_BEFORE_IT_PUBLISHES = "look-before-publish"
-_REFUSES_AS_OUTDATED = "refuse-as-outdated"
 GUARDS = frozenset(
     {
         "AlreadyExists",
@@ -80,11 +77,8 @@ class RebuildCatalog:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
             refusal = refusals.refusal_of(error, GUARDS)
-            if refusal and refusal.type == "CatalogOutdated" and not workflow.patched(_REFUSES_AS_OUTDATED):
-                refusal = None  # runs of earlier builds fail by it
             if refusal is None:  # it fails, or was cancelled: raids need not wait for it any more
-                if workflow.patched(_LETS_GO_AT_EVERY_END):
-                    await self._let_go()
+                await self._let_go()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         await self._let_go()
@@ -106,8 +100,7 @@ class RebuildCatalog:
         rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_ROWS)
         self._at("loading", records=rows.records)
         await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
-        if workflow.patched(_LOOKS_BEFORE_IT_PUBLISHES):
-            await self._look("looking", is_growing=True)
+        await self._look("looking", is_growing=True)
         self._at("publishing")
         published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **options.CATALOG)
         await self._look("adopting")
