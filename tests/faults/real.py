@@ -119,7 +119,7 @@ class RealWorld:
         """How many intents have not ended, of one kind of copy or of all."""
         return self._count(f"state = 'PENDING' AND copy LIKE '{copy}'")
 
-    def let_uploadsended(self) -> None:
+    def age_uploads_past_their_end(self) -> None:
         """Let so much time pass that nothing of any upload can land any more."""
         with closing(sqlite3.connect(self.database, timeout=30)) as connection, connection:
             for table in ("ledger_copy", "pending_deletion"):
@@ -237,7 +237,7 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
         await ended(await sexton.offload_topic(topic, None, True, "a test", "tests"))
     await eventually(lambda: not world.unfinished("LEDGER"), "every primary copy's intent has ended")
     await asyncio.to_thread(_read_all, world, plans)
-    world.let_uploadsended()
+    world.age_uploads_past_their_end()
     await trim(world, plans)
 
 

@@ -126,8 +126,8 @@ def ack(
     """Acknowledge single entries, or everything up to one; with --txn when the transaction commits, or never.
 
     `--to` vouches for all entries before it. After an aborted transaction or a seek, and past delayed messages, it is
-    refused without the releases that `topic read --subscription S` prints. Messages that an earlier build appended
-    before catalog version 0007 count as delayed. If it prints none, or null in JSON, acknowledge by --position.
+    refused without the releases that `topic read --subscription S` prints. If it prints none, or null in JSON,
+    acknowledge by --position.
     """
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
