@@ -364,7 +364,13 @@ async def offload_all_complete(house: House) -> Handle:
 
 
 async def offload_all_failed(house: House) -> Handle:
-    """An unknown ledger was asked for."""
+    """A policy that could only hang."""
+    house.policy = DeletionPolicy(chunk=0)
+    return await ended(house, offload_all(house, OffloadAsk(actor="tests", reason="recorded")))
+
+
+async def offload_all_refused(house: House) -> Handle:
+    """An unknown ledger was asked for: the result says so."""
     house.world.fill_readable(1)
     ask = OffloadAsk(actor="tests", reason="recorded", ledger_ids=[10**9])
     return await ended(house, offload_all(house, ask))
@@ -508,7 +514,13 @@ SCENES: dict[str, tuple[Scene, ...]] = {
         reconciled.scrub_running,
         reconciled.scrub_continued,
     ),
-    "offload-topic": (offload_all_complete, offload_all_failed, offload_all_running, offload_all_continued),
+    "offload-topic": (
+        offload_all_complete,
+        offload_all_failed,
+        offload_all_refused,
+        offload_all_running,
+        offload_all_continued,
+    ),
     "transaction-coordinator": (
         transacted.coordinator_running,
         transacted.coordinator_that_hands_over,

@@ -32,7 +32,7 @@ COUNTS = {
     "delete-ledger/v1": 9,
     "sweep-deletions/v1": 6,
     "offload-ledger/v1": 5,
-    "offload-topic/v1": 4,
+    "offload-topic/v1": 5,
     "reconcile-orphans/v1": 4,
     "apply-orphans/v1": 6,
     "scrub-ledgers/v1": 6,
