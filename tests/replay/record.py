@@ -615,6 +615,12 @@ def _handed_over(house: House) -> IntentKey:
     return house.world.key(ledger)
 
 
+def workflow_id_of(history: Path) -> str:
+    """Return the id of the recorded workflow."""
+    started = json.loads(history.read_text(encoding="utf-8"))["events"][0]
+    return str(started["workflowExecutionStartedEventAttributes"]["workflowId"])
+
+
 def scrubbed(history: dict[str, Any]) -> dict[str, Any]:
     """The history without process, host and path: identities, sticky queues named after them, stack traces."""
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from logstore.errors import UnknownObject
-from tests.replay.record import HISTORIES
+from tests.replay.record import HISTORIES, workflow_id_of
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.hosting.replaying import Replayed
 
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
-_ID = "trim-topic/1/recorded-1"
+_ID = workflow_id_of(_TRIM)
 
 
 def test_replay_of_a_file_needs_no_stack(run: Run) -> None:

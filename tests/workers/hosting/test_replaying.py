@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 
 from logstore.errors import InvalidInput
-from tests.replay.record import HISTORIES
+from tests.replay.record import HISTORIES, workflow_id_of
 from tests.replay.test_replay import TrimThatDetachesFirst
 from workers.hosting import replaying
 from workers.hosting.inputs import CheckedPlainRunner
@@ -97,7 +97,7 @@ def test_debugger_stops_in_the_workflow_and_at_breakpoints_and_the_replay_ends_a
         "-m",
         "workers",
         "replay",
-        "trim-topic/1/recorded-1",
+        workflow_id_of(_TRIM),
         "--history",
         str(_TRIM),
         "--debug",
