@@ -27,7 +27,8 @@ from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 
-GONE: Final = "nothing of it is left in storage"
+GONE: Final = "storage shows none of the objects that the plan listed; plan again"
+"""Nothing of the finding was deleted by the apply, and the finding is kept: storage may hide what stands."""
 YOUNG: Final = "an object is younger than the plan's cut-off, or of unknown age"
 UNKNOWN_FILE: Final = "there is a file that no writer of ours makes"
 UNSTATED: Final = "storage states no owner"
@@ -40,7 +41,7 @@ ABSENT: Final = frozenset({GONE, ENDED_UPLOAD})
 """Reasons that say that something is not there: they count only in a bucket that is proved to be the catalog's."""
 
 _MAX_SEGMENTS_ASKED: Final = 100
-"""HEADs for one ledger of which a listing shows nothing. Its numbers begin at 0; lost races leave few gaps."""
+"""GETs for one ledger of which a listing shows nothing. Its numbers begin at 0; lost races leave few gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class OrphanObjects:
 def look(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Ask the bucket for what `judge` needs: a listing and one HEAD for a ledger, HEADs for single objects.
 
-    Absence is proved by independent reads: a listing and a HEAD of each known name must both find nothing.
+    Absence is judged as phase two judges it: a second listing, and a GET of each known name, must find nothing. A
+    finding has no list of its keys, so that a store can still hide some of them.
 
     Raises:
         StoreUnavailable: Storage did not answer, or its answers contradict each other.
@@ -86,18 +88,25 @@ def look(store: ObjectStore, finding: Finding) -> OrphanObjects:
 
 
 def _prove_absence(store: ObjectStore, finding: Finding) -> None:
-    """Raise if another listing, or a HEAD of any name that the objects may bear, finds what the first answer lacked."""
+    """Raise if a second listing, or a GET of a name that the objects may bear, finds what the first look lacked.
+
+    Raises:
+        StoreUnavailable: An object stands, or storage did not answer.
+    """
     if stored := next(iter(store.list(finding.key)), None):
         raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
     for key in _possible_keys(finding):
-        if store.head(key):
-            raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not show it; try again")
+        if store.get_range(key, 0, 1) is not None:
+            raise StoreUnavailable(f"{key}: it can be read, and the first look at storage did not find it; try again")
 
 
 def _possible_keys(finding: Finding) -> Iterator[str]:
     """Return keys of the objects that the plan found, as far as the finding tells them."""
     ledger_id = finding.ledger_id
-    if finding.kind is FindingKind.ORPHAN_SEGMENT or ledger_id is None:
+    if ledger_id is None:
+        return
+    if finding.kind is FindingKind.ORPHAN_SEGMENT:
+        yield finding.key
         return
     if finding.kind is FindingKind.ORPHAN_OFFLOAD:
         yield from (data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id))

@@ -362,6 +362,9 @@ class _Silent(FakeObjectStore):
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         return None if self.silent else super().head(key)
 
+    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+        return None if self.silent else super().get_range(key, start, length, stating=stating)
+
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         return iter(()) if self.silent else super().list(prefix, start_after=start_after, first_page=first_page)
 
@@ -395,6 +398,26 @@ def test_orphan_is_not_said_to_be_gone_by_a_bucket_whose_marker_is_gone_too(
     plans.warm.silent = False
     assert plans.apply().skipped == {}
     assert segment not in plans.warm.keys
+
+
+def test_orphan_that_storage_hides_is_kept_and_asks_for_another_plan(
+    plans: Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer shows an object that stands: the apply deleted nothing of it, and does not say that it is gone."""
+    plans.orphan_ledger(7)
+    segment = plans.orphan_segment(3, 9)
+    plans.plan()
+    before = plans.warm.keys
+    with monkeypatch.context() as patched:
+        patched.setattr(plans.warm, "list", lambda _prefix, **_more: iter(()))
+        for method in ("head", "get_range"):
+            patched.setattr(plans.warm, method, lambda *_, **_more: None)
+        done = plans.apply()
+    assert (done.applied, done.failed, done.objects) == ({}, 0, 0)
+    assert done.skipped == {"storage shows none of the objects that the plan listed; plan again": 2}
+    assert {fate for fate, _ in fates(plans).values()} == {Fate.KEPT}
+    assert plans.warm.keys == before
+    assert segment in before
 
 
 # -- done twice, at any distance

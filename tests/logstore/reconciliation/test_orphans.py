@@ -300,6 +300,21 @@ def test_orphan_that_some_answers_hide_is_not_said_to_be_gone(
         stored.segment(finding) if is_segment else stored.copy(finding)
 
 
+@pytest.mark.parametrize("kind", list(FindingKind)[:3])
+def test_orphan_that_listings_and_heads_hide_is_found_by_a_get(
+    kind: FindingKind, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Phase two proves absence in the same way (apache/bookkeeper#870)."""
+    found = {FindingKind.ORPHAN_LEDGER: LEDGER, FindingKind.ORPHAN_SEGMENT: SEGMENT, FindingKind.ORPHAN_OFFLOAD: TIERED}
+    stored.put(segment_key(SEVEN, 0), SEGMENT.key)
+    stored.put(data_key(UUID, SEVEN), cold=True)
+    store = stored.cold if kind is FindingKind.ORPHAN_OFFLOAD else stored.warm
+    for method in ("head", "list"):
+        _silence(monkeypatch, store, method, calls=99)
+    with pytest.raises(StoreUnavailable, match="it can be read"):
+        stored.segment(found[kind]) if kind is FindingKind.ORPHAN_SEGMENT else stored.copy(found[kind])
+
+
 def test_orphan_that_one_answer_hid_is_found_by_the_second_look(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:

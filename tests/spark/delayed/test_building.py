@@ -9,6 +9,7 @@ import pytest
 
 from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
@@ -19,6 +20,7 @@ from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
+from tests.spark.lost_puts import losing_puts
 from workers.assembly.adapters import native_addresses, open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings
@@ -136,6 +138,29 @@ def test_a_build_takes_the_place_of_all_buckets_and_says_so_again(log: LogStore,
     assert {one.ledger_id for one in log.catalog.deletions.list(None, limit=10)} == set(built.removed)
     assert log.delayed.publisher.publish(built, builds.files)
     assert log.catalog.delayed.listed(topic.topic_id) == after
+
+
+@pytest.mark.parametrize("suffix", ["meta.json", ".parquet"])
+def test_a_bucket_whose_upload_is_answered_and_not_stored_replaces_none(
+    log: LogStore, builds: _Builds, suffix: str
+) -> None:
+    """It is read back before the switch (apache/pulsar#22839). A later attempt switches."""
+    topic = _topic(log, "lost")
+    positions = _append(log, topic, 5, 6)
+    log.delayed.sealer.seal(topic.topic_id, force=True)
+    positions += _append(log, topic, 3)
+    log.delayed.sealer.seal(topic.topic_id, force=True)
+    before = log.catalog.delayed.listed(topic.topic_id)
+
+    _, (built,) = builds.build(topic)
+    with losing_puts(log, suffix) as lost_urls, pytest.raises(UploadUnproven, match="not there"):
+        log.delayed.publisher.publish(built, builds.files)
+    assert lost_urls
+    assert log.catalog.delayed.listed(topic.topic_id) == before
+    assert _indexed(log, topic) == positions
+    assert log.delayed.publisher.publish(built, builds.files)
+    assert len(log.catalog.delayed.listed(topic.topic_id).buckets) == 1
+    assert sorted(_indexed(log, topic)) == positions
 
 
 def test_a_topic_may_grow_meanwhile_and_a_seal_that_came_first_stays(log: LogStore, builds: _Builds) -> None:

@@ -23,6 +23,7 @@ from spark.reconciliation.pace import Pace
 from spark.runner import SparkJobs
 from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses
+from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.adapters import native_addresses
 
@@ -81,6 +82,18 @@ def _flip(store: Damaged, key: str, *, tiered: bool = False) -> None:
     store.s3.put_object(Bucket=bucket, Key=key, Body=bytes(body), Metadata=found["Metadata"])
 
 
+def _swap(store: Damaged, first: str, second: str, *, metadata: bool) -> None:
+    """Exchange the bytes of two segments of equal length, with or without their metadata."""
+    bucket = store.settings.primary_bucket
+    before = [store.s3.get_object(Bucket=bucket, Key=key) for key in (first, second)]
+    bodies = [answer["Body"].read() for answer in before]
+    assert len(bodies[0]) == len(bodies[1])
+    assert bodies[0] != bodies[1]
+    for own, other, key in ((0, 1, first), (1, 0, second)):
+        stated = before[other if metadata else own]["Metadata"]
+        store.s3.put_object(Bucket=bucket, Key=key, Body=bodies[other], Metadata=stated)
+
+
 def _said(findings: list[Finding]) -> set[tuple[Any, ...]]:
     said = {(one.kind, one.ledger_id, one.copy, one.key) for one in findings}
     assert len(said) == len(findings)
@@ -115,6 +128,19 @@ def test_flipped_bits_are_found_and_nothing_else(store: Damaged, scrubbed: Scrub
     assert {one.topic for one in found} == {first.name, second.name}
     assert _said(scrubbed(topics=(first.topic_id,))) == of_first
     assert _said(scrubbed(topics=(second.topic_id,))) == of_second
+
+
+@pytest.mark.external_service
+@pytest.mark.parametrize("metadata", [False, True], ids=["bytes", "objects"])
+def test_segments_of_equal_length_that_changed_places_are_found_by_a_scrub_alone(
+    metadata: bool, store: Damaged, scrubbed: Scrub, plan: Plan
+) -> None:
+    """A plan compares lengths, and knows no digest of what a listing shows (ADR 29)."""
+    _, ledgers = store.topic("swapped")
+    keys = [segment_key(ledgers[0], number) for number in range(2)]
+    _swap(store, *keys, metadata=metadata)
+    assert plan() == []
+    assert _said(scrubbed()) == {(_K.CORRUPT_DATA, ledgers[0], "LEDGER", key) for key in keys}
 
 
 @pytest.mark.external_service

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
@@ -18,6 +19,7 @@ from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
+from tests.spark.lost_puts import losing_puts
 from workers.assembly.adapters import native_addresses, open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings
@@ -101,6 +103,28 @@ def test_commit_that_the_log_does_not_tell_is_that_of_the_snapshot_before(
     assert log.buffer_snapshots.replace(topic.topic_id, rows)
     assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
     assert _built(settings, warm, tmp_path, topic)[1] == {topic.topic_id: rows}
+
+
+@pytest.mark.parametrize("suffix", ["meta.json", ".parquet"])
+def test_snapshot_whose_upload_is_answered_and_not_stored_replaces_none(
+    log: LogStore, settings: Settings, warm: WarmSession, tmp_path: Path, suffix: str
+) -> None:
+    """It is read back before the switch (apache/pulsar#22839). A later attempt switches."""
+    topic = _topic(log, "lost")
+    _ended(log, topic, commit=False)
+    before = log.catalog.transaction_snapshots.buffer(topic.topic_id)
+    assert log.buffer_snapshots.replace(topic.topic_id, before)
+    current = log.catalog.transaction_snapshots.current(topic.topic_id)
+    _ended(log, topic, commit=False)
+
+    _, buffers = _built(settings, warm, tmp_path, topic)
+    with losing_puts(log, suffix) as lost_urls, pytest.raises(UploadUnproven, match="not there"):
+        log.buffer_snapshots.replace(topic.topic_id, buffers[topic.topic_id])
+    assert lost_urls
+    assert log.catalog.transaction_snapshots.current(topic.topic_id) == current
+    assert log.buffer_snapshots.load(topic.topic_id) == before
+    assert log.buffer_snapshots.replace(topic.topic_id, buffers[topic.topic_id])
+    assert log.buffer_snapshots.load(topic.topic_id) == buffers[topic.topic_id] != before
 
 
 def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(
