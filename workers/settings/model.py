@@ -102,7 +102,7 @@ class Settings(BaseModel):
     s3_endpoint: WebAddress = ""  # empty: Amazon S3, if database_url is outside the home
     s3_region: Word = "us-east-1"  # region of the buckets
     s3_access_key: SecretStr = SecretStr("")  # empty: the usual sources of AWS credentials
-    s3_secret_key: SecretStr = SecretStr("")  # belongs to s3_access_key
+    s3_secret_key: SecretStr = SecretStr("")  # secret key of s3_access_key
     s3_ca_file: File = ""  # authorities that may sign the store's certificate; executors must see the file, too
     primary_bucket: Bucket = "sexton-primary"  # ledgers as they are written
     tiered_bucket: Bucket = "sexton-tiered"  # offloaded copies of ledgers
@@ -125,7 +125,9 @@ class Settings(BaseModel):
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
     deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10  # attempts at one copy; then it is a dead letter
     deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600  # between two attempts at one copy
-    deletion_chunk: Annotated[Count, Field(le=1_000)] = 100  # copies of a batch that one activity deletes
+    deletion_chunk: Annotated[Count, Field(le=1_000)] = (
+        100  # maximum number of copies that one activity deletes; parallel chunks of a batch share 1,000 at most
+    )
     finished_retention: Annotated[Seconds, Field(ge=3_600)] = (
         30 * 86_400
     )  # time that finished rows stay; dead letters stay forever
@@ -137,10 +139,10 @@ class Settings(BaseModel):
     delayed_tolerance: Annotated[Seconds, Field(ge=0, le=3_600)] = 0  # time by which a message may be delivered early
     delayed_limit: Annotated[Seconds, Field(ge=1)] = 3_650 * 86_400  # `topic append` refuses a longer delay
     delayed_interval: Interval = 60  # between checks for delayed messages to seal
-    delayed_messages: Count = 50_000  # messages behind the last bucket that make a seal due
-    delayed_ledgers: Count = 100  # ledgers behind the last bucket that make a seal due
+    delayed_messages: Count = 50_000  # messages behind the last index bucket that make a seal due
+    delayed_ledgers: Count = 100  # ledgers behind the last index bucket that make a seal due
     delayed_idle: Annotated[Seconds, Field(ge=1)] = 3_600  # time without a new message after which a seal is due
-    delayed_buckets: Count = 20  # buckets of a topic above which some are merged
+    delayed_buckets: Count = 20  # index buckets of a topic above which some are merged
     records_interval: Annotated[Seconds, Field(ge=1, le=3_600)] = 5  # between flushes of changed records
     records_cursor_interval: Annotated[Seconds, Field(ge=1, le=86_400)] = 60  # between flushes of changed cursors
     defragment_interval: Interval = 3_600  # between defragmentations of the record log
@@ -148,14 +150,14 @@ class Settings(BaseModel):
     raid_interval: Interval = 86_400  # between raids, which remove tombstones that nothing needs
     eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # age of a tombstone below which no raid removes it
     tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = (
-        1  # milliseconds that a raid sleeps between two blocks
+        1  # milliseconds that a raid sleeps between two blocks that it scans
     )
     functions: FunctionList = ""  # functions that `records end` may name; workers import them
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = (
         60  # maximum difference of a writer's and the store's clock
     )
     plan_interval: Interval = 86_400  # between reconciliation plans, which change nothing
-    scrub_interval: Interval = 0  # between scrubs, which read everything in storage
+    scrub_interval: Interval = 0  # between scrubs, which read all of storage and compare digests
     scrub_rate: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=MIN_SCRUB_RATE, le=1 << 40)] = (
         SCRUB_RATE  # bytes per second that a scrub reads
     )
@@ -164,7 +166,8 @@ class Settings(BaseModel):
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600  # age at which the next ledger begins
     cursor_inline_bytes: Count = 16 * 1024  # packed size above which a cursor's state moves to a ledger
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = (
-        600  # age at which an unlisted ledger is abandoned
+        600  # time after which an append fails that has not registered its segment; a new ledger that no list
+        # names after this time is abandoned, and the next trim or sweep deletes it
     )
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
     offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
