@@ -16,7 +16,7 @@ from workers.reference.settings_page import render_settings_page
 from workers.settings.model import Settings
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
-_BOX = re.compile(r'^ +(\w+)\["<b>\1</b>(.*)"\]$', re.MULTILINE)
+_FOLDER_ITEM = re.compile(r"^- \*\*(\w+)\*\*: (.*?)(?=^\S|^$)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -41,11 +41,12 @@ def test_every_path_in_a_document_exists(document: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_picture_of_the_house_has_the_rooms_of_every_wing() -> None:
-    """And no others: who reads it looks for them there."""
-    boxes = dict(_BOX.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
-    shown = {wing: {name for name in re.split(r"<br/>|·| ", box) if name} for wing, box in boxes.items()}
-    assert shown == {wing: _inside(ROOT / wing) for wing in FOLDERS}
+def test_list_of_folders_has_the_contents_of_every_folder() -> None:
+    """Packages and modules of each folder, and no others: a reader looks for them there."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## Folders and imports")[2].partition("\n## ")[0]
+    listed = {folder: set(re.findall(r"`(\w+)`", item)) for folder, item in _FOLDER_ITEM.findall(section)}
+    assert listed == {folder: _inside(ROOT / folder) for folder in FOLDERS}
 
 
 @pytest.mark.parametrize(("page", "render"), [("workflows.md", render_page), ("settings.md", render_settings_page)])
