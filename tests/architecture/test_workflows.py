@@ -103,17 +103,13 @@ def test_workflow_declares_its_versioning_and_is_pinned_only_if_it_waits_for_nob
 def test_guide_names_every_workflow_by_whether_it_is_pinned() -> None:
     """An operator who takes a build back must know which runs stay on it."""
     guide = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    rows = [line for line in guide.splitlines() if line.startswith("| `")]
     for behaviour in (VersioningBehavior.PINNED, VersioningBehavior.AUTO_UPGRADE):
-        (told,) = [
-            line.split("|")[1]
-            for line in rows
-            if f"**{behaviour.name.lower().replace('_upgrade', '-upgraded')}**" in line
-        ]
+        heading = f"- **{behaviour.name.lower().replace('_upgrade', '-upgraded').capitalize()}** runs"
+        item = guide.partition(heading)[2].partition("\n\n")[0].partition("\n- ")[0]
         declared = {
             one.name for one in map(_Definition.must_from_class, WORKFLOWS) if one.versioning_behavior is behaviour
         }
-        assert set(re.findall(r"`([a-z-]+)`", told)) == declared
+        assert set(re.findall(r"`([a-z-]+)`", item)) == declared
 
 
 def test_jobs_are_what_workflows_take_and_answer() -> None:
