@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
+from activities.bulk import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims import own_claim
 from activities.heartbeats import renewing_many
 from logstore.errors import PreconditionFailed, UnknownObject
@@ -52,7 +52,7 @@ class SwitchInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switched:
+class SwitchCounts:
     """What became of the topics of one page."""
 
     switched: int = 0  # have what was built
@@ -69,7 +69,7 @@ class ConcludeBuildInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildSummary:
     """What a build came to, or as far as it is."""
 
     counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them; `parts`, of the files
@@ -85,25 +85,25 @@ class TopicBuilding:
     ) -> None:
         """Take the kind of the runs, the name of the bulk job, the catalog's runs and its id, and bulk jobs."""
         self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
-        self._output = OwnOutput(bulk=bulk, identities=identities)
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
-    def _begin(self, request: BeginBuildInput) -> Built:
+    def _begin(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, with the topics that every later step agrees on; what it came to, if it has ended before."""
         self._output.require(request.run_id)
         begun = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
         run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=begun)
         if run.finished_us is None:
             self._output.mark(request.run_id)
-            return Built()
-        return Built(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
+            return BuildSummary()
+        return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
-    def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> Built:
+    def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
         """Run the job of the run's topics until its output is published."""
 
         def made() -> BulkJob:
             return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
 
-        return _built(run_to_end(self._bulk, self._job, made, master=request.master, renew=self._renew))
+        return _built(run_bulk_job(self._bulk, self._job, made, master=request.master, renew=self._renew))
 
     def _folder(self, run_id: str) -> Path:
         """Of what the job has published for a run of this catalog.
@@ -114,7 +114,7 @@ class TopicBuilding:
         self._runs.run(run_id)
         return Path(self._output.published(run_id, self._job).folder)
 
-    def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> Switched:
+    def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
         """Switch topics one by one; `switch` says whether one has what was built."""
         done = Counter[str]()
         with renewing_many(self._renew, lambda: (done.total(),)):
@@ -124,9 +124,9 @@ class TopicBuilding:
                     done["switched" if switch(topic) else "superseded"] += 1
                 except (UnknownObject, PreconditionFailed):
                     done["gone"] += 1
-        return Switched(**done)
+        return SwitchCounts(**done)
 
-    def _conclude(self, request: ConcludeBuildInput) -> Built:
+    def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
         """Finish the run with what it came to, the first time, and delete its output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
@@ -134,12 +134,14 @@ class TopicBuilding:
             self._runs.close_run(request.run_id, {**run.summary, _COUNTS: request.counts, _LEFT_OUT: left_out})
             run = self._runs.run(request.run_id)
         self._output.forget(request.run_id)
-        return Built(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
+        return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
     def _renew(self) -> None:
         """Hold further what the build has claimed of its topics; nothing, unless a room says otherwise."""
 
 
-def _built(summary: BulkSummary) -> Built:
+def _built(summary: BulkSummary) -> BuildSummary:
     told = sorted((name, why) for name, why in summary.facts.items() if name.startswith(LEFT_OUT))
-    return Built(counts=dict(summary.counts), left_out=[f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in told])
+    return BuildSummary(
+        counts=dict(summary.counts), left_out=[f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in told]
+    )

@@ -17,12 +17,12 @@ RUN_CLAIM_S: Final = 86_400.0
 """Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
 
 
-def mark_of(folder: Path) -> Path:
+def owner_file(folder: Path) -> Path:
     """The file in a run's folder that holds the id of its catalog: several may keep output under one `bulk_dir`."""
     return folder / "catalog"
 
 
-class OwnOutput:
+class OwnedBulkOutput:
     """The output of this catalog's bulk jobs."""
 
     def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
@@ -31,7 +31,7 @@ class OwnOutput:
 
     def owner(self, run_id: str) -> str | None:
         """Which catalog's the output of a run is, as far as it was said."""
-        mark = mark_of(self._bulk.folder(run_id))
+        mark = owner_file(self._bulk.folder(run_id))
         return mark.read_text(encoding="utf-8") if mark.exists() else None
 
     def require(self, run_id: str) -> None:
@@ -49,7 +49,7 @@ class OwnOutput:
             PreconditionFailed: It is another catalog's.
         """
         with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
-            owner = put_first(mark_of(self._bulk.folder(run_id)), self._identities.catalog_id())
+            owner = put_first(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
         self._require(run_id, owner)
 
     def _require(self, run_id: str, owner: str | None) -> None:
@@ -76,7 +76,7 @@ class OwnOutput:
             self._bulk.forget(run_id)
 
 
-def run_to_end(
+def run_bulk_job(
     bulk: BulkJobs,
     name: str,
     make: Callable[[], BulkJob],

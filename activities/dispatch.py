@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done(Generic[R]):
+class WorkResult(Generic[R]):
     """The work was done."""
 
     owner: str  # under whose lease; "": under none
@@ -59,7 +59,7 @@ class Done(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirected:
+class Redirect:
     """Nothing was done, because the topic is another worker's."""
 
     owner: str
@@ -68,13 +68,13 @@ class Redirected:
 
 Answer = TypeAliasType(
     "Answer",
-    Annotated[Done[R] | Redirected, Field(discriminator="answer")],
+    Annotated[WorkResult[R] | Redirect, Field(discriminator="answer")],
     type_params=(R,),
 )
 """What an activity answers that may be served by a topic's owner."""
 
 
-def lease_of(request: TopicWork, owners: Owners) -> Lease | Redirected | None:
+def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
     """The lease under which the work is to be done here, None for none, or the topic's other owner.
 
     What is no name is in no bundle: its work has no owner.
@@ -95,12 +95,12 @@ def lease_of(request: TopicWork, owners: Owners) -> Lease | Redirected | None:
         return None
     except ServiceFailed as error:
         raise LookupRefused(str(error)) from error
-    return Redirected(owner=found.worker_id) if isinstance(found, OtherOwner) else found
+    return Redirect(owner=found.worker_id) if isinstance(found, OtherOwner) else found
 
 
-def done(lease: Lease | None, result: R) -> Done[R]:
+def to_work_result(lease: Lease | None, result: R) -> WorkResult[R]:
     """The answer of work that was done, under the lease or under none."""
-    return Done(owner=lease.worker_id if lease else "", result=result)
+    return WorkResult(owner=lease.worker_id if lease else "", result=result)
 
 
 def is_topic_name(name: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from activities.deletion import metrics
-from activities.deletion.claims import filing
+from activities.deletion.claims import detach_arguments
 from activities.dispatch import check_topic_name, is_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import SextonError, UnknownObject
@@ -204,11 +204,11 @@ class LedgerOffload:
             topic_id,
             asked,
             proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
-            **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
+            **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.sent(done.filed)
+        metrics.sent(done.filed_counts)
         result = RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=self._ledgers.epoch())
-        if done.ledgers and not done.filed:  # by an earlier call, of a page that cannot be seen any more
+        if done.ledgers and not done.filed_counts:  # by an earlier call, of a page that cannot be seen any more
             return replace(result, next_after=request.after)
         last = int(_id(page[-1])) if len(page) == request.limit else None
         told = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}

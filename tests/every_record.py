@@ -2,13 +2,13 @@
 
 from sqlalchemy import Connection
 
-from infra.catalog.engine.dialects import Clock
+from infra.catalog.engine.dialects import DatabaseClock
 from infra.catalog.records.outbox_rows import SOURCES
 
 
 def record_everything(connection: Connection) -> None:
     """Insert an outbox row for each record."""
-    clock = Clock().compile(dialect=connection.dialect)
+    clock = DatabaseClock().compile(dialect=connection.dialect)
     for kind, source in SOURCES.items():
         sub = source.sub or "''"
         told = f"CAST({sub} AS TEXT)" if source.number else sub

@@ -15,13 +15,13 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
-from activities.building import BeginBuildInput, BuildInput, Built, ConcludeBuildInput, Switched, SwitchInput
+from activities.building import BeginBuildInput, BuildInput, BuildSummary, ConcludeBuildInput, SwitchCounts, SwitchInput
 from workflows import options, refusals, search_attributes
 from workflows.jobs import BuildProgress, BuildResult, BuildTopicsInput
 
 _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 100,000 topics in 256 parts, each with some uploads, with room
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _OF_FILES = frozenset({"parts", "buffers"})
@@ -29,19 +29,19 @@ GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
 """Types of refusals by which a build ends: nothing changed."""
 
 
-class Steps(NamedTuple):
+class BuildSteps(NamedTuple):
     """The activities of a build."""
 
-    begin: Callable[[Any, BeginBuildInput], Built]
-    build: Callable[[Any, BuildInput], Built]
-    switch: Callable[[Any, SwitchInput], Switched]
-    conclude: Callable[[Any, ConcludeBuildInput], Built]
+    begin: Callable[[Any, BeginBuildInput], BuildSummary]
+    build: Callable[[Any, BuildInput], BuildSummary]
+    switch: Callable[[Any, SwitchInput], SwitchCounts]
+    conclude: Callable[[Any, ConcludeBuildInput], BuildSummary]
 
 
 class TopicBuild:
     """One run of a build."""
 
-    def __init__(self, request: BuildTopicsInput, steps: Steps) -> None:
+    def __init__(self, request: BuildTopicsInput, steps: BuildSteps) -> None:
         """Take a run id, if none was given."""
         self._request, self._steps = request, steps
         self._run_id = request.run_id or f"{request.runs}-{workflow.uuid4().hex[:12]}"
@@ -58,15 +58,15 @@ class TopicBuild:
         try:
             built = await self._all()
         except ActivityError as error:
-            refusal = refusals.refused(error, GUARDS)
-            self._at("ended", self._progress.counts, refusals.shown(refusal))
+            refusal = refusals.require_refusal(error, GUARDS)
+            self._at("ended", self._progress.counts, refusals.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)
         self._at("ended", built.counts, "".join(f"- not read: {sentence}\n" for sentence in built.left_out))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["BUILT"])])
         return BuildResult(run_id=self._run_id, counts=built.counts, left_out=built.left_out)
 
-    async def _all(self) -> Built:
+    async def _all(self) -> BuildSummary:
         self._at("beginning", {})
         request = self._request
         begin = BeginBuildInput(
@@ -76,13 +76,13 @@ class TopicBuild:
         if begun.done:
             return begun
         self._at("building", {})
-        build, config = BuildInput(run_id=self._run_id, master=request.master), options.bulk(request.queue)
+        build, config = BuildInput(run_id=self._run_id, master=request.master), options.bulk_job(request.queue)
         counts = await self._switch(await workflow.execute_activity_method(self._steps.build, build, **config))
         self._at("concluding", counts)
         conclude = ConcludeBuildInput(run_id=self._run_id, counts=counts)
         return await workflow.execute_activity_method(self._steps.conclude, conclude, **options.CATALOG)
 
-    async def _switch(self, built: Built) -> dict[str, int]:
+    async def _switch(self, built: BuildSummary) -> dict[str, int]:
         """Part by part; the counts of what became of all topics."""
         parts = built.counts.get("parts", 0)
         counts = Counter({name: count for name, count in built.counts.items() if name not in _OF_FILES})

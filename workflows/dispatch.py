@@ -26,7 +26,7 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.types import MethodSyncSingleParam
 
 with workflow.unsafe.imports_passed_through():
-    from activities.dispatch import Answer, Done, Redirected, Route, TopicWork, owner_queue
+    from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkResult, owner_queue
 
 _TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by any worker
 _AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
@@ -37,7 +37,7 @@ _UNHEARD: Final = {
     TimeoutType.HEARTBEAT,
 }  # no worker picked it up, or none is heard any more
 
-NOT_OF_THE_WORK: Final = frozenset({"NotOwner", "LookupRefused"})
+OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
 """Types of failures that say nothing of the work itself: it was not begun, or is another worker's by now."""
 
 W = TypeVar("W", bound=TopicWork)
@@ -69,14 +69,14 @@ class Dispatch:
             except ActivityError as error:
                 self._missed(owner, error, options)
                 continue
-            if isinstance(answer, Done):
+            if isinstance(answer, WorkResult):
                 self.owner = answer.owner
                 return answer.result
             self.owner = "" if answer.owner in self._unheard else answer.owner
             if not self.owner:
                 break
         last = await workflow.execute_activity_method(work, replace(asked, place=Route.ANYWHERE), **options)
-        if isinstance(last, Redirected):
+        if isinstance(last, Redirect):
             raise ApplicationError(f"work for any worker was redirected to {last.owner}", type="Unsupported")
         return last.result
 

@@ -7,17 +7,17 @@ and from jobs that build something for many topics is alike, and stands here.
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 
 
-class Request(Protocol):
+class JobRequest(Protocol):
     """The input of a job."""
 
     def details(self) -> str:
         """What the job will do, and the command that shows how far it is; its *static details*."""
 
 
-Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=JobRequest)
 R = TypeVar("R")
 
 
@@ -75,4 +75,4 @@ class BuildResult:
     counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable, and
     # of indexes the buckets and messages that were built
     left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None

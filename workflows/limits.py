@@ -21,7 +21,7 @@ from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transactions import MAX_COORDINATORS, TransactionId
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.values import (
-    MOST_OBJECTS_PER_S,
+    MAX_OBJECTS_PER_S,
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeletionPolicy,
@@ -45,13 +45,13 @@ from workflows.transactions.values import (
     SweepTransactionsInput,
 )
 
-MOST_IDS: Final = 10_000
+MAX_LEDGER_IDS: Final = 10_000
 """Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
 
-MOST_OFFLOADED: Final = 4_000
+MAX_OFFLOAD_LEDGERS: Final = 4_000
 """Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
 
-MOST_SCRUBBED: Final = 1_000
+MAX_SCRUB_TOPICS: Final = 1_000
 """Topics in one scrub, inclusive, unless it is of every topic: statements of the catalog name them."""
 
 _MONTH_S = 30 * 86_400
@@ -66,23 +66,23 @@ _MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an 
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FieldRule:
     """What a field of the input may hold."""
 
     phrase: str  # as a refusal says it after "expected"
     refuses: Callable[[Any], str | None]  # the phrase of this value, or None where it is as it should be
 
 
-def _rule(phrase: str, allows: Callable[[Any], bool]) -> Rule:
-    return Rule(phrase, lambda found: None if allows(found) else phrase)
+def _rule(phrase: str, allows: Callable[[Any], bool]) -> FieldRule:
+    return FieldRule(phrase, lambda found: None if allows(found) else phrase)
 
 
-def _within(least: int, most: float, *, optional: bool = False) -> Rule:
+def _within(least: int, most: float, *, optional: bool = False) -> FieldRule:
     bounds = f"{least:,} or more" if most in {math.inf, _MOST_INT} else f"{least:,} to {most:,}"
     return _rule(bounds, lambda found: (optional and found is None) or least <= found <= most)
 
 
-def _as(check: Callable[[str], object]) -> Rule:
+def _as(check: Callable[[str], object]) -> FieldRule:
     """The rule of a function that refuses by `InvalidInput`; a line break is refused by each of them."""
 
     def refuses(found: str) -> str | None:
@@ -92,14 +92,14 @@ def _as(check: Callable[[str], object]) -> Rule:
             return error.expected
         return None
 
-    return Rule(refuses("\n") or "", refuses)
+    return FieldRule(refuses("\n") or "", refuses)
 
 
-def _or_empty(rule: Rule) -> Rule:
-    return Rule(f"{rule.phrase}; or nothing", lambda found: rule.refuses(found) if found else None)
+def _or_empty(rule: FieldRule) -> FieldRule:
+    return FieldRule(f"{rule.phrase}; or nothing", lambda found: rule.refuses(found) if found else None)
 
 
-def _ids(most: int) -> Rule:
+def _ids(most: int) -> FieldRule:
     def allows(found: list[int] | None) -> bool:
         return found is None or (0 < len(found) <= most and all(0 <= one <= _MOST_INT for one in found))
 
@@ -137,12 +137,12 @@ _FUNCTION: Final = _rule(
 _POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda found: found is None or found in set(DeletePolicy))
 
 
-_ALONE: Final[Mapping[str, Rule]] = {
+_ALONE: Final[Mapping[str, FieldRule]] = {
     "max_attempts": _within(1, 1_000_000),
     "retry_interval_s": _within(0, _MONTH_S),
     "owner_patience_s": _within(1, _MONTH_S),
 }
-_BOUNDS: Final[Mapping[type, Mapping[str, Rule]]] = {
+_BOUNDS: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     DeleteLedgerInput: _ALONE,
     DeletionPolicy: {
         **_ALONE,
@@ -156,7 +156,7 @@ _BOUNDS: Final[Mapping[type, Mapping[str, Rule]]] = {
         "parallelism": _within(1, 64),
     },
 }
-_ANYWHERE: Final[Mapping[str, Rule]] = {
+_ANYWHERE: Final[Mapping[str, FieldRule]] = {
     "topic": _as(TopicName.from_encoded),
     "topic_id": _within(0, _MOST_INT),
     "ledger_id": _within(0, _MOST_INT),
@@ -173,7 +173,7 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
     "max_buckets": _within(1, _MOST_INT, optional=True),
-    "rate": _within(0, MOST_OBJECTS_PER_S),
+    "rate": _within(0, MAX_OBJECTS_PER_S),
     "run_id": _RUN,
     "function": _FUNCTION,
     "now_us": _within(0, _MOST_INT),
@@ -191,18 +191,18 @@ _ANYWHERE: Final[Mapping[str, Rule]] = {
     "inventories": _INVENTORIES,
     "master": _MASTER,
 }
-_OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
+_OUTSIDE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
     DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
     SealBucketsInput: {"topic_id": _within(0, _MOST_INT, optional=True), "topic": _or_empty(_ANYWHERE["topic"])},
     TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
-    ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MOST_SCRUBBED))},
+    ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _or_empty(_RUN)},
-    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
-    BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MOST_IDS))},
+    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
+    BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
     ExplicitDetach: {
-        "ledger_ids": _ids(MOST_IDS),
+        "ledger_ids": _ids(MAX_LEDGER_IDS),
         "remove": _COPIES,
         "pass_over": _SUBSCRIPTIONS,
         "generation": _within(0, _MOST_INT, optional=True),
@@ -211,11 +211,11 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, Rule]]] = {
         "topic": _or_empty(_ANYWHERE["topic"]),
         "after": _rule("a topic and a ledger", lambda _: True),  # whose ids have bounds of their own
     },
-    OffloadAsk: {"ledger_ids": _ids(MOST_OFFLOADED)},
+    OffloadAsk: {"ledger_ids": _ids(MAX_OFFLOAD_LEDGERS)},
 }
 
 
-def check(request: object, *, queue: str, outside: bool = True) -> None:
+def check_request(request: object, *, queue: str, outside: bool = True) -> None:
     """Refuse input of a job of which a field is beyond its bounds.
 
     Args:
@@ -227,13 +227,13 @@ def check(request: object, *, queue: str, outside: bool = True) -> None:
         InvalidInput: Names the field, the bounds and what was found.
     """
     for path, value, name, found in _fields(request, ""):
-        rules = rules_of(type(value), name, queue=queue, outside=outside)
+        rules = find_rules(type(value), name, queue=queue, outside=outside)
         expected = next((phrase for rule in rules if (phrase := rule.refuses(found))), None)
         if expected:
             raise InvalidInput(path, expected=expected, found=found)
 
 
-def rules_of(kind: type, name: str, *, queue: str, outside: bool = True) -> list[Rule]:
+def find_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
     """What holds of the field of that name of a value of that type; see `check`."""
     rules = [_BOUNDS.get(kind, {}).get(name)]
     if outside:
@@ -280,7 +280,7 @@ _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
 }
 
 
-def _queue(served: str) -> Rule:
+def _queue(served: str) -> FieldRule:
     return _rule(f"{served}, or nothing: workers serve no other for these", lambda found: found in {"", served})
 
 

@@ -5,18 +5,18 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-NOTICED = timedelta(seconds=10)
+HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 """A worker that was killed is noticed within this: the heartbeat timeout of every activity."""
 
 CATALOG = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # phase one of 100,000 ledgers, or a page of rows, with room
-    heartbeat_timeout=NOTICED,
+    heartbeat_timeout=HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 """Transactions of the catalog, which is waited for without end: what they decide must be decided."""
 
 
-def bulk(queue: str) -> workflow.ActivityConfig:
+def bulk_job(queue: str) -> workflow.ActivityConfig:
     """Of a bulk job, on a task queue of its own; on that of the workflow where `queue` is empty."""
     return workflow.ActivityConfig(
         task_queue=queue or None,

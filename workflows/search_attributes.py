@@ -14,7 +14,7 @@ TRANSACTION = SearchAttributeKey.for_keyword("SextonTransaction")  # tc:sequence
 ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, TRANSACTION)
 
 
-def of_transaction(txn: str, outcome: str) -> TypedSearchAttributes:
+def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
     """Which transaction a job is about, and how it is: OWED while a participant is to be told."""
     return TypedSearchAttributes([SearchAttributePair(TRANSACTION, txn), SearchAttributePair(OUTCOME, [outcome])])
 

@@ -3,9 +3,9 @@
 from activities.building import (
     BeginBuildInput,
     BuildInput,
-    Built,
+    BuildSummary,
     ConcludeBuildInput,
-    Switched,
+    SwitchCounts,
     SwitchInput,
     TopicBuilding,
 )
@@ -38,7 +38,7 @@ class IndexBuilding(TopicBuilding):
 
     @defined(name="delayed.begin_build")
     @beating()
-    def begin_build(self, request: BeginBuildInput) -> Built:
+    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, with the topics that every later step agrees on.
 
         Idempotency: keyed by `run_id`; a second call answers with what the first one wrote into the run's row.
@@ -47,7 +47,7 @@ class IndexBuilding(TopicBuilding):
         return self._begin(request)
 
     @defined(name="delayed.build_indexes")
-    def build_indexes(self, request: BuildInput) -> Built:
+    def build_indexes(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published. It claims the topics' lists for this workflow.
 
         Idempotency: keyed by run_id; what was published is answered.
@@ -70,7 +70,7 @@ class IndexBuilding(TopicBuilding):
         )
 
     @defined(name="delayed.switch_indexes")
-    def switch_indexes(self, request: SwitchInput) -> Switched:
+    def switch_indexes(self, request: SwitchInput) -> SwitchCounts:
         """Store the buckets of one page of topics, and switch each topic to its own; its claim is let go.
 
         Idempotency: keyed by (run_id, page); a topic that was switched to counts as switched again.
@@ -90,7 +90,7 @@ class IndexBuilding(TopicBuilding):
 
     @defined(name="delayed.conclude_build")
     @beating()
-    def conclude_build(self, request: ConcludeBuildInput) -> Built:
+    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
         """Finish the run with what it came to, and delete its output.
 
         Idempotency: the first summary stays; output that is gone is no error.

@@ -6,7 +6,7 @@ from temporalio import activity
 
 from activities.deletion import metrics
 from activities.deletion.values import DetachResult
-from logstore.ports.catalog import Cause, Claim, Detached
+from logstore.ports.catalog import Cause, Claim, DetachedBatch
 
 CLAIM_S: Final = 60.0
 """Of a row, while work runs; renewed with heartbeats."""
@@ -31,7 +31,7 @@ def own_cause(actor: str, reason: str) -> Cause:
     return Cause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
 
 
-class Filing(TypedDict):
+class DetachArguments(TypedDict):
     """Under which batch phase one files intents, for which workflow, and why."""
 
     batch_id: str
@@ -39,15 +39,15 @@ class Filing(TypedDict):
     cause: Cause
 
 
-def filing(batch_id: str, workflow_id: str, actor: str, reason: str) -> Filing:
+def detach_arguments(batch_id: str, workflow_id: str, actor: str, reason: str) -> DetachArguments:
     """What every call of phase one says; the batch's own workflow has the claim, and stands in the audit log."""
     cause = Cause(actor=actor, reason=reason, workflow_id=workflow_id)
-    return Filing(batch_id=batch_id, claim=batch_claim(workflow_id), cause=cause)
+    return DetachArguments(batch_id=batch_id, claim=batch_claim(workflow_id), cause=cause)
 
 
-def filed(detached: Detached, catalog_epoch: int) -> DetachResult:
+def report_detached(detached: DetachedBatch, catalog_epoch: int) -> DetachResult:
     """What phase one did, counted for Prometheus as far as this very call did it."""
-    metrics.sent(detached.filed)
+    metrics.sent(detached.filed_counts)
     return DetachResult(
         ledgers=detached.ledgers,
         intents=detached.intents,

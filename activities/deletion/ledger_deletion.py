@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from activities.deletion import metrics
-from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, filed, filing, own_cause, own_claim
+from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, detach_arguments, own_cause, own_claim, report_detached
 from activities.deletion.phase_two import (
     chunk_result,
     examine,
@@ -29,16 +29,23 @@ from activities.deletion.values import (
     ChunkInput,
     ChunkResult,
     DeadLetterInput,
+    DeleteIntentInput,
+    DeleteIntentResult,
     DetachInput,
     DetachResult,
-    OneInput,
-    OneResult,
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer, Redirected, check_topic_name, done, is_topic_name, lease_of
+from activities.dispatch import Answer, Redirect, check_topic_name, find_lease, is_topic_name, to_work_result
 from activities.heartbeats import Heartbeats, beating, defined
-from logstore.deletion.intents import STUCK_AFTER, Certificate, DeletionIntent, DeletionState, Outcome, refusal
+from logstore.deletion.intents import (
+    STUCK_AFTER_ATTEMPTS,
+    BatchCertificate,
+    DeletionIntent,
+    DeletionState,
+    Outcome,
+    find_refusal,
+)
 from logstore.errors import (
     DeletionIncomplete,
     InvalidInput,
@@ -51,7 +58,7 @@ from logstore.errors import (
     UploadOpen,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, Deletions, Ended, Ledgers, PhaseOne, Topics
+from logstore.ports.catalog import Claim, Deletions, IntentResult, Ledgers, PhaseOne, Topics
 from logstore.ports.objects import Storages
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, TopicId
@@ -92,22 +99,22 @@ class LedgerDeletion:
         Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id is another request's), Unsupported,
             LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         check_topic_name(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         topic_id, durable = TopicId(request.topic_id), asked_for(request.durable_delete)
-        batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        batch = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         phase_one = self._phase_one.under(lease)
         if request.remove:
             detached = phase_one.operate(topic_id, request.operation(), durable=durable, **batch)
         else:
             ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
             detached = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **batch)
-        return done(lease, filed(detached, epoch))
+        return to_work_result(lease, report_detached(detached, epoch))
 
     @defined(name="deletion.next_ranges")
     @beating()
@@ -135,11 +142,11 @@ class LedgerDeletion:
         Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld, NotOwner, LookupRefused
             (terminal).
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue, batch = self._deletions.under(lease), request.batch_id
         with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
             found, pace = queue.intents(batch, request.chunk), DeletionPace(request.objects_per_s)
@@ -153,7 +160,7 @@ class LedgerDeletion:
             hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
         result = chunk_result(intents, ended, many_topics=request.many_topics)
         left = found[len(intents) :]
-        return done(lease, replace(result, next_row=left[0].row_id if left else 0))
+        return to_work_result(lease, replace(result, next_row=left[0].row_id if left else 0))
 
     @defined(name="deletion.hand_over_chunk")
     @beating()
@@ -165,23 +172,23 @@ class LedgerDeletion:
         Idempotency: a row handed over before keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return done(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.under(lease)
         intents = queue.intents(request.batch_id, request.chunk)
         open_ones = unfinished(intents)
-        refused = [(one.row_id, why) for one in open_ones if one.damage and (why := refusal(one))]
-        ended = [Ended(row_id=row_id, outcome=why[0], error=why[1]) for row_id, why in refused]
+        refused = [(one.row_id, why) for one in open_ones if one.damage and (why := find_refusal(one))]
+        ended = [IntentResult(row_id=row_id, outcome=why[0], error=why[1]) for row_id, why in refused]
         finish(queue, open_ones, ended, holder=request.batch_id)
         errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
         hand_over(queue, request.batch_id, open_ones, errors)
-        return done(lease, chunk_result(intents, ended, many_topics=request.many_topics))
+        return to_work_result(lease, chunk_result(intents, ended, many_topics=request.many_topics))
 
     @defined(name="deletion.delete_one")
-    def delete_one(self, request: OneInput) -> Answer[OneResult]:
+    def delete_one(self, request: DeleteIntentInput) -> Answer[DeleteIntentResult]:
         """Phase two for one intent.
 
         Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
@@ -190,19 +197,19 @@ class LedgerDeletion:
             the same number of keys again and again; anything else is retried after `retry_interval_s`, or once an
             upload of the copy is over, and kept on the row.
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         try:
-            return done(lease, self._take_and_delete(self._deletions.under(lease), request))
+            return to_work_result(lease, self._take_and_delete(self._deletions.under(lease), request))
         except UnknownObject as error:
-            return done(lease, OneResult(outcome=Outcome.UNKNOWN, detail=str(error)))
+            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
         except StaleCatalog as error:
-            return done(lease, OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
             raise later(error, request.retry_interval_s) from error
 
-    def _take_and_delete(self, queue: Deletions, request: OneInput) -> OneResult:
+    def _take_and_delete(self, queue: Deletions, request: DeleteIntentInput) -> DeleteIntentResult:
         with beating():  # another writer may make this one wait longer than a heartbeat timeout
             intent = _take(queue, request)
         if intent.state is not DeletionState.PENDING:
@@ -217,51 +224,55 @@ class LedgerDeletion:
         if not changed:
             return self._take_and_delete(queue, request)  # taken from us: it ended, or another workflow has it, or none
         one = ended[0]
-        return OneResult(outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or "")
+        return DeleteIntentResult(
+            outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or ""
+        )
 
     @defined(name="deletion.dead_letter")
     @beating()
-    def dead_letter(self, request: DeadLetterInput) -> Answer[OneResult]:
+    def dead_letter(self, request: DeadLetterInput) -> Answer[DeleteIntentResult]:
         """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
 
         Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         queue = self._deletions.under(lease)
         try:
             intent = _take(queue, request, attempt=False)
         except StaleCatalog as error:
-            return done(lease, OneResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         if intent.state is not DeletionState.PENDING:
-            return done(lease, result_of(intent))
+            return to_work_result(lease, result_of(intent))
         why = request.error or intent.last_error or "no attempt is left"
-        letter = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
+        letter = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
         finish(queue, [intent], [letter], holder=own_claim().workflow_id)
-        return done(lease, OneResult(outcome=Outcome.DEAD_LETTERED, detail=why, stuck=intent.stuck))
+        return to_work_result(
+            lease, DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=why, stuck=intent.is_stuck)
+        )
 
     @defined(name="deletion.certify")
     @beating()
-    def certify(self, request: CertifyInput) -> Answer[Certificate]:
+    def certify(self, request: CertifyInput) -> Answer[BatchCertificate]:
         """Count the batch from its rows, close its run and write the audit row.
 
         Idempotency: counts are read from rows, so repeated work counts once; the run is closed once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
-        lease = lease_of(request, self._owners)
-        if isinstance(lease, Redirected):
+        lease = find_lease(request, self._owners)
+        if isinstance(lease, Redirect):
             return lease
         batch = request.batch_id
         tally = self._deletions.under(lease).close(batch, own_cause(request.actor, request.reason))
         metrics.certified(tally)
         counted, objects = dict(tally.outcomes), tally.objects
-        whole = Certificate(batch_id=batch, outcomes=counted, objects=objects, size_bytes=tally.size_bytes)
-        return done(lease, whole)
+        whole = BatchCertificate(batch_id=batch, outcomes=counted, objects=objects, size_bytes=tally.size_bytes)
+        return to_work_result(lease, whole)
 
 
-def _take(queue: Deletions, request: OneInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
+def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
     key = request.key
     if key.copy not in set(CopyKind):
         raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
@@ -285,6 +296,6 @@ def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_in
     left = error.keys_left if isinstance(error, DeletionIncomplete) else None
     attempts = queue.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
     metrics.failed([intent])
-    if attempts < STUCK_AFTER:
+    if attempts < STUCK_AFTER_ATTEMPTS:
         return later(error, after_s)
     return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")

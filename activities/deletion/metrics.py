@@ -18,7 +18,7 @@ from temporalio import activity
 
 from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Ended, Filed, Tally
+from logstore.ports.catalog import FiledCount, IntentResult, Tally
 
 _Labels = tuple[tuple[str, str], ...]
 
@@ -38,7 +38,7 @@ _ABOUT = {
 }
 
 
-def sent(filed: Iterable[Filed]) -> None:
+def sent(filed: Iterable[FiledCount]) -> None:
     """Count intents that phase one filed."""
     rows = Counter({_labels(one.component, one.copy): one.rows for one in filed})
     _add("sexton_deletion_ledgers_sent_total", rows)
@@ -57,12 +57,12 @@ def failed(intents: Iterable[DeletionIntent]) -> None:
     )
 
 
-def ended(intents: Iterable[DeletionIntent], results: Sequence[Ended], changed: frozenset[int]) -> None:
+def ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]) -> None:
     """Count rows that ended: those of the results whose rows the catalog changed."""
     labels = {one.row_id: _labels(one.component, one.copy.value) for one in intents}
     mine = [(labels[one.row_id], one) for one in results if one.row_id in changed]
     _add("sexton_deletion_acknowledged_total", Counter((*of, ("outcome", one.outcome.value)) for of, one in mine))
-    _add("sexton_deletion_ledgers_deleted_total", Counter(of for of, one in mine if one.outcome.success))
+    _add("sexton_deletion_ledgers_deleted_total", Counter(of for of, one in mine if one.outcome.is_success))
     exhausted = Counter(of for of, one in mine if one.outcome is Outcome.DEAD_LETTERED)
     _add("sexton_deletion_reached_max_retries_total", exhausted)
     objects, size_bytes = Counter[_Labels](), Counter[_Labels]()
@@ -76,7 +76,7 @@ def ended(intents: Iterable[DeletionIntent], results: Sequence[Ended], changed: 
 def certified(tally: Tally) -> None:
     """Count a batch, if this call closed it: as COMPLETE where nothing is left of any of its copies."""
     if tally.closed:
-        whole = all(Outcome(name).success for name in tally.outcomes)
+        whole = all(Outcome(name).is_success for name in tally.outcomes)
         _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if whole else "PARTIAL"),): 1})
 
 

@@ -12,9 +12,17 @@ from temporalio.exceptions import ApplicationError
 from activities.deletion import metrics
 from activities.deletion.claims import CLAIM_S
 from activities.deletion.rate import DeletionPace
-from activities.deletion.values import ChunkResult, OneResult
+from activities.deletion.values import ChunkResult, DeleteIntentResult
 from activities.heartbeats import Heartbeats
-from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, IntentKey, Outcome, StoredCopy, refusal
+from logstore.deletion.intents import (
+    CopyVerdict,
+    DeletionIntent,
+    DeletionState,
+    IntentKey,
+    Outcome,
+    StoredCopy,
+    find_refusal,
+)
 from logstore.errors import (
     ClaimHeld,
     CorruptData,
@@ -28,7 +36,7 @@ from logstore.errors import (
     Unsupported,
 )
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Deletions, Ended
+from logstore.ports.catalog import Deletions, IntentResult
 from logstore.ports.objects import CopyStorage, Removal, Storages
 from logstore.records.services.flush_requests import FlushRequests
 
@@ -37,7 +45,7 @@ from logstore.records.services.flush_requests import FlushRequests
 class Examination:
     """Every intent is in exactly one of the three."""
 
-    ended: list[Ended] = field(default_factory=list)  # no delete is needed, or none is allowed
+    ended: list[IntentResult] = field(default_factory=list)  # no delete is needed, or none is allowed
     copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # ours, to be removed
     errors: dict[int, SextonError] = field(default_factory=dict)  # no answer: treated as "keep"
 
@@ -54,8 +62,8 @@ def examine(
     found = Examination(errors={one.row_id: untold[one.ledger_id] for one in intents if one.ledger_id in untold})
     allowed: dict[CopyKind, list[DeletionIntent]] = {}
     for intent in (one for one in intents if one.row_id not in found.errors):
-        if refused := refusal(intent):
-            found.ended.append(Ended(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
+        if refused := find_refusal(intent):
+            found.ended.append(IntentResult(row_id=intent.row_id, outcome=refused[0], error=refused[1]))
         else:
             allowed.setdefault(intent.copy, []).append(intent)
     for kind, here in sorted(allowed.items()):
@@ -76,10 +84,10 @@ def _look(found: Examination, intents: Sequence[DeletionIntent], storage: CopySt
     for intent in intents:
         try:
             stored = inspect(intent)
-            if stored.finding is Finding.ABSENT:
+            if stored.verdict is CopyVerdict.ABSENT:
                 absent.append(intent)
-            elif stored.finding is Finding.FOREIGN:
-                mismatch = Ended(row_id=intent.row_id, outcome=Outcome.METADATA_MISMATCH, error=stored.detail)
+            elif stored.verdict is CopyVerdict.FOREIGN:
+                mismatch = IntentResult(row_id=intent.row_id, outcome=Outcome.METADATA_MISMATCH, error=stored.detail)
                 found.ended.append(mismatch)
             else:
                 found.copies[intent.row_id] = (intent, stored)
@@ -89,12 +97,12 @@ def _look(found: Examination, intents: Sequence[DeletionIntent], storage: CopySt
     doubted = storage.check_absence(absent) if absent else {}
     found.errors |= doubted
     gone = (one.row_id for one in absent if one.row_id not in doubted)
-    found.ended += [Ended(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
+    found.ended += [IntentResult(row_id=row, outcome=Outcome.ALREADY_GONE) for row in gone]
 
 
 def remove(
     found: Examination, storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
-) -> tuple[list[Ended], dict[int, SextonError]]:
+) -> tuple[list[IntentResult], dict[int, SextonError]]:
     """Remove what was found to be ours, together per kind of copy, no faster than told.
 
     Returns:
@@ -105,7 +113,7 @@ def remove(
         copies = {row: stored for row, (intent, stored) in found.copies.items() if intent.copy is kind}
         removals, failed = _remove(storages[kind.value], copies, heartbeats, pace)
         ended += [
-            Ended(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
+            IntentResult(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
             for row, removal in removals.items()
         ]
         errors |= failed
@@ -170,11 +178,11 @@ def unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
     return [one for one in intents if one.state is DeletionState.PENDING and one.handed_to is None]
 
 
-def result_of(intent: DeletionIntent) -> OneResult:
+def result_of(intent: DeletionIntent) -> DeleteIntentResult:
     """How an intent ended that had ended before."""
     outcome = intent.outcome or Outcome.UNKNOWN
-    stuck = intent.stuck and outcome is Outcome.DEAD_LETTERED
-    return OneResult(outcome=outcome, detail=intent.last_error or "", stuck=stuck)
+    stuck = intent.is_stuck and outcome is Outcome.DEAD_LETTERED
+    return DeleteIntentResult(outcome=outcome, detail=intent.last_error or "", stuck=stuck)
 
 
 def sentence(error: SextonError) -> str:
@@ -191,7 +199,7 @@ def later(error: SextonError, after_s: int) -> ApplicationError:
     return ApplicationError(str(error), type=kind.__name__, next_retry_delay=timedelta(seconds=after_s))
 
 
-def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]) -> None:
+def raise_if_nothing_answered(ended: list[IntentResult], errors: dict[int, SextonError]) -> None:
     """A store that is down, or that refuses our credentials, fails the chunk and not each ledger of it.
 
     Raises:
@@ -203,14 +211,16 @@ def raise_if_nothing_answered(ended: list[Ended], errors: dict[int, SextonError]
         raise StoreUnavailable(str(first)) from first
 
 
-def chunk_result(intents: Sequence[DeletionIntent], ended: list[Ended], *, many_topics: bool = False) -> ChunkResult:
+def chunk_result(
+    intents: Sequence[DeletionIntent], ended: list[IntentResult], *, many_topics: bool = False
+) -> ChunkResult:
     """Count a chunk; whatever did not end is retried by a workflow of its own.
 
     A damaged row has none: no workflow could do more than say so again, and it is listed as a dead letter.
     """
     now = {one.row_id: one.outcome for one in ended}
     final = [now.get(one.row_id) or one.outcome or Outcome.RETRYING for one in intents]
-    failed = [one for one, outcome in zip(intents, final, strict=True) if not outcome.success]
+    failed = [one for one, outcome in zip(intents, final, strict=True) if not outcome.is_success]
     alone = [one for one in failed if not one.damage]
     return ChunkResult(
         outcomes={outcome.value: final.count(outcome) for outcome in sorted(set(final))},
@@ -221,7 +231,9 @@ def chunk_result(intents: Sequence[DeletionIntent], ended: list[Ended], *, many_
     )
 
 
-def finish(queue: Deletions, intents: Sequence[DeletionIntent], ended: list[Ended], *, holder: str) -> frozenset[int]:
+def finish(
+    queue: Deletions, intents: Sequence[DeletionIntent], ended: list[IntentResult], *, holder: str
+) -> frozenset[int]:
     """Record how rows ended, and count those that this call ended."""
     changed = queue.finish(ended, holder=holder)
     metrics.ended(intents, ended, changed)

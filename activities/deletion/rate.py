@@ -80,6 +80,6 @@ def _pieces(copy: StoredCopy, most: int) -> Iterator[StoredCopy]:
     """Data first; the last piece has the statement, and the copy's size: only after it nothing of the copy is left."""
     data = copy.data_keys
     while len(data) + len(copy.meta_keys) > most and data:
-        yield replace(copy, data_keys=data[:most], meta_keys=(), size_bytes=0, short=False)
+        yield replace(copy, data_keys=data[:most], meta_keys=(), size_bytes=0, is_incomplete=False)
         data = data[most:]
     yield replace(copy, data_keys=data)

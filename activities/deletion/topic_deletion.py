@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from activities.deletion.claims import filed, filing, own_cause
+from activities.deletion.claims import detach_arguments, own_cause, report_detached
 from activities.deletion.values import DetachResult
 from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
@@ -24,7 +24,7 @@ class TopicOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class SetDeletingResult:
     """That the topic is DELETING."""
 
     since_us: int  # by the catalog's clock
@@ -41,7 +41,7 @@ class DetachAllInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveInput:
+class RemoveTopicInput:
     """The last step."""
 
     order: TopicOrder
@@ -49,7 +49,7 @@ class RemoveInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class RemoveTopicResult:
     """Whether the topic is gone, and what became of its copies since the deletion began."""
 
     gone: bool
@@ -68,7 +68,7 @@ class TopicDeletion:
 
     @defined(name="topic.set_deleting")
     @beating()
-    def set_deleting(self, request: TopicOrder) -> Begun:
+    def set_deleting(self, request: TopicOrder) -> SetDeletingResult:
         """Set the topic DELETING, so that nothing can be attached to it any more.
 
         Idempotency: keyed by topic id; a second call answers when it began, and writes no second audit row.
@@ -80,7 +80,7 @@ class TopicDeletion:
         since_us = self._phase_one.begin_topic(
             TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
         )
-        return Begun(since_us=since_us, catalog_epoch=epoch)
+        return SetDeletingResult(since_us=since_us, catalog_epoch=epoch)
 
     @defined(name="topic.detach_all")
     @beating()
@@ -91,13 +91,13 @@ class TopicDeletion:
         Raises: PreconditionFailed, StaleCatalog (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         epoch, order = self._epoch(request.order), request.order
-        batch = filing(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
+        batch = detach_arguments(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
         durable = asked_for(order.durable_delete)
-        return filed(self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch)
+        return report_detached(self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch)
 
     @defined(name="topic.remove")
     @beating()
-    def remove(self, request: RemoveInput) -> Removed:
+    def remove(self, request: RemoveTopicInput) -> RemoveTopicResult:
         """Remove what is left of the topic in the catalog, if no ledger is attached to it, and count its copies.
 
         Idempotency: a topic that is gone is answered as gone; copies are counted from their rows.
@@ -109,7 +109,9 @@ class TopicDeletion:
         cause, durable = own_cause(order.actor, order.reason), asked_for(order.durable_delete)
         gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
-        return Removed(gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes)
+        return RemoveTopicResult(
+            gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
+        )
 
     def _epoch(self, order: TopicOrder) -> int:
         epoch = self._ledgers.epoch()

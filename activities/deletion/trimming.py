@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from activities.deletion import metrics
-from activities.deletion.claims import filed, filing
+from activities.deletion.claims import detach_arguments, report_detached
 from activities.deletion.values import DetachResult
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
-from logstore.ports.catalog import Deletions, Detached, Ledgers, PhaseOne, Topic, Topics, TopicState
+from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
 from logstore.positions import TopicId
 from logstore.units import between_units
 
@@ -40,7 +40,7 @@ class Settler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollInput:
+class RollIdleInput:
     """Which topic."""
 
     topic_id: int
@@ -58,7 +58,7 @@ class Retention:
 
     @defined(name="retention.roll_idle")
     @beating()
-    def roll_idle(self, request: RollInput) -> bool:
+    def roll_idle(self, request: RollIdleInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
         Both make deletable what was consumed, without traffic (apache/pulsar#9136). A cursor that cannot be settled
@@ -93,7 +93,7 @@ _TOLD = 300  # characters of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagesInput:
+class NextPagesInput:
     """Which pages of topics come next."""
 
     after: int  # topic id, exclusive
@@ -102,7 +102,7 @@ class PagesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPage:
+class TopicIdRange:
     """ACTIVE topics by id, both ends inclusive."""
 
     first: int
@@ -111,17 +111,17 @@ class TopicPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
+class NextPagesResult:
     """The pages of topics that come next; none at the end."""
 
-    pages: list[TopicPage]  # at most `PagesInput.limit`
+    pages: list[TopicIdRange]  # at most `PagesInput.limit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageInput:
     """One page, and the batch that its ledgers join."""
 
-    page: TopicPage
+    page: TopicIdRange
     batch_id: str
     batch_workflow_id: str  # which workflow will do phase two: it gets the claim
     actor: str
@@ -140,7 +140,7 @@ class TrimPageResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchInput:
+class CountBatchInput:
     """Which batch."""
 
     batch_id: str
@@ -161,7 +161,7 @@ class Trimming:
 
     @defined(name="trimming.next_pages")
     @beating()
-    def next_pages(self, request: PagesInput) -> Pages:
+    def next_pages(self, request: NextPagesInput) -> NextPagesResult:
         """Read which topics come next.
 
         Idempotency: reads only; pages go by topic id, so that none is left out or met twice while others come and go.
@@ -169,8 +169,8 @@ class Trimming:
         """
         found = self._topics.active(after=TopicId(request.after), limit=request.topics * request.limit)
         cut = [found[at : at + request.topics] for at in range(0, len(found), request.topics)]
-        return Pages(
-            pages=[TopicPage(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
+        return NextPagesResult(
+            pages=[TopicIdRange(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
         )
 
     @defined(name="trimming.trim_page")
@@ -184,20 +184,20 @@ class Trimming:
         Idempotency: keyed by batch and topic; a topic whose intents are in the batch is counted and left alone.
         Raises: StoreUnavailable, OutcomeUnknown when the catalog is away (retry).
         """
-        batch = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        batch = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         with suppress(UnknownObject):  # nothing was detached into it yet
             self._deletions.renew(request.batch_id, batch["claim"])
         page = request.page  # topics that are still there; more than it had never come, because ids only grow
         active = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active if topic.topic_id <= page.last]
         troubles = self._prepare(topics)
-        promising = self._phase_one.promising([topic.topic_id for topic in topics])
-        done, failed = list[Detached](), 0
+        promising = self._phase_one.select_promising([topic.topic_id for topic in topics])
+        done, failed = list[DetachedBatch](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising]:
             between_units()
             try:
                 done.append(self._phase_one.detach_into(topic.topic_id, **batch))
-                metrics.sent(done[-1].filed)
+                metrics.sent(done[-1].filed_counts)
             except (StoreUnavailable, OutcomeUnknown):
                 raise  # the catalog is away, for all topics alike
             except SextonError as error:
@@ -213,13 +213,13 @@ class Trimming:
 
     @defined(name="trimming.count_batch")
     @beating()
-    def count_batch(self, request: BatchInput) -> DetachResult:
+    def count_batch(self, request: CountBatchInput) -> DetachResult:
         """Count the whole batch from its rows.
 
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
         """
-        return filed(self._phase_one.detached_into(request.batch_id), self._ledgers.epoch())
+        return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
         """Settle and roll, best effort; once the store gives no answer, the other topics do not wait for it."""

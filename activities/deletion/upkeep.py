@@ -1,11 +1,11 @@
 """Upkeep of the queue of phase two: stalled work is taken up, finished rows forgotten, a paused batch held."""
 
-from activities.deletion.claims import batch_claim, filed, own_cause, own_claim
+from activities.deletion.claims import batch_claim, own_cause, own_claim, report_detached
 from activities.deletion.values import (
     AdoptInput,
     DetachResult,
-    ForgetInput,
-    ForgetResult,
+    ForgetDeletionsInput,
+    ForgetDeletionsResult,
     HoldBatchInput,
     PauseBatchInput,
 )
@@ -35,11 +35,11 @@ class DeletionUpkeep:
         """
         claim = batch_claim(request.batch_workflow_id)
         adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
-        return filed(adopted, self._ledgers.epoch() if adopted.intents else 0)
+        return report_detached(adopted, self._ledgers.epoch() if adopted.intents else 0)
 
     @defined(name="deletion.forget")
     @beating()
-    def forget(self, request: ForgetInput) -> ForgetResult:
+    def forget(self, request: ForgetDeletionsInput) -> ForgetDeletionsResult:
         """Remove a page of rows that ended long ago, and of batches that have no rows left.
 
         Idempotency: what is gone is not met again; an attempt that is repeated goes on with the next page.
@@ -47,7 +47,7 @@ class DeletionUpkeep:
         """
         cause = own_cause(request.actor, request.reason)
         gone = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
-        return ForgetResult(rows=gone.rows, runs=gone.runs)
+        return ForgetDeletionsResult(rows=gone.rows, runs=gone.runs)
 
     @defined(name="deletion.hold_batch")
     @beating()

@@ -100,7 +100,7 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneInput(TopicWork):
+class DeleteIntentInput(TopicWork):
     """One intent."""
 
     key: IntentKey
@@ -109,7 +109,7 @@ class OneInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneResult:
+class DeleteIntentResult:
     """How one intent ended."""
 
     outcome: Outcome
@@ -147,7 +147,7 @@ class AdoptInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetInput:
+class ForgetDeletionsInput:
     """A page of what ended long ago."""
 
     limit: int
@@ -156,7 +156,7 @@ class ForgetInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetResult:
+class ForgetDeletionsResult:
     """What went; both zero when nothing is left to delete."""
 
     rows: int = 0

@@ -30,7 +30,7 @@ from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import (
     Cause,
-    Detached,
+    DetachedBatch,
     FiledCopy,
     Identities,
     PageOfFindings,
@@ -147,7 +147,7 @@ class Applying:
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         filing = self._runs.file(findings)
-        deletion_metrics.sent(filing.detached.filed)
+        deletion_metrics.sent(filing.detached.filed_counts)
         kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
         with effect("reconciliation.keep_copies"):
             finding_fates.kept_files(folder).put(
@@ -155,7 +155,7 @@ class Applying:
             )
         return self._filed_page(found, filing.detached)
 
-    def _filed_page(self, found: Mapping[int, Finding], filed: Detached | None) -> FiledPage:
+    def _filed_page(self, found: Mapping[int, Finding], filed: DetachedBatch | None) -> FiledPage:
         return FiledPage(
             intents=filed.intents if filed else 0,
             detached=filed.ledgers if filed else 0,

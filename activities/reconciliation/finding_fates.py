@@ -113,7 +113,7 @@ def _ended(number: int, finding: Finding, rows: Sequence[FiledCopy], *, whole: b
 
 def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
     """Of several rows the worst; what is tried again by a workflow of its own has failed so far, but was started."""
-    failed = [one for one in rows if one.outcome is None or not one.outcome.success]
+    failed = [one for one in rows if one.outcome is None or not one.outcome.is_success]
     if not failed:
         return Fate.DELETED, ""
     dead = [one for one in failed if one.outcome not in {None, Outcome.RETRYING}]

@@ -8,7 +8,7 @@ from activities.heartbeats import Heartbeats
 from activities.reconciliation import finding_fates
 from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
 from activities.reconciliation.page_look import ask_objects
-from logstore.deletion.intents import Finding as Found
+from logstore.deletion.intents import CopyVerdict as Found
 from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence import judge_deletion
 from logstore.errors import StoreUnavailable
@@ -77,7 +77,7 @@ class ObjectDeletion:
         pace = DeletionPace(objects_per_s)
         done: dict[int, Ended] = {}
         copies = {
-            number: StoredCopy(finding=Found.OWN, data_keys=(finding.key,)) for number, finding in segments.items()
+            number: StoredCopy(verdict=Found.OWN, data_keys=(finding.key,)) for number, finding in segments.items()
         }
         for part in pace.parts(copies) if copies else ():
             pace.wait(part, heartbeats)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from temporalio import activity
 
-from activities.bulk import RUN_CLAIM_S, OwnOutput, run_to_end
+from activities.bulk import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims import own_claim
 from activities.heartbeats import beating, defined
 from activities.reconciliation.values import (
@@ -67,7 +67,7 @@ class Planning:
             finished_retention_s: After which runs and their output are forgotten.
         """
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
-        self._output = OwnOutput(bulk=bulk, identities=identities)
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
     @defined(name="reconciliation.begin_plan")
@@ -126,7 +126,7 @@ class Planning:
             submits later.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        summary = run_to_end(
+        summary = run_bulk_job(
             self._bulk, request.job, lambda: _job(request, self._held(request.run_id)), master=request.master
         )
         return BulkResult(counts=dict(summary.counts))

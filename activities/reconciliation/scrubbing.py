@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from temporalio import activity
 
-from activities.bulk import OwnOutput, run_to_end
+from activities.bulk import OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims import own_claim
 from activities.heartbeats import beating, defined
 from activities.reconciliation.values import (
@@ -47,7 +47,7 @@ class Scrubbing:
     ) -> None:
         """Take the ports."""
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
-        self._output = OwnOutput(bulk=bulk, identities=identities)
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
     @defined(name="reconciliation.begin_scrub")
     @beating()
@@ -111,7 +111,9 @@ class Scrubbing:
             )
 
         return _counted(
-            run_to_end(self._bulk, CutScrub.name, job, master=request.master, renew=lambda: self._hold(request.run_id))
+            run_bulk_job(
+                self._bulk, CutScrub.name, job, master=request.master, renew=lambda: self._hold(request.run_id)
+            )
         )
 
     @defined(name="reconciliation.scrub_page")
@@ -130,7 +132,7 @@ class Scrubbing:
 
         name = _page(request.run_id, request.page).name
         renew = lambda: self._hold(request.run_id)  # noqa: E731 - a name for it says no more
-        return _counted(run_to_end(self._bulk, name, job, master=request.master, renew=renew))
+        return _counted(run_bulk_job(self._bulk, name, job, master=request.master, renew=renew))
 
     @defined(name="reconciliation.conclude_scrub")
     @beating()

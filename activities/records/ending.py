@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from activities.deletion import metrics
-from activities.deletion.claims import filing
+from activities.deletion.claims import detach_arguments
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined, renewing_many
 from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
@@ -95,7 +95,7 @@ class RecordEnding:
         if request.dry_run:
             with beating():
                 return self._end_page(request)
-        claim = filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
+        claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
         with suppress(UnknownObject):  # nothing was detached into it yet
             self._deletions.renew(request.batch_id, claim)
         with renewing_many(lambda: self._deletions.renew(request.batch_id, claim)):
@@ -161,15 +161,15 @@ class RecordEnding:
 
     def _end(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         if request.dry_run:
-            return self._phase_one.must_stay(topic_id, going)
+            return self._phase_one.reasons_to_keep(topic_id, going)
         done = self._phase_one.detach_chosen(
             topic_id,
             going,
             durable=asked_for(request.durable_delete),
-            **filing(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
+            **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.sent(done.detached.filed)
-        return done.kept
+        metrics.sent(done.detached.filed_counts)
+        return done.reason_by_kept_ledger
 
 
 def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:

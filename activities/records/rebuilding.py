@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from activities.bulk import run_to_end
+from activities.bulk import run_bulk_job
 from activities.heartbeats import beating, defined, raise_if_cancelled
 from activities.records.values import (
     AdoptedShards,
@@ -118,7 +118,7 @@ class Rebuilding:
             manifest=known.manifest,
             skip_unreadable=request.skip_unreadable,
         )
-        summary = run_to_end(self._bulk, job.name, lambda: job, master=request.master)
+        summary = run_bulk_job(self._bulk, job.name, lambda: job, master=request.master)
         left_out = _left_out(summary)
         return RebuiltRows(
             records=summary.counts.get("records", 0),

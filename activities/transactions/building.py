@@ -3,9 +3,9 @@
 from activities.building import (
     BeginBuildInput,
     BuildInput,
-    Built,
+    BuildSummary,
     ConcludeBuildInput,
-    Switched,
+    SwitchCounts,
     SwitchInput,
     TopicBuilding,
 )
@@ -28,7 +28,7 @@ class BufferBuilding(TopicBuilding):
 
     @defined(name="transactions.begin_build")
     @beating()
-    def begin_build(self, request: BeginBuildInput) -> Built:
+    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, with the topics that every later step agrees on.
 
         Idempotency: keyed by `run_id`; a second call answers with what the first one wrote into the run's row.
@@ -37,7 +37,7 @@ class BufferBuilding(TopicBuilding):
         return self._begin(request)
 
     @defined(name="transactions.build_buffers")
-    def build_buffers(self, request: BuildInput) -> Built:
+    def build_buffers(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by run_id; what was published is answered.
@@ -48,7 +48,7 @@ class BufferBuilding(TopicBuilding):
         return self._build(request, lambda topics: BuildBuffers(run_id=request.run_id, topics=topics))
 
     @defined(name="transactions.switch_snapshots")
-    def switch_snapshots(self, request: SwitchInput) -> Switched:
+    def switch_snapshots(self, request: SwitchInput) -> SwitchCounts:
         """Write the buffers of one page as snapshots of their topics, each by one switch.
 
         Idempotency: keyed by (run_id, page); repeated, a snapshot takes the place of its equal.
@@ -61,7 +61,7 @@ class BufferBuilding(TopicBuilding):
 
     @defined(name="transactions.conclude_build")
     @beating()
-    def conclude_build(self, request: ConcludeBuildInput) -> Built:
+    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
         """Finish the run with what it came to, and delete its output.
 
         Idempotency: the first summary stays; output that is gone is no error.

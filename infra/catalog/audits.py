@@ -17,7 +17,7 @@ _MOST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class AuditedLedgers:
     """The ledgers that an act was about: how many, the lowest and the highest id, and the first few of them."""
 
     ledgers: int
@@ -26,12 +26,12 @@ class Span:
     sample: Sequence[int]
 
     @classmethod
-    def of(cls, ids: Sequence[int]) -> Self:
+    def from_ids(cls, ids: Sequence[int]) -> Self:
         """Of these ids: at least one, ascending."""
         return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_SAMPLE]))
 
     @classmethod
-    def selected(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
+    def from_query(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
         """Of the ids in a column, as far as they meet the conditions; None where there are none.
 
         Text or bytes of a damaged row, which SQLite orders behind every number, are none.
@@ -68,7 +68,7 @@ def audit(
     topic: str | None,
     detail: Mapping[str, Any],
     run_id: str | None = None,
-    span: Span | None = None,
+    span: AuditedLedgers | None = None,
 ) -> None:
     """Write a row, in the transaction of the act itself: the only place that does.
 
@@ -104,7 +104,7 @@ def audit(
     connection.execute(_AUDIT, row)
 
 
-def audited_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
+def find_audit_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
     """When the act on the topic was first written down, or None."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)

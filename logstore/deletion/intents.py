@@ -16,7 +16,7 @@ from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStateme
 from logstore.offload.tiered import CopyLocation, find_location_problem
 from logstore.positions import LedgerId, TopicId
 
-STUCK_AFTER: Final = 5
+STUCK_AFTER_ATTEMPTS: Final = 5
 """Attempts in a row after which storage has kept as many keys as before: a person must look, and sooner than the end.
 
 Five, 600 s apart, are forty minutes: longer than a store takes to restart or to fail over, so that no outage of one of
@@ -54,7 +54,7 @@ class Outcome(StrEnum):
         return DeletionState.PENDING if self is Outcome.RETRYING else DeletionState.DEAD_LETTERED
 
     @property
-    def success(self) -> bool:
+    def is_success(self) -> bool:
         """Whether nothing of the copy is left in storage."""
         return self in _GONE
 
@@ -98,9 +98,9 @@ class DeletionIntent:
     referenced: bool = False  # a ledger list named this very copy when the row was read
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether storage keeps the same number of keys again and again; see `STUCK_AFTER`."""
-        return self.keys_left_attempts >= STUCK_AFTER
+        return self.keys_left_attempts >= STUCK_AFTER_ATTEMPTS
 
     @property
     def owner(self) -> LedgerOwner:
@@ -125,7 +125,7 @@ class IntentKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class GuardRefusal:
     """Why a guard refused what was asked; nothing changed."""
 
     type: str  # `LedgerStillNeeded` or `UnknownObject`
@@ -134,7 +134,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class BatchCertificate:
     """A batch's outcome, counted from its rows and confirmed by storage: fit for an audit."""
 
     batch_id: str
@@ -142,7 +142,7 @@ class Certificate:
     objects: int
     size_bytes: int
     owner: str = ""  # which worker owned the batch's topic at its end, as far as that was told
-    refused: Refusal | None = None  # then nothing was detached, and there are no outcomes
+    refused: GuardRefusal | None = None  # then nothing was detached, and there are no outcomes
 
     @property
     def deleted(self) -> int:
@@ -159,7 +159,7 @@ _ESSENTIAL = {
 }
 
 
-def missing_property(intent: DeletionIntent) -> str | None:
+def find_missing_property(intent: DeletionIntent) -> str | None:
     """Name the first essential property that the intent lacks, or None."""
     if intent.component not in _ESSENTIAL:
         return f"component (found {intent.component!r})"
@@ -174,7 +174,7 @@ def missing_property(intent: DeletionIntent) -> str | None:
     return f"{lacks[0]} of the offload context" if lacks else None
 
 
-def disowned(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
+def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
     """Why an object's own metadata says that it is not of this ledger, or None when it says that it is."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
@@ -187,7 +187,7 @@ def disowned(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> s
     return None
 
 
-class Finding(StrEnum):
+class CopyVerdict(StrEnum):
     """What storage holds of a copy."""
 
     ABSENT = "ABSENT"  # proved by independent reads
@@ -199,7 +199,7 @@ class Finding(StrEnum):
 class StoredCopy:
     """One copy as storage shows it."""
 
-    finding: Finding
+    verdict: CopyVerdict
     data_keys: tuple[str, ...] = ()  # deleted first
     meta_keys: tuple[str, ...] = ()  # deleted last
     unseen_meta_keys: int = 0  # of `meta_keys`: asked to be deleted although neither LIST nor HEAD shows them
@@ -207,11 +207,11 @@ class StoredCopy:
     objects: int = 0  # found, whosever they are
     location: CopyLocation | None = None  # of a tiered copy, which may be in one of several buckets
     uploads: tuple[str, ...] = ()  # keys with parts of an upload that will never be finished
-    short: bool = False  # fewer segments than were registered: look again before meta goes
+    is_incomplete: bool = False  # fewer segments than were registered: look again before meta goes
     detail: str = ""
 
 
-def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
+def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
     """Steps 3 and 4 of phase two: why the intent must not be acted on, or None.
 
     Source: PIP-186, section on the second phase; refusals are not retried.
@@ -220,7 +220,7 @@ def refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
         return Outcome.INVALID, f"damaged {intent.damage}"
     if intent.referenced:
         return Outcome.STILL_IN_USE, f"the ledger list references the {intent.copy.value} copy"
-    missing = missing_property(intent)
+    missing = find_missing_property(intent)
     if missing:
         return Outcome.INVALID, f"missing {missing}"
     odd = find_location_problem(intent.context) if intent.copy is CopyKind.OFFLOADED_LEDGER else None
@@ -235,5 +235,5 @@ def require_topic(intent: DeletionIntent, topic: str | None) -> None:
     Raises:
         InvalidInput: It bears another name.
     """
-    if refusal(intent) is None:
+    if find_refusal(intent) is None:
         require_topic_of(intent.ledger_id, intent.topic, topic)

@@ -13,7 +13,7 @@ from logstore.errors import InvalidInput, LedgerStillNeeded
 from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
-MOST_S = 100 * 366 * 86_400
+MAX_RETENTION_S = 100 * 366 * 86_400
 """The longest retention: what is not asked to go stays."""
 
 
@@ -28,7 +28,7 @@ class RetentionPolicy:
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retention_s <= MOST_S:
+        if not 0 <= self.retention_s <= MAX_RETENTION_S:
             raise InvalidInput("retention", expected="a duration of 0s to 100 years", found=self.retention_s)
         if self.retention_bytes is not None and not 0 <= self.retention_bytes < 2**63:
             raise InvalidInput("retention_bytes", expected="0 to 2**63 - 1", found=self.retention_bytes)
@@ -43,8 +43,8 @@ class LedgerFacts:
     entries: int
     size_bytes: int
     closed_us: int | None
-    offloading: bool = False  # a copy of it is being written
-    transacting: bool = False  # it has messages of a transaction whose end is not in the log yet
+    is_offloading: bool = False  # a copy of it is being written
+    has_open_transaction: bool = False  # it has messages of a transaction whose end is not in the log yet
 
 
 def detachable_prefix(
@@ -74,7 +74,7 @@ def detachable_prefix(
         yield ledger
 
 
-def closed_at(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
+def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
     """Return the facts of an open ledger as they are once a roll has closed it; those of any other are unchanged."""
     if ledger.state is not LedgerState.OPEN:
         return ledger
@@ -87,9 +87,9 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
         return f"it is {ledger.state.value}"
     if ledger.ledger_id == last:
         return "it is the last of its list"
-    if ledger.offloading:
+    if ledger.is_offloading:
         return "a copy of it is being written"
-    if ledger.transacting:
+    if ledger.has_open_transaction:
         return "it has messages of a transaction that is not over"
     end = Position(ledger.ledger_id, ledger.entries - 1)
     behind = sorted(name for name, mark in marks.items() if ledger.entries and mark < end)

@@ -8,26 +8,26 @@ from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, Unknown
 
 Id = TypeVar("Id", bound=int)
 
-MOST_IDS: Final = 10_000
+MAX_IDS_PER_CALL: Final = 10_000
 """Ids that one call may name: it is one transaction, and has one answer."""
 
 _MOST_SEGMENTS: Final = 20_000  # in a range: some 10 MB of keys while a chunk works
 _MOST_NAMED: Final = 10  # rows in a refusal
 
 
-def distinct(what: str, ids: Iterable[Id]) -> list[Id]:
+def normalize_ids(what: str, ids: Iterable[Id]) -> list[Id]:
     """The ids that a caller names, ascending and unique.
 
     Raises:
         InvalidInput: There are none, or more than `MOST_IDS`.
     """
     found = sorted(set(ids))
-    if not 0 < len(found) <= MOST_IDS:
-        raise InvalidInput(what, expected=f"1 to {MOST_IDS:,} ids", found=len(found))
+    if not 0 < len(found) <= MAX_IDS_PER_CALL:
+        raise InvalidInput(what, expected=f"1 to {MAX_IDS_PER_CALL:,} ids", found=len(found))
     return found
 
 
-def require_free(
+def require_unclaimed(
     ledger_id: int, workflow_id: str, *, claim: tuple[str | None, int | None], batch: str | None, now_us: int
 ) -> None:
     """Let a workflow take a row up unless another one is at work on it.
@@ -70,7 +70,7 @@ def require_dead_letters(row_ids: Sequence[int], states: Mapping[int, tuple[Dele
     raise PreconditionFailed(f"deletions: expected dead letters, found {named}; nothing was changed")
 
 
-def ranges(rows: Iterable[tuple[int, int, bool]], most: int) -> Iterator[list[int]]:
+def split_into_ranges(rows: Iterable[tuple[int, int, bool]], most: int) -> Iterator[list[int]]:
     """Cut a batch into ranges of rows that are left, each with few enough objects to be listed at once.
 
     Args:

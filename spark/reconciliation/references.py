@@ -13,7 +13,7 @@ import pyarrow as pa
 from sqlalchemy import Select
 
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
-from infra.catalog.engine.dialects import context_in
+from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import Component, LedgerOwner
@@ -231,7 +231,7 @@ def _with_location(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
 
 
 def _located(row: dict[str, Any]) -> dict[str, Any]:
-    context = context_in(row["context"])
+    context = parse_context_or_empty(row["context"])
     location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
     lengths = parse_lengths(context)
     sizes = {"data_bytes": lengths and lengths.data_bytes, "index_bytes": lengths and lengths.index_bytes}

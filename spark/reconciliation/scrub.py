@@ -16,7 +16,7 @@ from zlib import crc32
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialects import context_in
+from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, segment_key
@@ -183,7 +183,7 @@ class _Reader:
     def target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Where a tiered copy stands: the store, the bucket and the uuid; None where tasks do not read."""
         try:
-            uuid, location = parse_copy_location(row["ledger_id"], context_in(row["context"]))
+            uuid, location = parse_copy_location(row["ledger_id"], parse_context_or_empty(row["context"]))
         except CorruptData:  # of the catalog: a plan reports it
             return None
         known = (one for one in self._addresses.tiered if one.bucket == location.bucket)
@@ -206,7 +206,7 @@ class _Reader:
     def _names_copy(self, ledger_id: LedgerId, uuid: str) -> bool:
         with open_arrow_reader(self._addresses.database_url) as catalog:
             rows = catalog.table(sql.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
-        return any(context_in(row["context"]).get("uuid") == uuid for row in rows)
+        return any(parse_context_or_empty(row["context"]).get("uuid") == uuid for row in rows)
 
 
 def _segment(row: Mapping[str, Any]) -> Segment:

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialects import context_in
+from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.reconciliation import facts as sql
 from infra.catalog.reconciliation.known import known_ledgers
 from logstore.log.ledgers import (
@@ -270,7 +270,7 @@ def _named(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, 
     for at in range(0, len(doubted), sql.MOST_LEDGERS):
         ids = doubted[at : at + sql.MOST_LEDGERS]
         for row in catalog.table(sql.copies_of(ids)).to_pylist():
-            copies.add((row["ledger_id"], row["kind"] + context_in(row["context"]).get("uuid", "")))
+            copies.add((row["ledger_id"], row["kind"] + parse_context_or_empty(row["context"]).get("uuid", "")))
         numbers |= {(row["ledger_id"], row["number"]) for row in catalog.table(sql.segments(ids)).to_pylist()}
     return {_KIND.MISSING_DATA: lambda one: _is_row(one) or _is_named(one, copies, numbers)}
 

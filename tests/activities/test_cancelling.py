@@ -9,14 +9,14 @@ from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities import heartbeats
-from activities.deletion.trimming import BatchInput
+from activities.deletion.trimming import CountBatchInput
 from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.services import primary_copies
 from logstore.log.ledgers import ledger_prefix, meta_digest
 from logstore.offload.services import writing
-from logstore.ports.catalog import Detached
+from logstore.ports.catalog import DetachedBatch
 from logstore.units import between_units
 from tests.activities.deletion.test_delete_chunk import delete
 from tests.activities.deletion.test_trimming import BATCH, filled, request, trimming
@@ -151,7 +151,7 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     env = environment()
     real = world.catalog.phase_one.detach_into
 
-    def detach_into(*args: object, **more: object) -> Detached:
+    def detach_into(*args: object, **more: object) -> DetachedBatch:
         env.cancel()
         return real(*args, **more)  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
             env.run(activities.trim_page, request(1, 3))
     assert len(world.sql("SELECT * FROM pending_deletion")) == 1
     run(activities.trim_page, request(1, 3))
-    assert run(activities.count_batch, BatchInput(batch_id=BATCH)).intents == 3
+    assert run(activities.count_batch, CountBatchInput(batch_id=BATCH)).intents == 3
 
 
 @pytest.mark.parametrize("unit", [Heartbeats.examined, lambda heartbeats: heartbeats.deleted(1)])

@@ -15,10 +15,10 @@ from activities import heartbeats
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
-from activities.deletion.values import CertifyInput, DeadLetterInput, OneResult
-from activities.dispatch import Answer, Done, Redirected, Route, TopicWork, owner_queue
+from activities.deletion.values import CertifyInput, DeadLetterInput, DeleteIntentResult
+from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkResult, owner_queue
 from activities.heartbeats import Heartbeats
-from logstore.deletion.intents import DeletionState, Finding, Outcome, StoredCopy
+from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
     CorruptData,
@@ -122,7 +122,7 @@ def test_asked_is_done_by_the_owner_or_where_there_is_none(prepared: Prepared, s
         site.ownership.acquire(owner, NAME)
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, Redirected if owner == "b" else Done)
+    assert isinstance(answer, Redirect if owner == "b" else WorkResult)
     assert answer.owner == owner
     assert (site.everything() == before) is (owner == "b")
 
@@ -142,7 +142,7 @@ def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
     site.ownership.trouble = silence
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, WorkResult)
     assert answer.owner == ""
     assert site.everything() != before
 
@@ -205,7 +205,7 @@ def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Si
     site.ownership.acquire("b", NAME)
     before = site.everything()
     answer = site.send(work, place, topic=topic)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, WorkResult)
     assert answer.owner == ""
     assert site.everything() != before
     assert not site.ownership.asked
@@ -251,7 +251,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(copies={intent.row_id: (intent, StoredCopy(finding=Finding.OWN))})
+    found = Examination(copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, _: object) -> StoredCopy:
@@ -343,21 +343,24 @@ def test_chunk_of_an_owner_that_wakes_deletes_no_further_page(site: Site) -> Non
 
 
 _RESULT: Final = {"outcome": "DELETED", "objects": 3, "size_bytes": 9, "detail": ""}
-_ONE: Final = OneResult(outcome=Outcome.DELETED, objects=3, size_bytes=9)
+_ONE: Final = DeleteIntentResult(outcome=Outcome.DELETED, objects=3, size_bytes=9)
 
 
 @pytest.mark.parametrize(
     ("wire", "answer"),
     [
-        ({"answer": "done", "owner": "a", "result": _RESULT}, Done(owner="a", result=_ONE)),
-        ({"answer": "redirected", "owner": "b"}, Redirected(owner="b")),
+        ({"answer": "done", "owner": "a", "result": _RESULT}, WorkResult(owner="a", result=_ONE)),
+        ({"answer": "redirected", "owner": "b"}, Redirect(owner="b")),
     ],
     ids=["done", "redirected"],
 )
-def test_answer_is_read_as_done_or_redirected(wire: object, answer: Answer[OneResult]) -> None:
+def test_answer_is_read_as_done_or_redirected(wire: object, answer: Answer[DeleteIntentResult]) -> None:
     """In the two forms that workers write, and written again in the same form."""
-    assert TypeAdapter(Answer[OneResult]).validate_python(wire) == answer
-    assert TypeAdapter(Answer[OneResult]).validate_json(TypeAdapter(Answer[OneResult]).dump_json(answer)) == answer
+    assert TypeAdapter(Answer[DeleteIntentResult]).validate_python(wire) == answer
+    assert (
+        TypeAdapter(Answer[DeleteIntentResult]).validate_json(TypeAdapter(Answer[DeleteIntentResult]).dump_json(answer))
+        == answer
+    )
 
 
 def test_owner_queue_names_the_worker() -> None:

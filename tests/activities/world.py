@@ -15,8 +15,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import key_of
 from activities.deletion.upkeep import DeletionUpkeep
-from activities.deletion.values import CertifyInput, ChunkInput, DetachInput, DetachResult, OneInput
-from activities.dispatch import Answer, Done
+from activities.deletion.values import CertifyInput, ChunkInput, DeleteIntentInput, DetachInput, DetachResult
+from activities.dispatch import Answer, WorkResult
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
@@ -260,7 +260,7 @@ def run(activity: Callable[..., T], request: object, *, workflow_id: str = BATCH
 def done(activity: Callable[..., Answer[T]], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
     """The result of one that a topic's owner may serve, run once where it is done."""
     answer = run(activity, request, workflow_id=workflow_id)
-    assert isinstance(answer, Done), answer
+    assert isinstance(answer, WorkResult), answer
     return answer.result
 
 
@@ -269,9 +269,9 @@ def chunk_input(*, batch_id: str = BATCH, epoch: int = 1) -> ChunkInput:
     return ChunkInput(batch_id=batch_id, chunk=RowRange(first=0, last=1_000_000, rows=3), catalog_epoch=epoch)
 
 
-def one_input(key: IntentKey, *, epoch: int = 1) -> OneInput:
+def one_input(key: IntentKey, *, epoch: int = 1) -> DeleteIntentInput:
     """One intent, retried after ten minutes."""
-    return OneInput(key=key, catalog_epoch=epoch, retry_interval_s=600)
+    return DeleteIntentInput(key=key, catalog_epoch=epoch, retry_interval_s=600)
 
 
 def certify_input(batch_id: str = BATCH) -> CertifyInput:

@@ -10,7 +10,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
     Cause,
     Claim,
-    Detached,
+    DetachedBatch,
     FiledCopy,
     Filing,
     FindingsToFile,
@@ -115,13 +115,13 @@ class FakeRuns:
             rows += [
                 self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in page.stalled.items() if at not in kept
             ]
-            detached = Detached(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
+            detached = DetachedBatch(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
             self.filings[page.batch_id] = Filing(detached=detached, kept=kept)
             self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
         return self.filings[page.batch_id]
 
     def _row(self, row_id: int, ledger_id: LedgerId, copy: CopyKind, context: Mapping[str, str]) -> FiledCopy:
-        failed = self.outcome is None or not self.outcome.success
+        failed = self.outcome is None or not self.outcome.is_success
         return FiledCopy(
             row_id=row_id,
             ledger_id=ledger_id,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.ports.catalog import Cause, Claim, Detached, Topic
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, Topic
 from tests.driver.driver import Driver, Script
 from tests.driver.executions import Execution, Status
 from tests.driver.server import Server
@@ -182,7 +182,7 @@ class Operators(Programs[World]):
     def keep_up(self) -> None:
         """Redrive the dead letters and die before their workflow is started; then sweep, which finds them."""
         self._client("age", self._plant_what_ended_long_ago)
-        redriven: Detached = self._client("redrive", self._redrive)
+        redriven: DetachedBatch = self._client("redrive", self._redrive)
         if redriven.intents:
             deletions = self._process.catalog.deletions
             for at, tell in enumerate((deletions.pause, deletions.resume, deletions.pause, deletions.release)):
@@ -201,7 +201,7 @@ class Operators(Programs[World]):
             connection.execute(f"{old} VALUES ({row})")
         connection.close()
 
-    def _redrive(self) -> Detached:
+    def _redrive(self) -> DetachedBatch:
         """Under one name, whoever repeats it, so that doing it again asks for nothing new."""
         return self._process.catalog.upkeep.redrive(
             None,

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Final, Self
 
-from activities.bulk import mark_of
+from activities.bulk import owner_file
 from activities.reconciliation.finding_fates import NOT_FILED, fate_files
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
@@ -77,7 +77,7 @@ class Reconciling(Operators):
         world.bulk.findings.append(_upload(statement, upload))
         world.bulk.findings.append(_went_away(statement))
         self._lose_a_ledger(created)
-        mark = mark_of(world.bulk.folder("plan-of-nobody"))
+        mark = owner_file(world.bulk.folder("plan-of-nobody"))
         mark.write_text(self._process.catalog.identities.catalog_id())
         world.bulk.page = 2
         world.store.now_us += _DAYS_US

@@ -29,8 +29,8 @@ from temporalio.worker import (
 from activities.deletion.phase_two import delete_ledger_id
 from activities.deletion.topic_deletion import TopicDeletion
 from activities.deletion.trimming import Retention, Trimming
-from activities.deletion.values import OneResult
-from logstore.deletion.intents import Certificate, IntentKey
+from activities.deletion.values import DeleteIntentResult
+from logstore.deletion.intents import BatchCertificate, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, TopicId
@@ -408,7 +408,7 @@ class House:
 
     async def delete(
         self, ledgers: Sequence[LedgerId] | None = None, *, batch_id: str | None = None, **more: Any
-    ) -> WorkflowHandle[DeleteLedgers, Certificate]:
+    ) -> WorkflowHandle[DeleteLedgers, BatchCertificate]:
         """Start a batch; given ledgers are detached by it."""
         batch = batch_id or f"b-{uuid.uuid4().hex[:8]}"
         if ledgers is not None:
@@ -420,7 +420,7 @@ class House:
             task_queue=self.queue,
         )
 
-    async def delete_one(self, key: IntentKey, **more: Any) -> WorkflowHandle[DeleteLedger, OneResult]:
+    async def delete_one(self, key: IntentKey, **more: Any) -> WorkflowHandle[DeleteLedger, DeleteIntentResult]:
         """Start the workflow of one row."""
         fixed: dict[str, Any] = {"topic": self.world.topic.name, "catalog_epoch": 1}
         return await self.client.start_workflow(

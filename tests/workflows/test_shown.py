@@ -21,17 +21,17 @@ from activities.delayed.values import (
     SealTopicInput,
     SealTopicsInput,
 )
-from activities.deletion.topic_deletion import DetachAllInput, RemoveInput, TopicOrder
-from activities.deletion.trimming import BatchInput, PagesInput, RollInput, TopicPage, TrimPageInput
+from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicOrder
+from activities.deletion.trimming import CountBatchInput, NextPagesInput, RollIdleInput, TopicIdRange, TrimPageInput
 from activities.deletion.values import (
     AdoptInput,
     CertifyInput,
     ChunkInput,
     DeadLetterInput,
+    DeleteIntentInput,
     DetachInput,
-    ForgetInput,
+    ForgetDeletionsInput,
     HoldBatchInput,
-    OneInput,
     PauseBatchInput,
     RangesInput,
     RangesPage,
@@ -97,7 +97,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         "rows 1 to 100, batch b",
     ),
     "deletion.delete_one": (
-        OneInput(topic=_TOPIC, key=_KEY, catalog_epoch=1, retry_interval_s=1),
+        DeleteIntentInput(topic=_TOPIC, key=_KEY, catalog_epoch=1, retry_interval_s=1),
         f"ledger 12, copy LEDGER, {_TOPIC}",
     ),
     "deletion.dead_letter": (
@@ -106,13 +106,13 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     ),
     "deletion.certify": (CertifyInput(batch_id="b", **_WHY), "batch b"),
     "deletion.adopt": (AdoptInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
-    "deletion.forget": (ForgetInput(limit=5_000, **_WHY), "at most 5,000 rows"),
+    "deletion.forget": (ForgetDeletionsInput(limit=5_000, **_WHY), "at most 5,000 rows"),
     "deletion.hold_batch": (HoldBatchInput(batch_id="b"), "batch b"),
     "deletion.pause_batch": (PauseBatchInput(batch_id="b", paused=True), "batch b"),
-    "retention.roll_idle": (RollInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "retention.roll_idle": (RollIdleInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "topic.set_deleting": (_ORDER, _TOPIC),
     "topic.detach_all": (DetachAllInput(order=_ORDER, **_BATCH), f"batch b, {_TOPIC}"),
-    "topic.remove": (RemoveInput(order=_ORDER, since_us=1), _TOPIC),
+    "topic.remove": (RemoveTopicInput(order=_ORDER, since_us=1), _TOPIC),
     "offload.upload": (UploadInput(ledger_id=12, timeout_s=1), "ledger 12"),
     "offload.publish": (PublishInput(ledger_id=12, uuid="u"), "ledger 12"),
     "offload.candidates": (
@@ -123,12 +123,12 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         RemovePrimariesInput(topic_id=1, ledger_ids=[7], **_BATCH, **_WHY),
         "ledger 7, batch b",
     ),
-    "trimming.next_pages": (PagesInput(after=0, topics=50, limit=40), "topics after 0"),
+    "trimming.next_pages": (NextPagesInput(after=0, topics=50, limit=40), "topics after 0"),
     "trimming.trim_page": (
-        TrimPageInput(page=TopicPage(first=1, last=50, topics=50), **_BATCH, **_WHY),
+        TrimPageInput(page=TopicIdRange(first=1, last=50, topics=50), **_BATCH, **_WHY),
         "topics 1 to 50, batch b",
     ),
-    "trimming.count_batch": (BatchInput(batch_id="b"), "batch b"),
+    "trimming.count_batch": (CountBatchInput(batch_id="b"), "batch b"),
     "reconciliation.begin_plan": (BeginPlanInput(run_id="p", **_WHY), "run p"),
     "reconciliation.run_bulk": (BulkInput(run_id="p", job="list-storage"), "list-storage, run p"),
     "reconciliation.check_sides": (PlanInput(run_id="p"), "run p"),

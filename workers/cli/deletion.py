@@ -138,7 +138,7 @@ def redrive(
         raise InvalidInput("id", expected="ids of deletions or --all, one of the two", found=ids or [])
     row_ids = None if all else ids
     if dry_run:
-        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.redrivable(row_ids)})
+        return Answer(document={"dry_run": True, "started": context.catalog.upkeep.count_redrivable(row_ids)})
     context.require_store()
 
     async def start(client: "Sexton") -> Answer:
@@ -159,7 +159,7 @@ def redrive(
 def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
-        due = context.catalog.upkeep.due(older_than_s=context.settings.finished_retention)
+        due = context.catalog.upkeep.count_backlog(older_than_s=context.settings.finished_retention)
         return Answer(document={"dry_run": True, **asdict(due)})
 
     def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:

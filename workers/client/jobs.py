@@ -22,10 +22,10 @@ from workers.identity import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
 from workflows import limits, search_attributes
 from workflows.deletion.values import DeletionPolicy
-from workflows.jobs import BuildResult, BuildTopicsInput, Job, Request
+from workflows.jobs import BuildResult, BuildTopicsInput, Job, JobRequest
 from workflows.offload.values import OffloadPolicy
 
-Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=JobRequest)
 B = TypeVar("B", bound=BuildTopicsInput)
 R = TypeVar("R")
 V = TypeVar("V")
@@ -172,7 +172,7 @@ class JobClient:
         )
 
     def require_valid(self, request: V) -> V:
-        limits.check(request, queue=self._settings.task_queue)
+        limits.check_request(request, queue=self._settings.task_queue)
         return request
 
     async def start(

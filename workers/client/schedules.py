@@ -33,7 +33,7 @@ from workers.client.payload_codec import encryption_key_name, get_codec
 from workers.settings import Settings
 from workflows.delayed.values import SEAL_BUCKETS
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
-from workflows.jobs import Job, Request
+from workflows.jobs import Job, JobRequest
 from workflows.limits import bulk_queue, records_queue, transactions_queue
 from workflows.reconciliation.values import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.values import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
@@ -72,7 +72,7 @@ class RecurringJob:
 
     schedule_id: str
     job: Job[Any, Any]
-    request: Request
+    request: JobRequest
     interval_s: int  # 0: never
     summary: str
     triggers_immediately: bool = False  # the first run starts with the schedule, and not one interval later

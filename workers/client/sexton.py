@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 from temporalio.client import Client, WorkflowHistory
 
 from infra.catalog import SqlCatalog
-from logstore.deletion.intents import Certificate
+from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
@@ -62,7 +62,7 @@ class RedriveResult:
     """Number of dead letters that are tried again, and their batch."""
 
     started: int  # rows
-    handle: Handle[Certificate] | None = None  # None if there are no rows
+    handle: Handle[BatchCertificate] | None = None  # None if there are no rows
 
 
 class Sexton(StoreJobs, TransactionJobs):
@@ -160,14 +160,14 @@ class Sexton(StoreJobs, TransactionJobs):
         actor: str = "",
         *,
         durable_delete: bool | None = None,
-    ) -> Handle[Certificate]:
+    ) -> Handle[BatchCertificate]:
         """Detach and delete the given ledgers: all of them, or none if one is still needed.
 
         `durable_delete` leaves tombstones; `None` follows the topic's policy. A refusal is in the result's `refused`:
         `LedgerStillNeeded`, or `UnknownObject` for a missing ledger. `result_of` raises it.
 
         Raises:
-            InvalidInput: There are no ids, or more than `MOST_IDS`.
+            InvalidInput: There are no ids, or more than `MAX_LEDGER_IDS`.
         """
         detach = ExplicitDetach(
             ledger_ids=sorted({int(ledger_id) for ledger_id in ledger_ids}),
@@ -184,7 +184,7 @@ class Sexton(StoreJobs, TransactionJobs):
         actor: str = "",
         *,
         durable_delete: bool | None = None,
-    ) -> Handle[Certificate]:
+    ) -> Handle[BatchCertificate]:
         """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy.
 
         `durable_delete` leaves a tombstone; `None` follows the topic's policy. A refusal of a guard is in the result's
@@ -201,7 +201,7 @@ class Sexton(StoreJobs, TransactionJobs):
 
     async def _start_explicit_deletion(
         self, topic: Topic, detach: ExplicitDetach, reason: str, actor: str
-    ) -> Handle[Certificate]:
+    ) -> Handle[BatchCertificate]:
         self.require_valid(detach)
         batch_id = f"{topic.topic_id}-{uuid.uuid4().hex[:12]}"
         request = DeleteLedgersInput(

@@ -28,7 +28,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflowError, TerminatedError
 from temporalio.service import RPCError
 
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 from logstore.errors import SextonError
 from workers.client.serving import explain_waiting_task
 from workflows.delayed.values import BUILD_DELAYED_INDEX
@@ -132,7 +132,7 @@ async def result_of(
 def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
     """Raise a guard's refusal as a failure, although the workflow itself completed."""
     refusal = getattr(result, "refused", None)
-    if isinstance(refusal, Refusal):
+    if isinstance(refusal, GuardRefusal):
         cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
         raise WorkflowFailureError(cause=cause)
     return result

@@ -9,7 +9,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, NotOwner
 from logstore.log.services import ManagedLedger
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Deletions, Ended
+from logstore.ports.catalog import Deletions, IntentResult
 from logstore.positions import LedgerId, Position
 from workers.demo.auditor import Auditor, BucketContents
 from workers.demo.scenario import WrittenTopic
@@ -19,7 +19,9 @@ FenceByBundle = Mapping[int, tuple[int, str]]
 """Count of acquisitions and last owner of each bundle."""
 
 _FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as parts of an object's length
-_NO_CHANGE: Final = Ended(row_id=-1, outcome=Outcome.DELETED)  # accepted or refused like any write, but changes nothing
+_NO_CHANGE: Final = IntentResult(
+    row_id=-1, outcome=Outcome.DELETED
+)  # accepted or refused like any write, but changes nothing
 _REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 

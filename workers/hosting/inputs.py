@@ -304,7 +304,7 @@ def _check(what: str, payloads: Sequence[Payload], types: Sequence[type], *, que
         raise InvalidInput(what, expected="one JSON object" if types else "nothing", found=found)
     for payload, kind in zip(payloads, types, strict=True):
         value = _read(what, payload, kind, outside=outside)
-        limits.check(value, queue=queue, outside=outside)
+        limits.check_request(value, queue=queue, outside=outside)
 
 
 def _read(what: str, payload: Payload, kind: type, *, outside: bool) -> Any:  # noqa: ANN401

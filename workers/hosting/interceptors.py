@@ -28,7 +28,7 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from activities.dispatch import Done
+from activities.dispatch import WorkResult
 from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
@@ -98,7 +98,7 @@ class _Edge(ActivityInboundInterceptor):
                 raise  # Temporal's own, such as a cancellation
             except Exception as error:
                 raise _named(_unknown(error, info), span) from error
-        span.set_attributes(facts_of(result.result if isinstance(result, Done) else result))
+        span.set_attributes(facts_of(result.result if isinstance(result, WorkResult) else result))
         return result
 
 

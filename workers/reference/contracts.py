@@ -16,7 +16,7 @@ from temporalio.workflow import _Definition
 
 from activities.deletion.phase_two import delete_ledger_id
 from logstore import errors
-from logstore.deletion.intents import IntentKey, Refusal
+from logstore.deletion.intents import GuardRefusal, IntentKey
 from workers.hosting.interceptors import FINAL
 from workers.hosting.worker_sets import WORKFLOWS
 from workers.reference import failures
@@ -88,7 +88,7 @@ def list_fields(kind: type) -> list[FieldFacts]:
             name=field.name,
             kind=hints[field.name],
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bounds=tuple(rule.phrase for rule in limits.rules_of(kind, field.name, queue=QUEUE)),
+            bounds=tuple(rule.phrase for rule in limits.find_rules(kind, field.name, queue=QUEUE)),
             about=comment_by_field.get(field.name, ""),
         )
         for field in fields(kind)
@@ -106,7 +106,7 @@ def _build_contract(workflow: type) -> Contract:
     code = failures.reachable_code(workflow)
     raised, guard_refusals = failures.raised_errors(code), failures.guard_refusals(code)
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
-    has_refusal = Refusal in get_args(get_type_hints(gives).get("refused"))
+    has_refusal = GuardRefusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
     fails = getattr(module, "FAILURES", _list_final_errors(workflow, refused))
     awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]

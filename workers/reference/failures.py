@@ -75,7 +75,7 @@ def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
                 if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
                     names |= _parse_raises(inspect.getdoc(called) or "")
     is_routed = dispatch in list_modules(code)
-    return (names | dispatch.NOT_OF_THE_WORK) - {errors.NotOwner.__name__} if is_routed else names
+    return (names | dispatch.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
 
 
 def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:

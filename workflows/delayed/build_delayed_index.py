@@ -15,11 +15,11 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.building import IndexBuilding
-    from workflows.building import Steps, TopicBuild
+    from workflows.building import BuildSteps, TopicBuild
     from workflows.delayed.values import BuildDelayedIndexInput
     from workflows.jobs import BuildResult
 
-_STEPS = Steps(
+_STEPS = BuildSteps(
     begin=IndexBuilding.begin_build,
     build=IndexBuilding.build_indexes,
     switch=IndexBuilding.switch_indexes,

@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
 
 _MERGE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # a hundred million messages, at a tenth of the speed that was measured
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for storage to come back
 )
 

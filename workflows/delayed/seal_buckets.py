@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
 _AT_ONCE = 4  # pages
 _SEAL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # a page of topics, each with the column of a whole log to read
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 _SEAL_ONE: workflow.ActivityConfig = {

@@ -14,12 +14,12 @@ from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.values import ChunkResult, DetachResult
-    from logstore.deletion.intents import Certificate, Outcome
+    from logstore.deletion.intents import BatchCertificate, Outcome
     from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
     from workflows import refusals, search_attributes
     from workflows.deletion.values import (
         DELETE_LEDGERS,
-        MOST_OBJECTS_PER_S,
+        MAX_OBJECTS_PER_S,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         DeleteTopicInput,
@@ -36,37 +36,39 @@ GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
 """Types of refusals by which a batch ends: nothing changed."""
 
 
-def added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
     """Counts by outcome, together."""
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
-def with_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
+def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
     """The batch's progress, once a chunk has ended so."""
     return replace(
         progress,
-        outcomes=added(progress.outcomes, result.outcomes),
+        outcomes=add_counts(progress.outcomes, result.outcomes),
         objects=progress.objects + result.objects,
         size_bytes=progress.size_bytes + result.size_bytes,
     )
 
 
-def stale(batch_id: str, progress: DeleteLedgersProgress) -> Certificate:
+def stale_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
     """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
     left = progress.intents - sum(progress.outcomes.values())
-    return Certificate(
+    return BatchCertificate(
         batch_id=batch_id,
-        outcomes=added(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
+        outcomes=add_counts(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
         objects=progress.objects,
         size_bytes=progress.size_bytes,
     )
 
 
-def whole_of(certificate: Certificate, progress: DeleteLedgersProgress) -> Certificate:
+def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
     """With what had ended before the batch, and what another batch took up from it."""
-    outcomes = added(certificate.outcomes, progress.finished)
+    outcomes = add_counts(certificate.outcomes, progress.finished)
     elsewhere = progress.intents - sum(certificate.outcomes.values())
-    return replace(certificate, outcomes=added(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {}))
+    return replace(
+        certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
+    )
 
 
 def require_rate(wanted: SetRate) -> None:
@@ -75,25 +77,25 @@ def require_rate(wanted: SetRate) -> None:
     Raises:
         ApplicationError: `InvalidInput`, which no retry helps.
     """
-    if not 0 <= wanted.objects_per_s <= MOST_OBJECTS_PER_S:
-        message = f"rate: expected 0 (unlimited) to {MOST_OBJECTS_PER_S:,} objects a second"
+    if not 0 <= wanted.objects_per_s <= MAX_OBJECTS_PER_S:
+        message = f"rate: expected 0 (unlimited) to {MAX_OBJECTS_PER_S:,} objects a second"
         message = f"{message}, found {wanted.objects_per_s:,}"
         raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
 
-def refused(batch_id: str, error: ActivityError, *, compound: bool = False) -> Certificate | None:
+def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool = False) -> BatchCertificate | None:
     """The result of a batch whose phase one a guard refused; None where it failed for another reason.
 
     A compound operation says what it expects of its ledger: that it is otherwise is a refusal, too.
     """
-    why = refusals.refusal_of(error, {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS)
-    return Certificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why) if why else None
+    why = refusals.find_refusal(error, {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS)
+    return BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why) if why else None
 
 
-def shown(done: DeleteLedgersProgress | Certificate) -> str:
+def format_batch(done: DeleteLedgersProgress | BatchCertificate) -> str:
     """Markdown for an operator."""
-    if isinstance(done, Certificate) and done.refused:
-        return refusals.shown(done.refused)
+    if isinstance(done, BatchCertificate) and done.refused:
+        return refusals.format_refusal(done.refused)
     orders = []
     if isinstance(done, DeleteLedgersProgress):
         orders += ["**paused**"] if done.paused else []
@@ -103,7 +105,7 @@ def shown(done: DeleteLedgersProgress | Certificate) -> str:
     return f"{told}\n\n{rows}"  # a list: the Web UI draws tables without lines or space between columns
 
 
-class Asked(Protocol):
+class DeletionRequest(Protocol):
     """What every job's input says of its deletions."""
 
     @property
@@ -119,8 +121,8 @@ class Asked(Protocol):
         """How phase two works."""
 
 
-def batch_of(
-    request: Asked,
+def build_batch_input(
+    request: DeletionRequest,
     batch_id: str,
     detached: DetachResult,
     *,
@@ -148,18 +150,20 @@ def batch_of(
     )
 
 
-def with_certificate(before: T, done: Certificate) -> T:
+def add_certificate(before: T, done: BatchCertificate) -> T:
     """A job's result so far, and what one more of its batches came to."""
     return replace(
         before,
-        outcomes=added(before.outcomes, done.outcomes),
+        outcomes=add_counts(before.outcomes, done.outcomes),
         deleted=before.deleted + done.deleted,
         objects=before.objects + done.objects,
         size_bytes=before.size_bytes + done.size_bytes,
     )
 
 
-async def start_batch(request: DeleteLedgersInput, *, summary: str) -> workflow.ChildWorkflowHandle[Any, Certificate]:
+async def start_batch(
+    request: DeleteLedgersInput, *, summary: str
+) -> workflow.ChildWorkflowHandle[Any, BatchCertificate]:
     """Start `delete-ledgers` on a batch whose rows are claimed for it; await the handle for its certificate."""
     topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
     run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
@@ -167,7 +171,7 @@ async def start_batch(request: DeleteLedgersInput, *, summary: str) -> workflow.
         DELETE_LEDGERS.name,
         request,
         id=DELETE_LEDGERS.id(request.batch_id),
-        result_type=Certificate,
+        result_type=BatchCertificate,
         parent_close_policy=workflow.ParentClosePolicy.ABANDON,
         cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
         static_summary=summary,
@@ -176,17 +180,17 @@ async def start_batch(request: DeleteLedgersInput, *, summary: str) -> workflow.
     )
 
 
-async def phase_two(
-    request: Asked, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
-) -> Certificate | None:
+async def run_phase_two(
+    request: DeletionRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
+) -> BatchCertificate | None:
     """Start the batch of what a job has detached, and wait for it; see `batch_of` and `certificate_within`."""
-    started = await start_batch(batch_of(request, batch_id, detached), summary=summary)
-    return await certificate_within(started, patience_s)
+    started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
+    return await await_certificate(started, patience_s)
 
 
-async def certificate_within(
-    batch: workflow.ChildWorkflowHandle[Any, Certificate], patience_s: float | None
-) -> Certificate | None:
+async def await_certificate(
+    batch: workflow.ChildWorkflowHandle[Any, BatchCertificate], patience_s: float | None
+) -> BatchCertificate | None:
     """The batch's certificate, or None if it takes longer or ended early: its rows are listed, and found again.
 
     A batch that is paused must not keep a recurring job from what comes after it; None waits for it.

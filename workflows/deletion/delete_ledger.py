@@ -29,16 +29,16 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.ledger_deletion import LedgerDeletion
     from activities.deletion.phase_two import delete_ledger_id
-    from activities.deletion.values import DeadLetterInput, OneInput, OneResult
+    from activities.deletion.values import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
     from logstore.deletion.intents import Outcome
     from workflows import options, search_attributes
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
-    from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
+    from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
 
 _STUCK = "NoProgress"  # type of the error after which no further attempt is made
 _HELD = "ClaimHeld"  # another workflow is at work on the row
-_NOT_OF_THE_ROW = NOT_OF_THE_WORK | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
-_FAILED = frozenset(one for one in Outcome if not one.success and one is not Outcome.RETRYING)
+_NOT_OF_THE_ROW = OWNERSHIP_FAILURES | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
+_FAILED = frozenset(one for one in Outcome if not one.is_success and one is not Outcome.RETRYING)
 FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
 """Types that it fails with: outcomes, and what says that there is no such row, or no worker to do the work."""
 
@@ -46,7 +46,7 @@ FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
 def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         start_to_close_timeout=timedelta(hours=1),  # 100,000 segments in pages of 1,000, throttled to 30 a second
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),  # after a lost worker; an answered failure says its own delay
             maximum_interval=timedelta(seconds=10),
@@ -66,7 +66,7 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="deleting")
 
     @workflow.run
-    async def run(self, request: DeleteLedgerInput) -> OneResult:
+    async def run(self, request: DeleteLedgerInput) -> DeleteIntentResult:
         """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
@@ -75,7 +75,9 @@ class DeleteLedger:
         except ActivityError as error:
             if _type(error) != _HELD:
                 raise
-            result = OneResult(outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}")
+            result = DeleteIntentResult(
+                outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}"
+            )
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
@@ -89,10 +91,12 @@ class DeleteLedger:
         """Which step it is at, and how it ended."""
         return self._progress
 
-    async def _ended(self, request: DeleteLedgerInput) -> OneResult:
+    async def _ended(self, request: DeleteLedgerInput) -> DeleteIntentResult:
         if request.max_attempts == 1:
             return await self._give_up(request, "")
-        one = OneInput(key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s)
+        one = DeleteIntentInput(
+            key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s
+        )
         try:
             return await self._dispatch.execute(LedgerDeletion.delete_one, one, _delete_one(request))
         except ActivityError as error:
@@ -100,7 +104,7 @@ class DeleteLedger:
                 raise
             return await self._give_up(request, str(error.cause or error))
 
-    async def _give_up(self, request: DeleteLedgerInput, error: str) -> OneResult:
+    async def _give_up(self, request: DeleteLedgerInput, error: str) -> DeleteIntentResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
         return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, options.CATALOG)
@@ -110,7 +114,7 @@ def _type(error: ActivityError) -> str | None:
     return error.cause.type if isinstance(error.cause, ApplicationError) else None
 
 
-async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
+async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Give a row of a batch a workflow that an operator can open, or leave it to the one it has.
 
     Abandoned, because it may retry longer than the batch lives; and it may be started again once it has ended, because
@@ -140,7 +144,7 @@ async def start_alone(request: DeleteLedgerInput, *, batch_id: str) -> None:
         child.add_done_callback(_heard)
 
 
-def _heard(child: asyncio.Task[OneResult]) -> None:
+def _heard(child: asyncio.Task[DeleteIntentResult]) -> None:
     """Observe how a child ended, so that no warning is logged; its row says the same."""
     if not child.cancelled():
         child.exception()

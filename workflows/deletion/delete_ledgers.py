@@ -36,11 +36,18 @@ with workflow.unsafe.imports_passed_through():
         RangesInput,
         RangesPage,
     )
-    from logstore.deletion.intents import Certificate, IntentKey
+    from logstore.deletion.intents import BatchCertificate, IntentKey
     from logstore.ports.catalog import RowRange
     from workflows import options, search_attributes
     from workflows.deletion import delete_ledger
-    from workflows.deletion.batches import refused, require_rate, shown, stale, whole_of, with_chunk
+    from workflows.deletion.batches import (
+        add_chunk,
+        complete_certificate,
+        format_batch,
+        refusal_certificate,
+        require_rate,
+        stale_certificate,
+    )
     from workflows.deletion.values import (
         DeleteLedgerInput,
         DeleteLedgersInput,
@@ -48,7 +55,7 @@ with workflow.unsafe.imports_passed_through():
         ExplicitDetach,
         SetRate,
     )
-    from workflows.dispatch import NOT_OF_THE_WORK, Dispatch
+    from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
 
 _PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
 _FEWEST = 5  # rows worth an activity of their own, which costs as much as a few listings
@@ -57,7 +64,7 @@ _MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk
 
 _CHUNK = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 100 ledgers of 1,000 segments at 30 objects a second
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
 _SLICE: workflow.ActivityConfig = {
@@ -87,7 +94,7 @@ class DeleteLedgers:
         self._most_rows = _MOST_ROWS if request.topic else _MOST_NAMED
 
     @workflow.run
-    async def run(self, request: DeleteLedgersInput) -> Certificate:
+    async def run(self, request: DeleteLedgersInput) -> BatchCertificate:
         """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         if request.detach and (refusal := await self._phase_one(request.detach)):
@@ -98,17 +105,17 @@ class DeleteLedgers:
             await asyncio.gather(*(self._delete(part) for part in page.ranges))
             if not self._leaves_off:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
-            workflow.set_current_details(shown(self._progress))
+            workflow.set_current_details(format_batch(self._progress))
             if self._leaves_off or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 carried = replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
                 workflow.continue_as_new(carried)
         if page.stale:
-            counted = stale(request.batch_id, self._progress)
+            counted = stale_certificate(request.batch_id, self._progress)
         else:
             close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
             counted = await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
-        whole = self._ended(replace(whole_of(counted, self._progress), owner=self._dispatch.owner))
+        whole = self._ended(replace(complete_certificate(counted, self._progress), owner=self._dispatch.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return whole
 
@@ -149,14 +156,14 @@ class DeleteLedgers:
 
     def _changed(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress
-        workflow.set_current_details(shown(self._progress))
+        workflow.set_current_details(format_batch(self._progress))
         return self.progress()
 
     @property
     def _leaves_off(self) -> bool:
         return self._tired or self._alone >= self._request.policy.alone
 
-    async def _phase_one(self, asked: ExplicitDetach) -> Certificate | None:
+    async def _phase_one(self, asked: ExplicitDetach) -> BatchCertificate | None:
         request = self._request
         detach = DetachInput(
             topic_id=request.topic_id,
@@ -175,7 +182,7 @@ class DeleteLedgers:
         try:
             done = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
         except ActivityError as error:
-            refusal = refused(request.batch_id, error, compound=bool(asked.remove))
+            refusal = refusal_certificate(request.batch_id, error, compound=bool(asked.remove))
             if refusal is None:
                 raise
             self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch
@@ -208,7 +215,7 @@ class DeleteLedgers:
                     return  # left for the next run, which meets only what is unfinished
                 result = await self._delete_or_hand_over(left)
                 self._alone += len(result.alone)
-            self._progress = with_chunk(self._progress, result)
+            self._progress = add_chunk(self._progress, result)
             topics = result.topics or [self._request.topic] * len(result.alone)
             for key, topic in zip(result.alone, topics, strict=True):
                 await self._start_alone(key, topic)
@@ -239,7 +246,7 @@ class DeleteLedgers:
         try:
             return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, patience)
         except ActivityError as error:
-            held = isinstance(error.cause, ApplicationError) and error.cause.type in {*NOT_OF_THE_WORK, "ClaimHeld"}
+            held = isinstance(error.cause, ApplicationError) and error.cause.type in {*OWNERSHIP_FAILURES, "ClaimHeld"}
             if held or is_cancelled_exception(error):
                 raise
             return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, options.CATALOG)
@@ -254,10 +261,10 @@ class DeleteLedgers:
             retry_interval_s=policy.retry_interval_s,
             owner_patience_s=policy.owner_patience_s,
         )
-        await delete_ledger.start_alone(alone, batch_id=self._request.batch_id)
+        await delete_ledger.start_delete_ledger(alone, batch_id=self._request.batch_id)
 
-    def _ended(self, whole: Certificate) -> Certificate:
+    def _ended(self, whole: BatchCertificate) -> BatchCertificate:
         outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
-        workflow.set_current_details(shown(whole))
+        workflow.set_current_details(format_batch(whole))
         return whole

@@ -20,10 +20,10 @@ from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.topic_deletion import (
-        Begun,
         DetachAllInput,
-        Removed,
-        RemoveInput,
+        RemoveTopicInput,
+        RemoveTopicResult,
+        SetDeletingResult,
         TopicDeletion,
         TopicOrder,
     )
@@ -48,14 +48,14 @@ class DeleteTopic:
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         """Do the numbered steps until nothing is attached to the topic."""
         search_attributes.ensure_topic(request.topic)
-        begun: Begun = await workflow.execute_activity_method(
+        begun: SetDeletingResult = await workflow.execute_activity_method(
             TopicDeletion.set_deleting, self._order(), **options.CATALOG
         )
         order = replace(self._order(), catalog_epoch=begun.catalog_epoch)
         while True:
             await self._delete_everything(order)
             self._note(step="removing")
-            last = RemoveInput(order=order, since_us=begun.since_us)
+            last = RemoveTopicInput(order=order, since_us=begun.since_us)
             removed = await workflow.execute_activity_method(TopicDeletion.remove, last, **options.CATALOG)
             self._count(removed)
             if removed.gone:
@@ -94,7 +94,7 @@ class DeleteTopic:
     async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
         """However it ends, its rows are listed, and the topic need not wait for them."""
         request = self._request
-        batch = batches.batch_of(request, batch_id, detached)
+        batch = batches.build_batch_input(request, batch_id, detached)
         try:
             await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
         except ChildWorkflowError as error:
@@ -102,12 +102,12 @@ class DeleteTopic:
                 raise
             workflow.logger.warning("batch %s did not end well, its rows are taken up later: %s", batch_id, error.cause)
 
-    def _count(self, removed: Removed) -> None:
+    def _count(self, removed: RemoveTopicResult) -> None:
         outcomes = dict(sorted(removed.outcomes.items()))
         self._note(
             step="ended" if removed.gone else "detaching",
             outcomes=outcomes,
-            deleted=sum(count for name, count in outcomes.items() if Outcome(name).success),
+            deleted=sum(count for name, count in outcomes.items() if Outcome(name).is_success),
             objects=removed.objects,
             size_bytes=removed.size_bytes,
         )

@@ -18,8 +18,8 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.upkeep import DeletionUpkeep
-    from activities.deletion.values import AdoptInput, ForgetInput, ForgetResult
-    from logstore.deletion.intents import Certificate
+    from activities.deletion.values import AdoptInput, ForgetDeletionsInput, ForgetDeletionsResult
+    from logstore.deletion.intents import BatchCertificate
     from workflows import options
     from workflows.deletion import batches
     from workflows.deletion.values import (
@@ -78,21 +78,25 @@ class SweepDeletions:
             )
             summary = f"{adopted.intents} copies that no workflow worked on"
             patience_s = self._request.patience_s
-            self._add(await batches.phase_two(self._request, batch_id, adopted, summary=summary, patience_s=patience_s))
+            self._add(
+                await batches.run_phase_two(self._request, batch_id, adopted, summary=summary, patience_s=patience_s)
+            )
         return adopted.intents > 0
 
     async def _forget(self) -> bool:
         request = self._request
-        page = ForgetInput(limit=_MOST_FORGOTTEN, actor=request.actor, reason=request.reason)
-        gone: ForgetResult = await workflow.execute_activity_method(DeletionUpkeep.forget, page, **options.CATALOG)
+        page = ForgetDeletionsInput(limit=_MOST_FORGOTTEN, actor=request.actor, reason=request.reason)
+        gone: ForgetDeletionsResult = await workflow.execute_activity_method(
+            DeletionUpkeep.forget, page, **options.CATALOG
+        )
         forgotten, runs = self._result.forgotten + gone.rows, self._result.forgotten_runs + gone.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)
         return _MOST_FORGOTTEN in {gone.rows, gone.runs}
 
-    def _add(self, done: Certificate | None) -> None:
+    def _add(self, done: BatchCertificate | None) -> None:
         before = self._result
         if done is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = batches.with_certificate(before, done)
+        self._result = batches.add_certificate(before, done)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

@@ -20,9 +20,9 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.trimming import Retention, RollInput
+    from activities.deletion.trimming import Retention, RollIdleInput
     from activities.deletion.values import DetachInput
-    from logstore.deletion.intents import Certificate
+    from logstore.deletion.intents import BatchCertificate
     from workflows import options, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.delete_ledgers import DeleteLedgers
@@ -38,7 +38,7 @@ AWAITED = (DeleteLedgers,)
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
 
@@ -74,7 +74,7 @@ class TrimTopic:
             before = self._result
             self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:
-                batch = batches.batch_of(request, batch_id, detached, owner=self._dispatch.owner)
+                batch = batches.build_batch_input(request, batch_id, detached, owner=self._dispatch.owner)
                 self._add(
                     await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
                 )
@@ -96,7 +96,7 @@ class TrimTopic:
     async def _roll_idle(self) -> None:
         """Best effort: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
         try:
-            roll = RollInput(topic_id=self._request.topic_id, topic=self._request.topic)
+            roll = RollIdleInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
         except ActivityError as error:
             cause = error.cause
@@ -105,10 +105,10 @@ class TrimTopic:
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
-    def _add(self, done: Certificate) -> None:
+    def _add(self, done: BatchCertificate) -> None:
         if done.owner:  # the one before may have lost the topic, or died, since the detach
             self._dispatch.owner = done.owner
-        self._result = batches.with_certificate(self._result, done)
+        self._result = batches.add_certificate(self._result, done)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
             f"{self._result.objects:,} objects, in {self._result.passes} passes"

@@ -20,15 +20,15 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.trimming import (
-        BatchInput,
-        Pages,
-        PagesInput,
-        TopicPage,
+        CountBatchInput,
+        NextPagesInput,
+        NextPagesResult,
+        TopicIdRange,
         Trimming,
         TrimPageInput,
         TrimPageResult,
     )
-    from logstore.deletion.intents import Certificate
+    from logstore.deletion.intents import BatchCertificate
     from workflows import options, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.values import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
@@ -38,7 +38,7 @@ _TROUBLES = 10  # kept as a sample
 
 _TRIM = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 50 topics with 100,000 ledgers each, or contended for 60 s each
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_attempts=5),  # then the page is skipped: the next trim meets it again
 )
 
@@ -60,8 +60,10 @@ class TrimTopics:
         after = request.after
         size = max(1, request.page)
         while True:
-            asked = PagesInput(after=after, topics=size, limit=_PAGES)
-            found: Pages = await workflow.execute_activity_method(Trimming.next_pages, asked, **options.CATALOG)
+            asked = NextPagesInput(after=after, topics=size, limit=_PAGES)
+            found: NextPagesResult = await workflow.execute_activity_method(
+                Trimming.next_pages, asked, **options.CATALOG
+            )
             pages = found.pages
             if not pages:
                 break
@@ -71,12 +73,12 @@ class TrimTopics:
             if workflow.info().is_continue_as_new_suggested():
                 more = replace(request, batch_id=self._batch_id, after=after, carried=self._result)
                 workflow.continue_as_new(more)
-        batch = BatchInput(batch_id=self._batch_id)
+        batch = CountBatchInput(batch_id=self._batch_id)
         detached = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
         self._note(detached=detached.ledgers)
         if detached.intents:
             summary = f"{detached.intents} copies of many topics"
-            done = await batches.phase_two(
+            done = await batches.run_phase_two(
                 request, self._batch_id, detached, summary=summary, patience_s=request.patience_s
             )
             self._certify(done)
@@ -87,7 +89,7 @@ class TrimTopics:
         """How far the trim is."""
         return self._result
 
-    async def _trim(self, page: TopicPage) -> None:
+    async def _trim(self, page: TopicIdRange) -> None:
         """One page; one that fails as a whole is counted and passed over."""
         request = TrimPageInput(
             page=page,
@@ -112,7 +114,7 @@ class TrimTopics:
             troubles=[*before.troubles, *done.troubles][:_TROUBLES],
         )
 
-    def _certify(self, done: Certificate | None) -> None:
+    def _certify(self, done: BatchCertificate | None) -> None:
         if done is None:
             self._note(uncertified=True)
             return

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from logstore.deletion.intents import Certificate, IntentKey, Outcome
+from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
 from workflows.jobs import Job
 
-MOST_OBJECTS_PER_S = 1_000_000
+MAX_OBJECTS_PER_S = 1_000_000
 """The highest rate of a batch, inclusive: far beyond any store, so that more is a slip of the finger."""
 
 
@@ -82,7 +82,7 @@ class DeleteLedgersProgress:
 class SetRate:
     """How fast a batch may delete from now on."""
 
-    objects_per_s: int  # 0 to `MOST_OBJECTS_PER_S`; 0: unlimited
+    objects_per_s: int  # 0 to `MAX_OBJECTS_PER_S`; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,5 +235,5 @@ class TrimTopicsInput:
 TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
 TRIM_TOPICS = Job("trim-topics", TrimTopicsInput, TrimTopicsResult)
 DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
-DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, Certificate, keys=("{batch_id}",))
+DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, BatchCertificate, keys=("{batch_id}",))
 SWEEP_DELETIONS = Job("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)

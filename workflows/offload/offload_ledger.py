@@ -37,7 +37,7 @@ def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
         start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read it all back
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=5), maximum_attempts=policy.attempts),
     )
 

@@ -244,7 +244,7 @@ class OffloadTopic:
         )
         summary = f"{progress.intents} primary copies of {self._request.topic}"
         done = await (await batches.start_batch(batch, summary=summary))
-        self._result = replace(self._result, outcomes=batches.added(self._result.outcomes, done.outcomes))
+        self._result = replace(self._result, outcomes=batches.add_counts(self._result.outcomes, done.outcomes))
 
     def _show(self) -> None:
         done = self._result

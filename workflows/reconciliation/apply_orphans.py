@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
         PageInput,
         PlanInput,
     )
-    from logstore.deletion.intents import Refusal
+    from logstore.deletion.intents import GuardRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
@@ -52,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
 
 _PAGE: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _AGAIN = timedelta(seconds=10)  # while an earlier apply's batch of the same page goes on
@@ -74,10 +74,10 @@ class ApplyOrphans:
         """Do the numbered steps."""
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
         begun = await self._begin()
-        if isinstance(begun, Refusal):
+        if isinstance(begun, GuardRefusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(refusals.shown(begun))
+            workflow.set_current_details(refusals.format_refusal(begun))
             return ApplyOrphansResult(run_id=request.run_id, refused=begun)
         if begun.done is None:
             self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
@@ -129,7 +129,7 @@ class ApplyOrphans:
         self._doing = doing
         workflow.set_current_details(shown(self._progress, doing))
 
-    async def _begin(self) -> ApplyBegun | Refusal:
+    async def _begin(self) -> ApplyBegun | GuardRefusal:
         request = self._request
         begin = BeginApplyInput(
             run_id=request.run_id,
@@ -195,7 +195,7 @@ class ApplyOrphans:
                 break
             await asyncio.sleep(_AGAIN.total_seconds())
             await self._go_on()  # an operator may have paused that batch; a page that is filed again is the same
-        await batches.certificate_within(started, None)
+        await batches.await_certificate(started, None)
 
     def _ended(self, done: ApplyCounts) -> ApplyOrphansResult:
         outcome = "FAILED_IN_PART" if done.failed else "APPLIED"

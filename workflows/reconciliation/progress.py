@@ -7,11 +7,11 @@ from typing import Final
 from temporalio.exceptions import ActivityError
 
 from logstore import errors
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, together
 from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences
 from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress, ScrubLedgersProgress
-from workflows.refusals import refusal_of
+from workflows.refusals import find_refusal
 
 GUARDS: Final = frozenset(
     kind.__name__
@@ -29,9 +29,9 @@ _WORDS: Final = {
 """What an operator reads of the counts of bulk jobs; the others are for the guards."""
 
 
-def refused(error: ActivityError) -> Refusal | None:
+def refused(error: ActivityError) -> GuardRefusal | None:
     """What a guard of a plan or an apply refused; None where it failed for another reason."""
-    return refusal_of(error, GUARDS)
+    return find_refusal(error, GUARDS)
 
 
 def with_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:

@@ -65,7 +65,7 @@ class ReconcileOrphans:
             refusal = refused(error)
             if refusal is None:
                 raise
-            self._at("ended", refusals.shown(refusal))
+            self._at("ended", refusals.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
         self._at("ended", findings_shown(found))
@@ -106,7 +106,7 @@ class ReconcileOrphans:
     async def _run(self, job: str) -> None:
         self._at(job)
         bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = options.bulk(self._request.queue)
+        config = options.bulk_job(self._request.queue)
         done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)

@@ -61,7 +61,7 @@ class ScrubLedgers:
                 raise
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(refusals.shown(refusal))
+            workflow.set_current_details(refusals.format_refusal(refusal))
             return ScrubLedgersResult(run_id=self._progress.run_id, progress=self._progress, refused=refusal)
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._doing = "ended"
@@ -97,7 +97,7 @@ class ScrubLedgers:
         request = self._request
         if not self._progress.run_id:
             await self._begin()
-        run_id, bulk = self._progress.run_id, options.bulk(request.queue)
+        run_id, bulk = self._progress.run_id, options.bulk_job(request.queue)
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(run_id)])
         while self._progress.pages_done < self._progress.pages:
             if self._progress.paused:
@@ -132,7 +132,7 @@ class ScrubLedgers:
         self._progress = replace(self._progress, run_id=begun.run_id)
         self._at("cutting ledgers into pages")
         cut = ScrubRunInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
-        config = options.bulk(request.queue)
+        config = options.bulk_job(request.queue)
         found: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
         self._progress = replace(
             self._progress, pages=found.pages, all_objects=found.objects, all_bytes=found.size_bytes

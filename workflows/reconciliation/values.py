@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
 from logstore.reconciliation.jobs import SCRUB_RATE
 from workflows.deletion.values import DeletionPolicy
@@ -47,7 +47,7 @@ class ReconcileOrphansResult:
 
     run_id: str
     found: PlanResult | None = None
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class ApplyOrphansResult:
 
     run_id: str  # of the plan
     done: ApplyCounts = field(default_factory=ApplyCounts)
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class ScrubLedgersResult:
     run_id: str
     found: PlanResult | None = None
     progress: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:

@@ -52,14 +52,14 @@ class DefragmentRecords:
         try:
             done = await workflow.execute_activity_method(RecordDefragmentation.defragment, asked, **options)
         except ActivityError as error:
-            return DefragmentRecordsResult(refused=refusals.refused(error, passes.GUARDS))
+            return DefragmentRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
         return DefragmentRecordsResult(done=done)
 
 
 def shown(result: DefragmentRecordsResult) -> str:
     """What was done, as the Web UI shows it."""
     if result.refused:
-        return refusals.shown(result.refused)
+        return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     done = result.done

@@ -20,7 +20,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.trimming import BatchInput, Trimming
+    from activities.deletion.trimming import CountBatchInput, Trimming
     from activities.deletion.values import DetachResult
     from activities.records.ending import RecordEnding
     from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
@@ -39,7 +39,7 @@ _SAMPLE = 20  # ledgers and reasons that the result names
 
 _PAGE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # ten minutes of calls, the last of which may be long, and 500 detaches
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 
@@ -92,7 +92,7 @@ class EndRecords:
                 RecordEnding.begin_ending, asked, **options.CATALOG
             )
         except ActivityError as error:
-            self._result = replace(self._result, refused=refusals.refused(error, GUARDS))
+            self._result = replace(self._result, refused=refusals.require_refusal(error, GUARDS))
             return False
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
@@ -117,7 +117,7 @@ class EndRecords:
         try:
             page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, asked, **_PAGE)
         except ActivityError as error:
-            self._result = replace(self._result, stopped=refusals.refused(error, GUARDS))
+            self._result = replace(self._result, stopped=refusals.require_refusal(error, GUARDS))
             return None
         return page
 
@@ -127,13 +127,13 @@ class EndRecords:
         Of rows that a sweep has taken up, while no worker held the batch, the pages' own answers tell.
         """
         request = self._request
-        batch = BatchInput(batch_id=request.batch_id)
+        batch = CountBatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
         self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
             return
         summary = f"{detached.intents} copies by {request.function}"
-        done = await batches.phase_two(request, request.batch_id, detached, summary=summary)
+        done = await batches.run_phase_two(request, request.batch_id, detached, summary=summary)
         self._result = replace(self._result, certificate=done)
 
     def _add(self, page: EndedPage) -> None:
@@ -159,7 +159,7 @@ class EndRecords:
 def shown(request: EndRecordsInput, done: EndRecordsResult) -> str:
     """What was done, as the Web UI shows it."""
     if done.refused:
-        return refusals.shown(done.refused)
+        return refusals.format_refusal(done.refused)
     would = "would end" if request.dry_run else "ended"
     counts = f"**{request.function}**: {done.records:,} records, {done.ended:,} {would}, {done.kept:,} kept"
     stopped = f"\n\n**Stopped**: {done.stopped.message} ({done.stopped.type})" if done.stopped else ""

@@ -107,9 +107,9 @@ class FlushRecords:
         try:
             done = await workflow.execute_activity_method(RecordFlushing.flush, look, **options)
         except ActivityError as error:
-            refusal = refusals.refused(error, passes.GUARDS)
+            refusal = refusals.require_refusal(error, passes.GUARDS)
             self._result = replace(self._result, refused=refusal)
-            workflow.set_current_details(refusals.shown(refusal))
+            workflow.set_current_details(refusals.format_refusal(refusal))
             return None
         self._result = replace(self._result, done=self._result.done.plus(done), looks=self._result.looks + 1)
         workflow.set_current_details(shown(self._result))

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # a seed of a billion rows, some 10,000 a second
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
 GUARDS = frozenset(
@@ -51,7 +51,7 @@ class FollowRecords:
             done = await workflow.execute_activity_method(RecordFollowing.follow, steps, **_STEPS)
             result = FollowRecordsResult(done=done)
         except ActivityError as error:
-            result = FollowRecordsResult(refused=refusals.refused(error, GUARDS))
+            result = FollowRecordsResult(refused=refusals.require_refusal(error, GUARDS))
         workflow.set_current_details(shown(result))
         return result
 
@@ -59,7 +59,7 @@ class FollowRecords:
 def shown(result: FollowRecordsResult) -> str:
     """What was applied, as the Web UI shows it."""
     if result.refused:
-        return refusals.shown(result.refused)
+        return refusals.format_refusal(result.refused)
     done = result.done
     return (
         f"Replica **{done.replica}** has manifest **{done.manifest}**: {done.records:,} records and"

@@ -15,12 +15,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from workflows import options
-    from workflows.jobs import Job, Request
+    from workflows.jobs import Job, JobRequest
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
 """Types of refusals by which such a job ends: nothing changed, and a person must look."""
 
-Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=JobRequest)
 R = TypeVar("R")
 
 
@@ -29,7 +29,7 @@ def of_flush(queue: str, watch_s: float) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # after that a flush puts no manifest
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
     )
 
@@ -39,7 +39,7 @@ def of_pass(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(hours=24),  # over every block, at least one of them a second
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1), maximum_attempts=10),  # then the next is due
     )
 

@@ -54,14 +54,14 @@ class RaidTombstones:
         try:
             done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
-            return RaidTombstonesResult(run_id=run_id, refused=refusals.refused(error, passes.GUARDS))
+            return RaidTombstonesResult(run_id=run_id, refused=refusals.require_refusal(error, passes.GUARDS))
         return RaidTombstonesResult(run_id=run_id, done=done)
 
 
 def shown(result: RaidTombstonesResult) -> str:
     """What was done, as the Web UI shows it."""
     if result.refused:
-        return refusals.shown(result.refused)
+        return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another raid was at work, and nothing was done here."
     done = result.done

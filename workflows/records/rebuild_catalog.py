@@ -32,10 +32,10 @@ with workflow.unsafe.imports_passed_through():
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # a billion rows, some 100,000 a second; a shard of as many objects
-    heartbeat_timeout=options.NOTICED,
+    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
-_ROWS: workflow.ActivityConfig = options.bulk("")
+_ROWS: workflow.ActivityConfig = options.bulk_job("")
 _PART = 16  # shards of one activity
 GUARDS = frozenset(
     {
@@ -76,13 +76,13 @@ class RebuildCatalog:
         try:
             result = await self._rebuilt(begun_us)
         except ActivityError as error:
-            refusal = refusals.refusal_of(error, GUARDS)
+            refusal = refusals.find_refusal(error, GUARDS)
             if refusal is None:  # it fails, or was cancelled: raids need not wait for it any more
                 await self._let_go()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         await self._let_go()
-        self._at("ended", told=refusals.shown(result.refused) if result.refused else "")
+        self._at("ended", told=refusals.format_refusal(result.refused) if result.refused else "")
         return result
 
     @workflow.query

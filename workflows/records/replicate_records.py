@@ -48,14 +48,14 @@ class ReplicateRecords:
         try:
             shipped = await workflow.execute_activity_method(RecordReplication.ship, asked, **options)
         except ActivityError as error:
-            return ReplicateRecordsResult(refused=refusals.refused(error, passes.GUARDS))
+            return ReplicateRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)
 
 
 def shown(result: ReplicateRecordsResult) -> str:
     """What was done, as the Web UI shows it."""
     if result.refused:
-        return refusals.shown(result.refused)
+        return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     if not result.shipped:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from logstore.deletion.intents import Certificate, Refusal
+from logstore.deletion.intents import BatchCertificate, GuardRefusal
 from logstore.records.jobs import (
     DefragmentedBlocks,
     FlushedRecords,
@@ -33,7 +33,7 @@ class FlushRecordsResult:
 
     done: FlushedRecords = field(default_factory=FlushedRecords)
     looks: int = 0  # activities that were run
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class DefragmentRecordsResult:
 
     done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
     joined: bool = False  # another run was at work, and nothing was done here
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class RaidTombstonesResult:
     run_id: str = ""
     done: RaidedTombstones = field(default_factory=RaidedTombstones)
     joined: bool = False  # another raid was at work, and nothing was done here
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class ReplicateRecordsResult:
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
     joined: bool = False  # another run was at work, and nothing was done here
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +160,11 @@ class EndRecordsResult:
     kept: int = 0  # that the function ended, and that stay
     ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
     because: list[str] = field(default_factory=list)  # why some stay: a sample
-    certificate: Certificate | None = None  # of phase two; None: there was none, or it ended early, and its rows go on
-    stopped: Refusal | None = None  # why nothing more ended from some page on: the function failed, say
-    refused: Refusal | None = None  # nothing changed
+    certificate: BatchCertificate | None = (
+        None  # of phase two; None: there was none, or it ended early, and its rows go on
+    )
+    stopped: GuardRefusal | None = None  # why nothing more ended from some page on: the function failed, say
+    refused: GuardRefusal | None = None  # nothing changed
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -222,7 +224,7 @@ class FollowRecordsResult:
     """What was applied, or why a guard refused it."""
 
     done: FollowedRecords = field(default_factory=lambda: FollowedRecords(replica=""))
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +268,7 @@ class RebuildCatalogResult:
     skipped_blocks: int = 0
     flushed_us: int = 0  # changes since then and before the loss come back as far as storage tells of them
     begun_us: int = 0
-    refused: Refusal | None = None
+    refused: GuardRefusal | None = None
 
 
 FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))

@@ -29,7 +29,7 @@ def _configure_tell(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # a thousand topics, each with an upload
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: the catalog may be away for hours
     )
 

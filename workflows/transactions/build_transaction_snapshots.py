@@ -14,11 +14,11 @@ from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.building import BufferBuilding
-    from workflows.building import Steps, TopicBuild
+    from workflows.building import BuildSteps, TopicBuild
     from workflows.jobs import BuildResult
     from workflows.transactions.values import BuildTransactionSnapshotsInput
 
-_STEPS = Steps(
+_STEPS = BuildSteps(
     begin=BufferBuilding.begin_build,
     build=BufferBuilding.build_buffers,
     switch=BufferBuilding.switch_snapshots,

@@ -36,7 +36,7 @@ def _drain(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # ten times what it works before it answers
-        heartbeat_timeout=options.NOTICED,
+        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
     )
 
@@ -97,7 +97,7 @@ class TransactionCoordinator:
                     request,
                     id=BROADCAST_TRANSACTION.id(txn.replace(":", "-")),
                     parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                    search_attributes=search_attributes.of_transaction(txn, "OWED"),
+                    search_attributes=search_attributes.transaction_attributes(txn, "OWED"),
                     static_summary=f"tell the participants of {txn}",
                     static_details=request.details(),
                 )

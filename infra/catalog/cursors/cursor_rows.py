@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import among, value_of
+from infra.catalog.engine.dialects import among, dataclass_from_row
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import (
     CursorState,
@@ -83,7 +83,7 @@ def marks_of(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
 def stored(row: Row[Any]) -> StoredCursor:
     """A row of `cursor` as a value."""
     state = CursorState(Position(LedgerId(row.mark_ledger), row.mark_entry), unpack_acknowledged(row.acknowledged))
-    return value_of(StoredCursor, row, state=state)
+    return dataclass_from_row(StoredCursor, row, state=state)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class LockedCursor:
     @classmethod
     def of(cls, row: Row[Any]) -> Self:
         """From the whole row."""
-        return value_of(cls, row, state=stored(row).state, row_bytes=len(row.acknowledged))
+        return dataclass_from_row(cls, row, state=stored(row).state, row_bytes=len(row.acknowledged))
 
 
 def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:

@@ -14,13 +14,13 @@ from infra.catalog.delayed.due import delayed_sizes, entries_behind
 from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
 from infra.catalog.engine.dialects import (
     BIG,
-    Clock,
+    DatabaseClock,
     Statement,
     among,
-    ignoring_conflict,
-    inserting,
-    rows_of,
-    value_of,
+    bulk_parameter,
+    dataclass_from_row,
+    dialect_insert,
+    insert_if_absent,
 )
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.ports.catalog import Claim
@@ -41,11 +41,11 @@ def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:
 
 @cache
 def _counting(dialect: str) -> Statement:
-    rows = rows_of(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
+    rows = bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
     new = {name: literal(value) for name, value in _NEW.items()} | {"unsealed": rows.source.c.entries}
-    columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": Clock()}
+    columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": DatabaseClock()}
     picked = select(*columns.values()).where(true())  # without it SQLite reads ON as a join's
-    put = inserting(dialect, t.delayed_index).from_select(list(columns), picked)
+    put = dialect_insert(dialect, t.delayed_index).from_select(list(columns), picked)
     counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
 
@@ -58,7 +58,7 @@ def stored_list(connection: Connection, topic_id: TopicId) -> BucketList:
 
 def lock_list(connection: Connection, topic_id: TopicId) -> BucketList:
     """The list, locked, with a row of its own from now on; the topic is share-locked."""
-    connection.execute(ignoring_conflict(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
+    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
     return _list_of(connection, connection.execute(locked).one())
 
@@ -74,7 +74,7 @@ def _list_of(connection: Connection, row: Row[Any]) -> BucketList:
 
 def bucket_of(row: Row[Any]) -> Bucket:
     """A row of `delayed_bucket` as a value."""
-    return value_of(
+    return dataclass_from_row(
         Bucket,
         row,
         bucket_id=LedgerId(row.ledger_id),
@@ -123,12 +123,12 @@ def recount_all(connection: Connection) -> None:
     new = {name: literal(value) for name, value in _NEW.items()}
     in_log, _ = delayed_sizes()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
-    made = ignoring_conflict(connection, t.delayed_index).from_select(["topic_id", *new], topics)
+    made = insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics)
     connection.execute(made)
     behind = entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     connection.execute(update(t.delayed_index).values(unsealed=behind))
     waiting = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
-    connection.execute(waiting.values(changed_us=Clock()))
+    connection.execute(waiting.values(changed_us=DatabaseClock()))
 
 
 def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
@@ -156,7 +156,7 @@ def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
 
 def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
     """Claim a topic's list, or hold it further; False where another workflow's claim is alive."""
-    connection.execute(ignoring_conflict(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
+    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
     live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
     free = update(t.delayed_index).where(_I.topic_id == topic_id, ~live)
     return connection.execute(free.values(claim_columns(claim, now_us))).rowcount > 0

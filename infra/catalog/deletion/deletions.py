@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import claim_row, end_rows, hand_over_rows, keep_claim
 from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
 from infra.catalog.deletion.runs import (
@@ -21,15 +21,15 @@ from infra.catalog.deletion.runs import (
     resume_run,
 )
 from infra.catalog.engine.database import reads, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, as_text, context_or_none, rows_of
+from infra.catalog.engine.dialects import BIG, Statement, among, as_text, bulk_parameter, parse_context
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.deletion.rules import require_free
+from logstore.deletion.rules import require_unclaimed
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class SqlDeletions(LeasedPort):
     def release(self, connection: Connection, batch_id: str) -> bool:
         return release_run(connection, batch_id, self._db.now_us(connection))
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         """A row that a workflow of its own ended is audited, because the row of its batch says that it was retrying."""
 
         def work(connection: Connection) -> frozenset[int]:
@@ -130,7 +130,7 @@ class SqlDeletions(LeasedPort):
         now = self._db.now_us(connection)
         own = (row.claim_workflow, row.claim_until_us)
         batch = None if row.claim_workflow else find_holder(connection, row.batch_id, now)
-        require_free(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
+        require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
         attempts = row.attempts + int(attempt)
         return _with_references(connection, [claim_row(connection, row.row_id, claim, attempts=attempts, now_us=now)])[
             0
@@ -224,7 +224,7 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
     copies = _copies(connection.dialect.name).execute(connection, {(intent.ledger_id,) for intent in intents})
     uuid_by_copy: dict[tuple[int, str], str | None] = {}
     for row in copies:
-        context = context_or_none(row.context)
+        context = parse_context(row.context)
         uuid_by_copy[row.ledger_id, row.kind] = _ANY if context is None else context.get("uuid")
     keys = [(intent.ledger_id, intent.copy.value) for intent in intents]
     return [
@@ -235,13 +235,13 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
 
 @cache
 def _copies(dialect: str) -> Statement:
-    ledgers, c = rows_of(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
+    ledgers, c = bulk_parameter(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
     listed = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
     query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(listed)
     return Statement(sql=query.where(c.ledger_id.in_(select(ledgers.source.c.id))), rows=ledgers)
 
 
-def _audit_ledger(connection: Connection, row: Row[Any], result: Ended, *, at_us: int) -> None:
+def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *, at_us: int) -> None:
     actor, reason = _find_decision(connection, row)
     detail = {
         "ledger": row.ledger_id,
@@ -287,5 +287,5 @@ def _audit_batch(
         topic=topic if topic == other else None,  # a batch may be of several topics
         run_id=batch_id,
         detail={"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes},
-        span=Span.selected(connection, _P.ledger_id, _P.batch_id == batch_id),
+        span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id),
     )

@@ -15,12 +15,12 @@ from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
     LedgerFacts,
     RetentionPolicy,
-    closed_at,
     detachable_prefix,
     reason_to_keep,
     require_unneeded,
+    simulate_roll,
 )
-from logstore.deletion.rules import MOST_IDS, distinct
+from logstore.deletion.rules import MAX_IDS_PER_CALL, normalize_ids
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Ledger
@@ -78,7 +78,7 @@ def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | Non
     total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(mine, listed)).scalar_one()
     facts = _read_ledger_facts(connection, mine, view.now_us)
     prefix = detachable_prefix(
-        (closed_at(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
+        (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
         marks=view.marks,
         policy=view.policy,
         total_bytes=int(total or 0),
@@ -91,7 +91,7 @@ def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | Non
 
 
 def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Detachable:
-    wanted = distinct("ledger ids", asked)
+    wanted = normalize_ids("ledger ids", asked)
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, wanted)
     listed_ledgers = {ledger.ledger_id: ledger for ledger in _read_ledger_facts(connection, rows, view.now_us)}
     finished = _count_earlier_outcomes(
@@ -107,8 +107,8 @@ def choose_detachable(
 ) -> tuple[Detachable, dict[LedgerId, str]]:
     """Check ledgers that were read earlier. Return those to detach, and the reason to keep each of the others."""
     ids = [ledger.ledger_id for ledger in chosen]
-    if len(ids) > MOST_IDS:
-        raise InvalidInput("ledgers", expected=f"at most {MOST_IDS}", found=len(ids))
+    if len(ids) > MAX_IDS_PER_CALL:
+        raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
     now = {ledger.ledger_id: ledger for ledger in listed_among(connection, view.topic_id, ids)}
     reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
@@ -170,6 +170,6 @@ def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us
                 entries=row.entries,
                 size_bytes=row.size_bytes,
                 closed_us=row.closed_us,
-                offloading=bool(row.offloading),
-                transacting=bool(row.transacting),
+                is_offloading=bool(row.offloading),
+                has_open_transaction=bool(row.transacting),
             )

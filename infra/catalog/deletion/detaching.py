@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.delayed.bucket_rows import recount
 from infra.catalog.deletion.detachable import Detachable, ListView, find_detachable
@@ -23,7 +23,7 @@ from infra.catalog.log.ledgers import listed_among
 from infra.catalog.offload.uploads import TIERED, abandoned
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Detached
+from logstore.ports.catalog import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Compound, Ending, is_durable
 
@@ -49,7 +49,7 @@ class Order:
         return is_durable(ending, topic=view.durable_delete, asked=self.durable)
 
 
-def replace_by_intents(connection: Connection, view: ListView, gone: Detachable, order: Order) -> Detached:
+def replace_by_intents(connection: Connection, view: ListView, gone: Detachable, order: Order) -> DetachedBatch:
     """Take the ledgers out of the locked list, file their intents, and open or hold the batch; audited.
 
     Where retention asks, newborn ledgers that their creators left go with them.
@@ -69,7 +69,7 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
         )
     close_holes(connection, view.topic_id, gone.ids)
     intents = adopted + newborn + filed + dead
-    result = Detached(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
+    result = DetachedBatch(batch_id=batch_id, ledgers=len(gone.ids), intents=intents, finished=gone.finished)
     if intents or asked is not None:
         if order.shared:
             share_run(connection, batch_id, order.claim, now, request=order.request)
@@ -80,13 +80,13 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
             "topic_id": view.topic_id,
             "topic": view.topic,
             "run_id": batch_id,
-            "span": Span.of(gone.ids),
+            "span": AuditedLedgers.from_ids(gone.ids),
         }
         detail: dict[str, Any] = {"forced": True} if order.force else {}
         detail |= {"passed_over": list(order.passed_over)} if order.passed_over else {}
         audit(connection, "detach", order.cause, at_us=now, detail=detail, **about)
     return replace(
-        result, filed=count_filed(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
+        result, filed_counts=count_filed(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
     )
 
 
@@ -133,13 +133,13 @@ def resolve_operation(
 
 def detach_tiered_copy(
     connection: Connection, view: ListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
-) -> Detached:
+) -> DetachedBatch:
     """Replace the tiered copy by its intent; the ledger stays, and is read from its primary copy."""
     this, now = t.ledger.c.ledger_id == ledger_id, view.now_us
     filed = file_copy_intents(
         connection, view.list_id, CopyKind.OFFLOADED_LEDGER, this, batch_id=batch_id, now_us=now, cause=cause
     )
     about: dict[str, Any] = {"topic_id": view.topic_id, "topic": view.topic, "run_id": batch_id, "detail": {}}
-    audit(connection, "remove-tiered", cause, at_us=now, span=Span.of([ledger_id]), **about)
+    audit(connection, "remove-tiered", cause, at_us=now, span=AuditedLedgers.from_ids([ledger_id]), **about)
     told = count_filed(connection, batch_id, now, topic_id=view.topic_id)
-    return Detached(batch_id=batch_id, ledgers=1, intents=filed, filed=told)
+    return DetachedBatch(batch_id=batch_id, ledgers=1, intents=filed, filed_counts=told)

@@ -27,11 +27,11 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
 from infra.catalog.deletion.runs import UNCLAIMED, claim_columns, is_stalled
-from infra.catalog.engine.dialects import among, ignoring_conflict
+from infra.catalog.engine.dialects import among, insert_if_absent
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Ended
+from logstore.ports.catalog import Cause, Claim, IntentResult
 from logstore.positions import LedgerId, TopicId
 
 _P = t.pending_deletion.c
@@ -120,7 +120,7 @@ def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
     One that another transaction files at the same time is waited for, and left out.
     """
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
-    filing = ignoring_conflict(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
+    filing = insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
     filed = connection.execute(filing, [{**row, **unworked} for row in rows]) if rows else ()
     return {(row.ledger_id, row.copy, row.generation) for row in filed}
 
@@ -228,7 +228,7 @@ def keep_claim(
     return connection.execute(renewal).scalar_one_or_none()
 
 
-def end_rows(connection: Connection, ended: Sequence[Ended], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
+def end_rows(connection: Connection, ended: Sequence[IntentResult], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
     """End rows that are PENDING and held by the holder. Return the ended rows as they were before."""
     rows = lock_unfinished(connection, (result.row_id for result in ended), holder)
     results = [result for result in sorted(ended, key=attrgetter("row_id")) if result.row_id in rows]

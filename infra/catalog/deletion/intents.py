@@ -12,16 +12,16 @@ from infra.catalog.engine.dialects import (
     BIG,
     Statement,
     as_text,
-    context_in,
-    context_or_none,
-    json_object,
-    rows_of,
-    value_of,
+    bulk_parameter,
+    dataclass_from_row,
+    parse_context,
+    parse_context_or_empty,
+    parse_json_object,
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.rules import ranges
+from logstore.deletion.rules import split_into_ranges
 from logstore.log.ledgers import SHARDS, CopyKind
-from logstore.ports.catalog import Cause, Filed, RowRange, Tally
+from logstore.ports.catalog import Cause, FiledCount, RowRange, Tally
 from logstore.positions import TopicId
 
 _P = t.pending_deletion.c
@@ -50,14 +50,14 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
     texts = {  # SQLite keeps any bytes in a column of texts
         name: text.decode(errors="replace") if isinstance(text := values[name], bytes) else str(text) for name in _TEXTS
     }
-    return value_of(
+    return dataclass_from_row(
         DeletionIntent,
         row,
         **(numbers | {"durable": bool(numbers["durable"])}),
         **texts,
         copy=CopyKind(values["copy"]) if values["copy"] in set(CopyKind) else CopyKind.LEDGER,
         keys=keys_of(values["keys"]),
-        context=context_in(values["context"]),
+        context=parse_context_or_empty(values["context"]),
         state=state_of(values["state"]),
         outcome=outcome_of(values["state"], values["outcome"]),
         last_error=values["last_error"] or (damage and f"damaged {damage}"),
@@ -89,7 +89,7 @@ def outcome_of(state: str, outcome: str | None) -> Outcome | None:
 
 def keys_of(text: str) -> dict[str, str]:
     """Return the keys of the component that can be read."""
-    return {name: str(value) for name, value in (json_object(text) or {}).items()}
+    return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
 
 
 def number_in(stored: object) -> int:
@@ -101,8 +101,8 @@ def _find_damage(found: RowMapping) -> str | None:
     readable = {
         "state": found["state"] in set(DeletionState),
         "copy": found["copy"] in set(CopyKind),
-        "keys": json_object(found["keys"]) is not None,
-        "context": context_or_none(found["context"]) is not None,
+        "keys": parse_json_object(found["keys"]) is not None,
+        "context": parse_context(found["context"]) is not None,
         **{name: isinstance(found[name], int) for name in _NUMBERS},
         **{name: isinstance(found[name], str) for name in _TEXTS},
     }
@@ -128,7 +128,10 @@ def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int,
     """Return the next ranges of rows that phase two works on."""
     page = connection.execute(_page(batch_id, after, rows * limit)).all()
     rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
-    return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(rows_of_page, rows), limit)]
+    return [
+        RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+        for ids in islice(split_into_ranges(rows_of_page, rows), limit)
+    ]
 
 
 def _page(batch_id: str, after: int, most: int) -> Select[Any]:
@@ -189,7 +192,7 @@ def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
 
 def count_filed(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
-) -> tuple[Filed, ...]:
+) -> tuple[FiledCount, ...]:
     """Intents that a transaction has filed for a batch, counted; intents that it only took up were filed earlier.
 
     Args:
@@ -202,7 +205,7 @@ def count_filed(
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
     rows = connection.execute(query.group_by(p.component, p.copy))
-    return tuple(Filed(component=row[0], copy=row[1], rows=row[2]) for row in rows)
+    return tuple(FiledCount(component=row[0], copy=row[1], rows=row[2]) for row in rows)
 
 
 _NAMES = (
@@ -228,7 +231,7 @@ def lock_unfinished(
 
 @cache
 def _unfinished_query(dialect: str, *, unclaimed: bool) -> Statement:
-    ids, batch = rows_of(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
+    ids, batch = bulk_parameter(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
     whose = (
         and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
     )

@@ -33,7 +33,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
-from logstore.ports.catalog import Cause, Chosen, Claim, Detached, Ledger, Tally, TopicContents
+from logstore.ports.catalog import Cause, Claim, DetachChosenResult, DetachedBatch, Ledger, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Compound, Ending
 
@@ -74,7 +74,7 @@ class SqlPhaseOne(LeasedPort):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         said = "" if durable is None else f"/durable {durable}"
         order = Order(
             ledger_ids=ledger_ids,
@@ -87,7 +87,7 @@ class SqlPhaseOne(LeasedPort):
             durable=durable,
         )
 
-        def work(connection: Connection, view: ListView) -> Detached:
+        def work(connection: Connection, view: ListView) -> DetachedBatch:
             return replace_by_intents(
                 connection, view, find_detachable(connection, view, ledger_ids, force=force), order
             )
@@ -95,7 +95,7 @@ class SqlPhaseOne(LeasedPort):
         with effect("catalog.detach"):
             return self._run_once(topic_id, order, work)
 
-    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         return self._db.read(lambda c: choose_detachable(c, self._read_view(c, topic_id, lock=False), chosen)[1])
 
     @writes("catalog.detach_chosen")
@@ -109,11 +109,13 @@ class SqlPhaseOne(LeasedPort):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Chosen:
+    ) -> DetachChosenResult:
         view = self._read_view(connection, topic_id, lock=True)
         gone, kept = choose_detachable(connection, view, chosen)
         if not gone.ids:
-            return Chosen(kept=kept, detached=Detached(batch_id=batch_id, ledgers=0, intents=0))
+            return DetachChosenResult(
+                reason_by_kept_ledger=kept, detached=DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
+            )
         order = Order(
             ledger_ids=gone.ids,
             batch_id=batch_id,
@@ -124,7 +126,9 @@ class SqlPhaseOne(LeasedPort):
             durable=durable,
             shared=True,
         )
-        return Chosen(kept=kept, detached=replace_by_intents(connection, view, gone, order))
+        return DetachChosenResult(
+            reason_by_kept_ledger=kept, detached=replace_by_intents(connection, view, gone, order)
+        )
 
     def operate(
         self,
@@ -135,7 +139,7 @@ class SqlPhaseOne(LeasedPort):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         order = Order(
             ledger_ids=[operation.ledger_id],
             batch_id=batch_id,
@@ -147,7 +151,7 @@ class SqlPhaseOne(LeasedPort):
             passed_over=sorted(operation.pass_over),
         )
 
-        def work(connection: Connection, found: ListView) -> Detached:
+        def work(connection: Connection, found: ListView) -> DetachedBatch:
             view, ending, gone = resolve_operation(connection, found, operation)
             if ending and gone:
                 return replace_by_intents(connection, view, gone, replace(order, ending=ending))
@@ -164,7 +168,7 @@ class SqlPhaseOne(LeasedPort):
         )
 
     @reads
-    def promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         now = self._db.now_us(connection)
         asked = among(connection, t.topic.c.topic_id, topic_ids)
         query = select(t.topic.c.topic_id).where(asked, _may_be_detachable(now, now - self._newborn_us))
@@ -173,7 +177,7 @@ class SqlPhaseOne(LeasedPort):
     @writes("catalog.detach_into")
     def detach_into(
         self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
-    ) -> Detached:
+    ) -> DetachedBatch:
         order = Order(
             ledger_ids=None,
             batch_id=batch_id,
@@ -191,13 +195,15 @@ class SqlPhaseOne(LeasedPort):
             raise
         if (done := _count_for_topic(connection, topic_id, batch_id)).intents:
             return done
-        filed = replace_by_intents(connection, view, find_detachable(connection, view, None, force=False), order).filed
-        return replace(_count_for_topic(connection, topic_id, batch_id), filed=filed)
+        filed = replace_by_intents(
+            connection, view, find_detachable(connection, view, None, force=False), order
+        ).filed_counts
+        return replace(_count_for_topic(connection, topic_id, batch_id), filed_counts=filed)
 
-    def detached_into(self, batch_id: str) -> Detached:
+    def count_detached(self, batch_id: str) -> DetachedBatch:
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
-    def contents(self, topic_id: TopicId) -> TopicContents:
+    def count_contents(self, topic_id: TopicId) -> TopicContents:
         return self._db.read(lambda connection: whole_topics.read_contents(connection, topic_id))
 
     @writes("catalog.begin_topic_deletion")
@@ -214,7 +220,7 @@ class SqlPhaseOne(LeasedPort):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id, durable=durable)
         return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
@@ -227,14 +233,16 @@ class SqlPhaseOne(LeasedPort):
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
         return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
 
-    def _run_once(self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], Detached]) -> Detached:
+    def _run_once(
+        self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], DetachedBatch]
+    ) -> DetachedBatch:
         """Run the work under the lock of the list and the fence, unless an earlier call with the batch id did it."""
 
-        def behind(connection: Connection) -> Detached:
+        def behind(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_view, connection, topic_id, lock=True)
             found = run_once_per_batch(connection, order.batch_id, order.request, lock)
             hold_lease(connection, self._lease)
-            return found if isinstance(found, Detached) else work(connection, found)
+            return found if isinstance(found, DetachedBatch) else work(connection, found)
 
         return self._db.write(behind)
 
@@ -257,18 +265,18 @@ class SqlPhaseOne(LeasedPort):
         )
 
 
-def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> Detached:
+def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> DetachedBatch:
     """Count the topic's part of a batch whose phase two has not begun. The query uses the index by topic."""
     mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
     return _count_detached(connection, batch_id, *mine)
 
 
-def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> Detached:
+def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> DetachedBatch:
     """Count intents, and ledgers of intents that the batch filed itself. Adopted intents are older than the batch."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     found = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
-    return Detached(batch_id=batch_id, ledgers=found[1], intents=found[0])
+    return DetachedBatch(batch_id=batch_id, ledgers=found[1], intents=found[0])
 
 
 def _may_be_detachable(now_us: int, abandoned_us: int) -> ColumnElement[bool]:

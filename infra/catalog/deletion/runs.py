@@ -29,10 +29,10 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import TEXT, ignoring_conflict, rows_of
+from infra.catalog.engine.dialects import TEXT, bulk_parameter, insert_if_absent
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, SextonError, UnknownObject
-from logstore.ports.catalog import Claim, Detached
+from logstore.ports.catalog import Claim, DetachedBatch
 from logstore.positions import TopicId
 
 _R = t.run.c
@@ -78,7 +78,7 @@ def is_stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
 
 
 def open_run(
-    connection: Connection, result: Detached, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
+    connection: Connection, result: DetachedBatch, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
 ) -> None:
     """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
@@ -95,7 +95,7 @@ def begin_run(
     The call waits for another transaction that has just inserted the id.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
-    put = ignoring_conflict(connection, t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us))
+    put = insert_if_absent(connection, t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us))
     return connection.execute(put.returning(_R.run_id)).first() is not None
 
 
@@ -128,10 +128,10 @@ def find_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
 _HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), is_held(bindparam("now", type_=t.Big)))
 
 
-def find_earlier_result(connection: Connection, batch_id: str, request: str) -> Detached | None:
+def find_earlier_result(connection: Connection, batch_id: str, request: str) -> DetachedBatch | None:
     """Return the result of an earlier call with this batch id, if there was one."""
     summary = find_earlier_summary(connection, batch_id, request)
-    return None if summary is None else Detached(batch_id=batch_id, **summary)
+    return None if summary is None else DetachedBatch(batch_id=batch_id, **summary)
 
 
 def find_earlier_summary(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
@@ -164,7 +164,7 @@ def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") 
     return hashlib.sha256(f"{asked}/{id_list}".encode()).hexdigest()
 
 
-def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | Detached:
+def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | DetachedBatch:
     """Take the lock, and return the result of an earlier call with this batch id, or else what `lock` returned.
 
     The topic may be gone since the earlier call.
@@ -244,9 +244,9 @@ def mark_paused(connection: Connection, intents: Sequence[DeletionIntent]) -> li
     batch_ids = {
         intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
     }
-    asked = rows_of(connection.dialect.name, "asked", {"batch": TEXT})
+    asked = bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
     query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
-    found = connection.execute(query, asked.packed([[batch_id] for batch_id in sorted(batch_ids)]))
+    found = connection.execute(query, asked.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
     paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
     return [replace(intent, paused=intent.batch_id in paused and intent.handed_to is None) for intent in intents]
 

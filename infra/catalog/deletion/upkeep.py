@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_column, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import file_copy_intents, file_intents, forget_rows, move_to_batch, redrive_rows
 from infra.catalog.deletion.intents import count_filed, state_of
 from infra.catalog.deletion.runs import (
@@ -29,10 +29,10 @@ from infra.catalog.log.ledger_rows import lock_lists, never_attached
 from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.offload.uploads import TIERED, abandoned
 from logstore.deletion.intents import DeletionState
-from logstore.deletion.rules import distinct, require_dead_letters
+from logstore.deletion.rules import normalize_ids, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
@@ -46,13 +46,13 @@ class SqlUpkeep(OnDatabase):
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
-        def look(connection: Connection) -> Detached | None:
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+        def look(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
             done = find_earlier_result(connection, batch_id, _REQUEST)
             queries = (_select_stalled(now), _select_newborn(now - self._newborn_us), _select_abandoned(now))
             idle = not any(_has_rows(connection, query) for query in queries)
-            return done or (Detached(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
+            return done or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
 
         found = self._db.read(look)
         if found is None:
@@ -60,7 +60,7 @@ class SqlUpkeep(OnDatabase):
                 found = self._db.write(lambda connection: self._adopt(connection, batch_id, claim, limit))
         return found
 
-    def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> Detached:
+    def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         now = self._db.now_us(connection)
         done = find_earlier_result(connection, batch_id, _REQUEST)
         if done:
@@ -72,10 +72,10 @@ class SqlUpkeep(OnDatabase):
         page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         taken = among(connection, _P.row_id, list(connection.execute(page).scalars()))
         adopted = move_to_batch(connection, taken, is_stalled(now), batch_id=batch_id)
-        result = Detached(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
+        result = DetachedBatch(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return replace(result, filed=count_filed(connection, batch_id, now) if newborn or dead else ())
+        return replace(result, filed_counts=count_filed(connection, batch_id, now) if newborn or dead else ())
 
     def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
         """Newborn ledgers and copies of dead uploads, under the locks of `attach`: all topics, then all lists."""
@@ -97,10 +97,10 @@ class SqlUpkeep(OnDatabase):
         return newborn, copies
 
     @reads
-    def due(self, connection: Connection, *, older_than_s: float) -> Due:
+    def count_backlog(self, connection: Connection, *, older_than_s: float) -> SweepBacklog:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        return Due(
+        return SweepBacklog(
             stalled=_count(connection, _select_stalled(now)),
             newborn=_count(connection, _select_newborn(now - self._newborn_us)),
             uploads=_count(connection, _select_abandoned(now)),
@@ -108,7 +108,7 @@ class SqlUpkeep(OnDatabase):
             runs=_count(connection, _select_empty_runs(before)),
         )
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
         def idle(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
@@ -117,11 +117,11 @@ class SqlUpkeep(OnDatabase):
             )
 
         if self._db.read(idle):
-            return Forgotten()
+            return ForgottenCounts()
         with effect("catalog.forget"):
             return self._db.write(lambda connection: self._forget(connection, older_than_s, limit, cause))
 
-    def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+    def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
         rows = forget_rows(connection, _select_ended(now, before).order_by(_P.finished_us).limit(limit))
@@ -129,17 +129,17 @@ class SqlUpkeep(OnDatabase):
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
             audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
-        return Forgotten(rows=rows, runs=runs)
+        return ForgottenCounts(rows=rows, runs=runs)
 
     @reads
-    def redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
         count = select(func.count()).where(_dead_letters(connection, row_ids, lock=False))
         return int(connection.execute(count).scalar_one())
 
     @writes("catalog.redrive")
     def redrive(
         self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
-    ) -> Detached:
+    ) -> DetachedBatch:
         request = fingerprint("redrive", row_ids)
         done = find_earlier_result(connection, batch_id, request)
         return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
@@ -153,14 +153,14 @@ class SqlUpkeep(OnDatabase):
         claim: Claim,
         cause: Cause,
         request: str,
-    ) -> Detached:
+    ) -> DetachedBatch:
         now = self._db.now_us(connection)
         wanted = _dead_letters(connection, row_ids, lock=True)
         again = redrive_rows(connection, wanted, batch_id=batch_id)
-        result = Detached(batch_id=batch_id, ledgers=0, intents=again)
+        result = DetachedBatch(batch_id=batch_id, ledgers=0, intents=again)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
-            span = Span.selected(connection, _P.ledger_id, _P.batch_id == batch_id)
+            span = AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id)
             about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "run_id": batch_id, "span": span}
             audit(connection, "redrive", cause, at_us=now, detail={"rows": again}, **about)
         return result
@@ -213,7 +213,7 @@ def _count(connection: Connection, query: Select[Any]) -> int:
 def _dead_letters(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
     if row_ids is None:
         return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
-    ids = distinct("deletion ids", row_ids)
+    ids = normalize_ids("deletion ids", row_ids)
     rows = among(connection, _P.row_id, ids)
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
     found = connection.execute(query.with_for_update() if lock else query).all()

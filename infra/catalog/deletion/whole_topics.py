@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit, audited_us
+from infra.catalog.audits import AuditedLedgers, audit, find_audit_time_us
 from infra.catalog.cursors.cursor_rows import remove_cursors
 from infra.catalog.delayed.bucket_rows import remove_index
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
@@ -28,7 +28,7 @@ from infra.catalog.transactions.buffer_rows import remove_buffer
 from infra.catalog.transactions.snapshots import remove_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Cause, Claim, Detached, Tally, TopicContents, TopicState
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, Tally, TopicContents, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Ending, is_durable
 
@@ -57,7 +57,7 @@ _BEGIN = "delete-topic"
 def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
     """Mark the topic as DELETING, once. Return the time of the first call, in microseconds."""
     topic = _lock_topic(connection, topic_id, key_share=True)
-    begun = audited_us(connection, _BEGIN, topic_id)
+    begun = find_audit_time_us(connection, _BEGIN, topic_id)
     if topic is None and begun is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     if topic is not None and topic.name != name:
@@ -79,13 +79,13 @@ def detach_all(
     claim: Claim,
     cause: Cause,
     durable: bool | None,
-) -> Detached:
+) -> DetachedBatch:
     """Replace all ledgers of the topic by intents of one batch."""
     request = f"all of topic {topic_id}"
     topic = _lock_topic(connection, topic_id)
     done = find_earlier_result(connection, batch_id, request)
     if done or topic is None:
-        return done or Detached(batch_id=batch_id, ledgers=0, intents=0)
+        return done or DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
     now = database.now_us(connection)
     result = _detach_ledgers(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
     if result.intents:
@@ -95,7 +95,7 @@ def detach_all(
 
 def _detach_ledgers(
     connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int, *, durable: bool
-) -> Detached:
+) -> DetachedBatch:
     _require_deleting(topic)
     topic_id = TopicId(topic.topic_id)
     lists = t.ledger_list.c.topic_id == topic_id
@@ -110,12 +110,12 @@ def _detach_ledgers(
         filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
         detail = {"removed": _remove_rows(connection, topic_id, _NAMING)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
-        audit(connection, "detach", cause, at_us=now, detail=detail, span=Span.of(ledger_ids), **about)
-    return Detached(
+        audit(connection, "detach", cause, at_us=now, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about)
+    return DetachedBatch(
         batch_id=batch_id,
         ledgers=len(ledger_ids),
         intents=adopted + filed,
-        filed=count_filed(connection, batch_id, now, topic_id=topic_id) if filed else (),
+        filed_counts=count_filed(connection, batch_id, now, topic_id=topic_id) if filed else (),
     )
 
 
@@ -136,7 +136,7 @@ def remove(
     if _is_durable(topic, durable):
         bury_topic(connection, topic_id, now_us=now)
     remove_topic(connection, topic_id)
-    done = topic_tally(connection, topic_id, audited_us(connection, _BEGIN, topic_id) or 0)
+    done = topic_tally(connection, topic_id, find_audit_time_us(connection, _BEGIN, topic_id) or 0)
     detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
     audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
     return True

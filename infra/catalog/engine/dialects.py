@@ -43,14 +43,14 @@ BIG = BigInteger()
 TEXT = Text()
 
 
-class Rows(NamedTuple):
+class BulkParameter(NamedTuple):
     """Bulk parameter of a statement: `source` is its table expression, `packed` builds its values."""
 
     source: FromClause
     dialect: str
     columns: tuple[str, ...]
 
-    def packed(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def to_parameters(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Return the statement's parameters for these rows. Each row has the columns in their order."""
         if self.dialect == "sqlite":
             return {str(self.source.description): json.dumps(rows)}
@@ -63,14 +63,14 @@ class Statement(NamedTuple):
     """Statement with a bulk parameter, built once per dialect."""
 
     sql: Executable
-    rows: Rows
+    rows: BulkParameter
 
     def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]], **more: object) -> CursorResult[Any]:
         """Run the statement for these rows, in sorted order, and with the other parameters `more`."""
-        return connection.execute(self.sql, {**self.rows.packed(sorted(rows)), **more})
+        return connection.execute(self.sql, {**self.rows.to_parameters(sorted(rows)), **more})
 
 
-def value_of(kind: type[V], row: Row[Any], /, **more: Any) -> V:  # noqa: ANN401 - fields of any type
+def dataclass_from_row(kind: type[V], row: Row[Any], /, **more: Any) -> V:  # noqa: ANN401 - fields of any type
     """Convert a row to a dataclass. A field has the value in `more`, or else the column of its name if there is one."""
     columns = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     values = {name: columns[name] for name in _fields(kind) if name not in more and name in columns}  # type: ignore[arg-type]  # a type is hashable
@@ -82,7 +82,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Rows:
+def bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> BulkParameter:
     """Build a bulk parameter with columns of type `BIG` or `TEXT`. No other parameter's name may begin with `name`."""
     source: FromClause
     if dialect == "sqlite":
@@ -96,7 +96,7 @@ def rows_of(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> Row
     else:
         arrays = [bindparam(f"{name}_{key}", type_=_array(kind)) for key, kind in columns.items()]
         source = func.unnest(*arrays).table_valued(*columns).render_derived(name=name)
-    return Rows(source, dialect, tuple(columns))
+    return BulkParameter(source, dialect, tuple(columns))
 
 
 def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
@@ -107,14 +107,14 @@ def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]
     return column.in_(select(func.unnest(literal(id_list, _array(BIG)))))
 
 
-def inserting(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
+def dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
     """Return an insert of the dialect, which supports ON CONFLICT."""
     return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # imports only the dialect in use
 
 
-def ignoring_conflict(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+def insert_if_absent(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
     """An insert that does nothing where a unique key is taken."""
-    return inserting(connection.dialect.name, table).on_conflict_do_nothing()
+    return dialect_insert(connection.dialect.name, table).on_conflict_do_nothing()
 
 
 def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -123,19 +123,19 @@ def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     return ARRAY(kind)
 
 
-class Clock(FunctionElement[int]):
+class DatabaseClock(FunctionElement[int]):
     """Microseconds since 1970 by the database's clock; SQLite's tells milliseconds. See `Database.now_us`."""
 
     type = BigInteger()
     inherit_cache = True
 
 
-@compiles(Clock)
+@compiles(DatabaseClock)
 def _compile_postgresql_clock(*_: object, **__: object) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
 
 
-@compiles(Clock, "sqlite")
+@compiles(DatabaseClock, "sqlite")
 def _compile_sqlite_clock(*_: object, **__: object) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
 
@@ -150,18 +150,18 @@ def text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement
     return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
-def context_in(text: str) -> dict[str, str]:
+def parse_context_or_empty(text: str) -> dict[str, str]:
     """Parse a context. A damaged one counts as empty."""
-    return context_or_none(text) or {}
+    return parse_context(text) or {}
 
 
-def context_or_none(text: str) -> dict[str, str] | None:
+def parse_context(text: str) -> dict[str, str] | None:
     """Parse a context. Return `None` unless the text is a JSON object with texts as values."""
-    context = json_object(text)
+    context = parse_json_object(text)
     return context if context is not None and all(isinstance(value, str) for value in context.values()) else None
 
 
-def json_object(text: str) -> dict[str, Any] | None:
+def parse_json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object. Return `None` for any other text."""
     try:
         value = json.loads(text)
@@ -170,7 +170,7 @@ def json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class Readable(FunctionElement[Any]):
+class ReadableJson(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
     SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits, but fails a statement that parses
@@ -182,13 +182,13 @@ class Readable(FunctionElement[Any]):
     inherit_cache = True
 
 
-@compiles(Readable)
-def _compile_postgresql_readable(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(ReadableJson)
+def _compile_postgresql_readable(element: ReadableJson, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
 
 
-@compiles(Readable, "sqlite")
-def _compile_sqlite_readable(element: Readable, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(ReadableJson, "sqlite")
+def _compile_sqlite_readable(element: ReadableJson, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return f"CASE WHEN json_valid({column}) THEN {column} END"

@@ -7,10 +7,10 @@ from sqlalchemy import Connection, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import Database, OnDatabase, writes
-from infra.catalog.engine.dialects import Readable, ignoring_conflict
+from infra.catalog.engine.dialects import ReadableJson, insert_if_absent
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.inspection import live_copies, live_row
-from logstore.deletion.intents import DeletionState, missing_property
+from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
@@ -51,7 +51,7 @@ class SqlIdentities(OnDatabase):
     @writes()
     def record(self, connection: Connection, role: Role, bucket: str) -> None:
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
-        connection.execute(ignoring_conflict(connection, t.bucket_marker).values(row))
+        connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
 
     def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
         kind = _KINDS.get(role)
@@ -66,7 +66,7 @@ class SqlIdentities(OnDatabase):
 
 
 def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
-    here = (Readable(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+    here = (ReadableJson(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
     query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *here)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
         row = live_row(connection, LedgerId(ledger_id))
@@ -80,7 +80,7 @@ def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit
         for row in rows:
             intent = to_intent(row)
             here = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
-            if limit > 0 and here and not intent.damage and not missing_property(intent):
+            if limit > 0 and here and not intent.damage and not find_missing_property(intent):
                 limit -= 1
                 yield KnownCopy(state=intent.state.value, intent=intent)
             if limit <= 0:

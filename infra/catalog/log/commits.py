@@ -18,7 +18,7 @@ from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.dialects import BIG, Statement, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
 from infra.catalog.log.ledger_rows import GROWS, register
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
@@ -158,7 +158,7 @@ def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
         epoch=(topics and topics[0].epoch) or epoch(connection),  # topics without one: the row is lost
         topics=states,
         names={row.topic_id: row.name for row in topics},
-        ledgers={row.ledger_id: value_of(_Ledger, row) for row in ledgers},
+        ledgers={row.ledger_id: dataclass_from_row(_Ledger, row) for row in ledgers},
         sequences=sequences,
     )
 
@@ -234,7 +234,10 @@ class _Locks(NamedTuple):
 @cache
 def _locks(dialect: str) -> _Locks:
     """Built once for `sqlite` or `postgresql`."""
-    topics, ledgers = rows_of(dialect, "asked", {"topic_id": BIG}), rows_of(dialect, "asked", {"ledger_id": BIG})
+    topics, ledgers = (
+        bulk_parameter(dialect, "asked", {"topic_id": BIG}),
+        bulk_parameter(dialect, "asked", {"ledger_id": BIG}),
+    )
     epoch = select(t.catalog.c.epoch).scalar_subquery()
     of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
     active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)

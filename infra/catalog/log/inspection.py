@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, is_stalled
 from infra.catalog.engine.database import OnDatabase, reads
-from infra.catalog.engine.dialects import as_text, context_in, context_or_none, value_of
+from infra.catalog.engine.dialects import as_text, dataclass_from_row, parse_context, parse_context_or_empty
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import last_id
 from infra.catalog.records.tombstone_rows import tombstone_of
@@ -49,7 +49,9 @@ class SqlInspection(OnDatabase):
         named = _names(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
-            live=value_of(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None) if row else None,
+            live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
+            if row
+            else None,
             references=list(_references(connection, row)) if row else [],
             copies=[*live, *_detached(filed, live)],
             intents=filed,
@@ -73,7 +75,7 @@ def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[
     p = t.pending_deletion.c
     query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
-        value_of(FiledIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
+        dataclass_from_row(FiledIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
         for row in connection.execute(query.order_by(p.row_id.desc()))
     ]
 
@@ -124,7 +126,7 @@ def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[Decis
     """Newest first, drawn from the database no further than asked."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
-        yield from (value_of(Decision, row) for row in result)
+        yield from (dataclass_from_row(Decision, row) for row in result)
 
 
 def live_row(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
@@ -157,8 +159,8 @@ def _intent(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
         topic_id=TopicId(row.topic_id),
         topic=row.topic,
         keys=keys_of(row.owner),
-        context=context_in(copy.context),
-        damage=None if context_or_none(copy.context) is not None else f"context (found {copy.context[:80]!r})",
+        context=parse_context_or_empty(copy.context),
+        damage=None if parse_context(copy.context) is not None else f"context (found {copy.context[:80]!r})",
         segments=row.segments,
         last_segment=row.last_segment,
         ledger_created_us=row.created_us,
@@ -192,7 +194,7 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
     offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(offloads).scalars():
-        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": context_in(context).get("uuid")})
+        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_context_or_empty(context).get("uuid")})
 
 
 def _cursors(connection: Connection, row: Row[Any]) -> Iterator[Reference]:

@@ -12,7 +12,15 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of, value_of
+from infra.catalog.engine.dialects import (
+    BIG,
+    TEXT,
+    Statement,
+    among,
+    bulk_parameter,
+    dataclass_from_row,
+    insert_if_absent,
+)
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records.tombstone_rows import bury_ledgers
 from infra.catalog.transactions.buffer_rows import forget_ledgers
@@ -72,7 +80,7 @@ def make_list(connection: Connection, topic_id: TopicId, component: Component, k
     found = connection.execute(query).scalar_one_or_none()
     if found is None:
         made = {"topic_id": topic_id, "component": component.value, "owner": canonical(keys), "version": 0}
-        connection.execute(ignoring_conflict(connection, t.ledger_list).values(made))
+        connection.execute(insert_if_absent(connection, t.ledger_list).values(made))
         found = connection.execute(query).scalar_one()
     return int(found)
 
@@ -181,10 +189,10 @@ def register(connection: Connection, segments: Iterable[tuple[Any, ...]], grown:
 
 @cache
 def _registering(dialect: str) -> tuple[Statement, Statement]:
-    added = rows_of(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
+    added = bulk_parameter(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
     rows = select(*(added.source.c[name] for name in added.columns))
     inserted = insert(t.segment).from_select(added.columns, rows)
-    grown = rows_of(dialect, "grown", dict.fromkeys(("ledger_id", *GROWS), BIG))
+    grown = bulk_parameter(dialect, "grown", dict.fromkeys(("ledger_id", *GROWS), BIG))
     grew = update(t.ledger).where(t.ledger.c.ledger_id == grown.source.c.ledger_id)
     values = {name: grown.source.c[name] for name in GROWS}
     return Statement(sql=inserted, rows=added), Statement(sql=grew.values(values), rows=grown)
@@ -197,7 +205,7 @@ def pass_over(connection: Connection, highest: Mapping[int, int]) -> None:
         connection: In a writing transaction.
         highest: Ledger id → number; one that is not higher than the ledger's own changes nothing.
     """
-    passed = rows_of(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
+    passed = bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     above = (t.ledger.c.ledger_id == passed.source.c.ledger_id, t.ledger.c.last_segment < passed.source.c.number)
     raised = update(t.ledger).where(*above).values(last_segment=passed.source.c.number)
     Statement(sql=raised, rows=passed).execute(connection, highest.items())
@@ -299,4 +307,4 @@ def ledger_of(
     **more: Any,  # noqa: ANN401
 ) -> Ledger:
     """A row of `ledger` as a value, with what `more` says of its copies and keys."""
-    return value_of(Ledger, row, topic_id=topic_id, component=component, state=LedgerState(row.state), **more)
+    return dataclass_from_row(Ledger, row, topic_id=topic_id, component=component, state=LedgerState(row.state), **more)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, and_, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
 from infra.catalog.log.producer_rows import sequences_of
@@ -109,7 +109,7 @@ class SqlLedgers(OnDatabase):
             .order_by(s.first_entry)
         )
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [value_of(Segment, row) for row in rows]
+        return [dataclass_from_row(Segment, row) for row in rows]
 
     @reads
     def holding(
@@ -119,7 +119,7 @@ class SqlLedgers(OnDatabase):
         found: dict[LedgerId, list[Segment]] = defaultdict(list)
         listed = listed_among(connection, topic_id, wanted)
         for row in _within(connection.dialect.name).execute(connection, ranges):
-            found[row.ledger_id].append(value_of(Segment, row))
+            found[row.ledger_id].append(dataclass_from_row(Segment, row))
         return [(ledger, found[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
@@ -145,7 +145,7 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
 @cache
 def _within(dialect: str) -> Statement:
     """Segments that hold entries of ranges of ledgers, in the order of both."""
-    rows, s = rows_of(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
+    rows, s = bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
     of = rows.source.c
     some = and_(s.ledger_id == of.ledger_id, s.first_entry < of.stop, s.first_entry + s.entries > of.start)
     query = select(t.segment).join(rows.source, some)

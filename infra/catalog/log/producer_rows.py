@@ -14,7 +14,7 @@ from sqlalchemy import Connection, and_, case, delete, select, true, tuple_, upd
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
 from infra.catalog.transactions.transaction_rows import states_of
 from logstore.log.producers import ProducerSequence
 from logstore.positions import TopicId
@@ -43,7 +43,7 @@ def lock_sequences(connection: Connection, keys: Collection[Key]) -> dict[Key, P
 
 @cache
 def _locking(dialect: str) -> Statement:
-    asked = rows_of(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
+    asked = bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
     c = asked.source.c
     query = select(*_COLUMNS).join(asked.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
     in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
@@ -87,9 +87,9 @@ def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence])
 def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
     """With `more` columns; those that are not among them become null."""
     kinds: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
-    moved = rows_of(dialect, "moved", {**kinds, **dict.fromkeys(more, BIG)})
+    moved = bulk_parameter(dialect, "moved", {**kinds, **dict.fromkeys(more, BIG)})
     picked = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
-    put = inserting(dialect, t.producer_sequence).from_select(moved.columns, picked)
+    put = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, picked)
     new = {name: put.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # what is not given, is null
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
 

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.dialects import value_of
+from infra.catalog.engine.dialects import dataclass_from_row
 from infra.catalog.log.components import born, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from logstore.errors import PreconditionFailed
@@ -25,7 +25,8 @@ class SqlSchemas(OnDatabase):
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
         return [
-            value_of(SchemaVersion, row) for row in self._db.read(lambda connection: connection.execute(query).all())
+            dataclass_from_row(SchemaVersion, row)
+            for row in self._db.read(lambda connection: connection.execute(query).all())
         ]
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
@@ -90,4 +91,4 @@ def _newest(connection: Connection, topic_id: TopicId, *which: ColumnElement[boo
     """The newest version of the topic, or of those that are asked for."""
     query = select(t.schema_version).where(_V.topic_id == topic_id, *which).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
-    return None if row is None else value_of(SchemaVersion, row)
+    return None if row is None else dataclass_from_row(SchemaVersion, row)

@@ -6,9 +6,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import among, ignoring_conflict, value_of
+from infra.catalog.engine.dialects import among, dataclass_from_row, insert_if_absent
 from infra.catalog.log.ledger_rows import make_list
-from logstore.deletion.retention import MOST_S, RetentionPolicy
+from logstore.deletion.retention import MAX_RETENTION_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Topic, TopicState
@@ -31,7 +31,7 @@ def create_topic(
     if found:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
     made = connection.execute(
-        ignoring_conflict(connection, t.topic)
+        insert_if_absent(connection, t.topic)
         .values(
             name=name,
             state=TopicState.ACTIVE.value,
@@ -63,7 +63,7 @@ def make_again(connection: Connection, topic_id: TopicId, name: str, *, now_us: 
 
     Its limits are not known, so it keeps what it has until an operator sets some.
     """
-    policy = RetentionPolicy(retention_s=MOST_S)
+    policy = RetentionPolicy(retention_s=MAX_RETENTION_S)
     values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}
     row = {"topic_id": topic_id, "name": name, "state": TopicState.ACTIVE.value, **values}
     connection.execute(insert(t.topic).values(row))
@@ -130,4 +130,4 @@ def topic_of(row: Row[Any]) -> Topic:
     """A row of `topic` as a value."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
     durable = None if row.durable_delete is None else bool(row.durable_delete)
-    return value_of(Topic, row, state=TopicState(row.state), policy=policy, durable_delete=durable)
+    return dataclass_from_row(Topic, row, state=TopicState(row.state), policy=policy, durable_delete=durable)

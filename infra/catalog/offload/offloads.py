@@ -7,19 +7,29 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
 from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, run_once_per_batch
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.dialects import among, as_text, context_in
+from infra.catalog.engine.dialects import among, as_text, parse_context_or_empty
 from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
 from infra.catalog.log.topic_rows import active_topic, topic_row
 from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start
-from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, Topic, TopicState
+from logstore.ports.catalog import (
+    Cause,
+    Claim,
+    Copies,
+    DetachedBatch,
+    Offload,
+    OffloadAnswer,
+    Published,
+    Topic,
+    TopicState,
+)
 from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
@@ -64,7 +74,7 @@ class SqlOffloads(OnDatabase):
     def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
         statement, now = statement_of(topic, row), self._db.now_us(connection)
         copy = tiered_copy(connection, row.ledger_id)
-        tiered = (copy.state, context_in(copy.context)) if copy else None
+        tiered = (copy.state, parse_context_or_empty(copy.context)) if copy else None
         how = decide_upload_start(
             row.ledger_id, attempt.uuid, tiered=tiered, state=row.state, primary=lambda: _primary_of(connection, row)
         )
@@ -83,11 +93,13 @@ class SqlOffloads(OnDatabase):
     ) -> bool:
         list_id, state = _locked(connection, ledger_id)
         copy = tiered_copy(connection, ledger_id)
-        mine = copy is not None and context_in(copy.context).get("uuid") == uuid
+        mine = copy is not None and parse_context_or_empty(copy.context).get("uuid") == uuid
         if copy is not None and mine and copy.state == _LIVE:
             return True
         if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
-            context = context_after_upload(context_in(copy.context), None) | (lengths.to_context() if lengths else {})
+            context = context_after_upload(parse_context_or_empty(copy.context), None) | (
+                lengths.to_context() if lengths else {}
+            )
             publish_copy(connection, list_id, ledger_id, TIERED, context)
             return True
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
@@ -105,7 +117,7 @@ class SqlOffloads(OnDatabase):
         query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _listed(connection, ledger_id) is None:
             return None
-        live = {row.kind: context_in(row.context) for row in connection.execute(query)}
+        live = {row.kind: parse_context_or_empty(row.context) for row in connection.execute(query)}
         return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
@@ -156,7 +168,11 @@ class SqlOffloads(OnDatabase):
         wanted = _removable(connection, data_list(connection, topic_id), ledger_ids)
         rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
         return [
-            Published(statement=statement_of(topic, row), entries=row.entries, context=context_in(row.tiered_context))
+            Published(
+                statement=statement_of(topic, row),
+                entries=row.entries,
+                context=parse_context_or_empty(row.tiered_context),
+            )
             for row in rows
         ]
 
@@ -171,14 +187,14 @@ class SqlOffloads(OnDatabase):
         batch_id: str,
         claim: Claim,
         cause: Cause,
-    ) -> Detached:
+    ) -> DetachedBatch:
         request = fingerprint(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
             return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
 
         found = run_once_per_batch(connection, batch_id, request, lock)
-        if isinstance(found, Detached):
+        if isinstance(found, DetachedBatch):
             return found
         topic, list_id = found
         now = self._db.now_us(connection)
@@ -188,7 +204,7 @@ class SqlOffloads(OnDatabase):
         filed = file_copy_intents(
             connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
         )
-        result = Detached(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
+        result = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
         if result.intents:
             open_run(connection, result, topic_id, claim, now, request=request)
         if ids:
@@ -201,9 +217,9 @@ class SqlOffloads(OnDatabase):
                 topic=topic.name,
                 run_id=batch_id,
                 detail={},
-                span=Span.of(ids),
+                span=AuditedLedgers.from_ids(ids),
             )
-        return replace(result, filed=count_filed(connection, batch_id, now) if ids else ())
+        return replace(result, filed_counts=count_filed(connection, batch_id, now) if ids else ())
 
     def now_us(self) -> int:
         return self._db.read(self._db.now_us)
@@ -260,5 +276,8 @@ def _proved_ids(
 ) -> list[LedgerId]:
     """Ledgers that are proved and removable; the tiered copy is still the one that was proved."""
     wanted = _removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
-    found = {row.ledger_id: context_in(row.tiered_context).get("uuid") for row in connection.execute(_query(wanted))}
+    found = {
+        row.ledger_id: parse_context_or_empty(row.tiered_context).get("uuid")
+        for row in connection.execute(_query(wanted))
+    }
     return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, s
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_copy_intents, refile_intent, set_intent_context
 from infra.catalog.deletion.intents import INTENT
-from infra.catalog.engine.dialects import Readable, as_text, context_in
+from infra.catalog.engine.dialects import ReadableJson, as_text, parse_context_or_empty
 from infra.catalog.log.ledger_rows import tell_copy
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -25,7 +25,7 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
     """
     c = t.ledger_copy.c
-    said = cast(Readable(c.context)["until_us"].as_string(), Text)
+    said = cast(ReadableJson(c.context)["until_us"].as_string(), Text)
     digits = func.length(said).between(1, 18) & (func.ltrim(said, "0123456789") == "")
     until = case((digits, cast(said, t.Big)), else_=now_us)
     over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
@@ -65,10 +65,10 @@ def end_upload(
         now_us: The database's clock.
     """
     copy = tiered_copy(connection, ledger_id)
-    if copy is None or context_in(copy.context).get("uuid") != uuid:
+    if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        tell_copy(connection, ledger_id, TIERED, context_after_upload(context_in(copy.context), until_us))
+        tell_copy(connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
 
@@ -82,8 +82,8 @@ def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_u
     """
     of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(select(*INTENT).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
-    ours = [row for row in rows if context_in(row.context).get("uuid") == uuid]
-    said = context_in(ours[-1].context) if ours else {}
+    ours = [row for row in rows if parse_context_or_empty(row.context).get("uuid") == uuid]
+    said = parse_context_or_empty(ours[-1].context) if ours else {}
     ends_us = upload_ends_us(said)
     if ends_us is None:
         return

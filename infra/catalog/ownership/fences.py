@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase
-from infra.catalog.engine.dialects import inserting, value_of
+from infra.catalog.engine.dialects import dataclass_from_row, dialect_insert
 from infra.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
@@ -75,7 +75,7 @@ class SqlFences(OnDatabase):
         counters: dict[int, int] = {}
         for at in range(0, len(bundles), _PAGE):
             rows = [{"bundle": bundle, "counter": 1, **told} for bundle in bundles[at : at + _PAGE]]
-            put = inserting(connection.dialect.name, t.bundle_fence).values(rows)
+            put = dialect_insert(connection.dialect.name, t.bundle_fence).values(rows)
             raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
@@ -83,11 +83,11 @@ class SqlFences(OnDatabase):
     def fence(self, bundle: BundleId) -> Fence | None:
         query = _SELECT.where(_F.bundle == bundle)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return None if row is None else value_of(Fence, row)
+        return None if row is None else dataclass_from_row(Fence, row)
 
     def fences(self) -> list[Fence]:
         rows = self._db.read(lambda connection: connection.execute(_SELECT.order_by(_F.bundle)).all())
-        return [value_of(Fence, row) for row in rows]
+        return [dataclass_from_row(Fence, row) for row in rows]
 
     def verify(self, lease: Lease) -> None:
         query = _SELECT.where(_F.bundle == lease.bundle)

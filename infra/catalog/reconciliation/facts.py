@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, li
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import is_stalled
-from infra.catalog.engine.dialects import Clock, as_text, text_or_empty
+from infra.catalog.engine.dialects import DatabaseClock, as_text, text_or_empty
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.reconciliation.known import segment_totals
 from logstore.deletion.intents import DeletionState
@@ -134,7 +134,7 @@ def intents(first: int, end: int) -> Select[Any]:
 
     Whether a claim has ended, the database's clock says at the moment of the read.
     """
-    now = select(Clock()).scalar_subquery()
+    now = select(DatabaseClock()).scalar_subquery()
     return (
         select(
             _P.row_id,
@@ -198,7 +198,7 @@ def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     Raises:
         InvalidInput: More than `MOST_LEDGERS`.
     """
-    now = select(Clock()).scalar_subquery()
+    now = select(DatabaseClock()).scalar_subquery()
     return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
 
 

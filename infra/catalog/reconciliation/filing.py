@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import file_intents, insert_intents, move_to_batch
 from infra.catalog.deletion.intents import count_filed, select_fileable
 from infra.catalog.deletion.runs import (
@@ -26,7 +26,7 @@ from infra.catalog.deletion.runs import (
     is_stalled,
     set_summary,
 )
-from infra.catalog.engine.dialects import among, as_text, context_or_none
+from infra.catalog.engine.dialects import among, as_text, parse_context
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
@@ -34,7 +34,7 @@ from infra.catalog.log.topic_rows import hold_topics
 from infra.catalog.reconciliation.known import known_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import Detached
+from logstore.ports.catalog import DetachedBatch
 from logstore.ports.catalog.reconciliation import Filing, FindingsToFile, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
 from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan, doubt_unreferenced
@@ -60,7 +60,7 @@ def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Fili
         summary = find_earlier_summary(connection, page.batch_id, request)  # by one that we have waited for
     if summary is not None:
         reasons = _reasons(summary.pop("kept"))
-        return Filing(detached=Detached(batch_id=page.batch_id, **summary), kept=reasons)
+        return Filing(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
     return _file(connection, page, request, now_us)
 
 
@@ -92,11 +92,11 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         if stalled_rows
         else 0
     )
-    detached = Detached(
+    detached = DetachedBatch(
         batch_id=page.batch_id,
         ledgers=len(ledgers),
         intents=orphans + copies + resumed,
-        filed=count_filed(connection, page.batch_id, now_us),
+        filed_counts=count_filed(connection, page.batch_id, now_us),
     )
     done = NOTHING_YET | {"ledgers": detached.ledgers, "intents": detached.intents}
     set_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
@@ -109,7 +109,7 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         topic=None,
         run_id=page.batch_id,
         detail={"orphans": orphans, "unreferenced": len(ledgers), "stalled": resumed, "kept": len(kept)},
-        span=Span.selected(connection, _P.ledger_id, _P.batch_id == page.batch_id),
+        span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == page.batch_id),
     )
     return Filing(detached=detached, kept=kept)
 
@@ -232,7 +232,7 @@ def _is_same(orphan: OrphanCopy, copy: str, context: str) -> bool:
     """Whether a row of the ledger stands for this very copy; a context that cannot be read may be any copy's."""
     if copy != orphan.copy.value:
         return False
-    known = context_or_none(context)
+    known = parse_context(context)
     return orphan.copy is CopyKind.LEDGER or known is None or known.get("uuid", "") == _uuid(orphan)
 
 

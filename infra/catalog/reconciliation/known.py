@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, Text, cast, func, literal_column, select, union
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import as_text, context_or_none, text_or_empty
+from infra.catalog.engine.dialects import as_text, parse_context, text_or_empty
 from infra.catalog.log.components import BY_ROW
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
@@ -115,7 +115,7 @@ def _cursor_of(row: Mapping[str, Any]) -> str:
 
 
 def _copy(row: Mapping[str, Any]) -> CopyRow:
-    context = context_or_none(row["context"])
+    context = parse_context(row["context"])
     uuid = None if context is None else context.get("uuid", "")
     return CopyRow(kind=row["kind"], uuid=uuid, is_live=row["state"] == CopyState.LIVE.value)
 

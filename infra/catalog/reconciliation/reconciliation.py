@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, func, literal, select
 
 from infra.catalog import tables as t
-from infra.catalog.audits import Span, audit
+from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.deletion.runs import (
     SEVERAL_TOPICS,
@@ -21,7 +21,7 @@ from infra.catalog.deletion.runs import (
     set_summary,
 )
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import pass_over
 from infra.catalog.log.topic_rows import hold_topics
@@ -135,7 +135,7 @@ class SqlReconciliation(OnDatabase):
             # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
             record(connection, changed, at_us=now_us)
-            about: dict[str, Any] = {**_select_topic(connection, ids), "span": Span.of(ids)}
+            about: dict[str, Any] = {**_select_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
             keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
             audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
@@ -165,7 +165,7 @@ def _require_run(connection: Connection, run_id: str) -> Row[Any]:
 
 
 def _to_run(row: Row[Any]) -> ReconciliationRun:
-    return value_of(ReconciliationRun, row, kind=RunKind(row.kind))
+    return dataclass_from_row(ReconciliationRun, row, kind=RunKind(row.kind))
 
 
 def _to_filed_copy(row: Row[Any]) -> FiledCopy:
@@ -228,7 +228,7 @@ def _keep_segments(
 
 def _select_registered(connection: Connection, asked: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
     """Return those of the segments that have rows."""
-    rows = rows_of(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
+    rows = bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
     same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
     query = Statement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
     return {(row.ledger_id, row.number) for row in query.execute(connection, asked)}

@@ -13,7 +13,7 @@ from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
 from infra.catalog.deletion.intent_rows import move_to_batch
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, reads, writes
-from infra.catalog.engine.dialects import among, value_of
+from infra.catalog.engine.dialects import among, dataclass_from_row
 from infra.catalog.log.components import BY_ROW
 from infra.catalog.log.ledger_rows import close_followed, remove_ledgers
 from infra.catalog.log.schemas import leave_out
@@ -180,7 +180,7 @@ def _known(connection: Connection, shard: int, after: LedgerId, limit: int) -> l
     copies = select(t.ledger_copy).where(among(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
     standing = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
     return [
-        value_of(
+        dataclass_from_row(
             KnownLedger,
             row,
             component=Component(row.component),

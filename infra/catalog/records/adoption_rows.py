@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, ignoring_conflict, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
 from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger, Standing
 from logstore.positions import LedgerId, TopicId
 
@@ -46,7 +46,7 @@ def put_staged(
         for one in found
     ]
     if rows:
-        connection.execute(ignoring_conflict(connection, t.adoption), rows)
+        connection.execute(insert_if_absent(connection, t.adoption), rows)
 
 
 def unsettled(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
@@ -85,7 +85,7 @@ def settled(connection: Connection, became: Mapping[LedgerId, Adoptee], segments
 
 @cache
 def _settling(dialect: str) -> Statement:
-    told = rows_of(dialect, "told", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
+    told = bulk_parameter(dialect, "told", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
     c = told.source.c
     mine = update(t.adoption).where(_A.ledger_id == c.ledger_id)
     values = {"adoptee": c.adoptee, "segments": c.segments, "facts": bindparam("facts")}
@@ -114,7 +114,7 @@ def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Ad
         for ledger_id, topic_id in ledgers.items()
     ]
     if rows:
-        connection.execute(ignoring_conflict(connection, t.adoption), rows)
+        connection.execute(insert_if_absent(connection, t.adoption), rows)
         if over:
             settled(connection, dict.fromkeys(ledgers, became), {})
 

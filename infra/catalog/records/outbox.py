@@ -12,7 +12,7 @@ from sqlalchemy import Connection, cast, exists, func, or_, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import OnDatabase, reads
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter
 from infra.catalog.records.log_rows import (
     begin_stamp,
     known_of,
@@ -160,7 +160,7 @@ _LEDGER = RecordKind.LEDGER.value
 @cache
 def _unflushed(dialect: str) -> Statement:
     """Those of the ledgers of whose tombstone, intent or remaining copy a change waits in the outbox."""
-    ledgers = rows_of(dialect, "ledgers", {"id": BIG})
+    ledgers = bulk_parameter(dialect, "ledgers", {"id": BIG})
     asked = select(ledgers.source.c.id)
     buried = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(asked), waits(_LEDGER, _S.id))
     unfinished = _P.state != DeletionState.DELETED.value  # its end is a change of the intent that matters no more
@@ -175,7 +175,7 @@ def _asking(dialect: str, kind: RecordKind) -> Statement:
     """Which of the numbered keys are of a row, or of a tombstone."""
     source = SOURCES[kind]
     table: Any = t.metadata.tables[source.table]
-    asked = rows_of(dialect, "asked", {"at": BIG, "id": BIG, "sub": TEXT})
+    asked = bulk_parameter(dialect, "asked", {"at": BIG, "id": BIG, "sub": TEXT})
     c = asked.source.c
     same = [table.c[source.id] == c.id]
     if source.sub:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, dialect_insert
 from infra.catalog.records.version_rows import Ids
 
 _PAGE: Final = 10_000
@@ -45,7 +45,7 @@ _OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
 
 def put_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
     """Insert rows, or set the columns that they have where a row of their key stands."""
-    put = inserting(connection.dialect.name, table)
+    put = dialect_insert(connection.dialect.name, table)
     keys = [column.name for column in table.primary_key]
     changed = {name: put.excluded[name] for name in rows.column_names if name not in keys}
     put = put.on_conflict_do_update(index_elements=keys, set_=changed)
@@ -131,7 +131,7 @@ def displaced(connection: Connection, table: Table, unique: tuple[str, ...], row
     """
     (key,) = table.primary_key
     numbers = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique}
-    asked = rows_of(connection.dialect.name, "asked", {"id": BIG, **numbers})
+    asked = bulk_parameter(connection.dialect.name, "asked", {"id": BIG, **numbers})
     c = asked.source.c
     same = [table.c[name] == c[name] for name in unique]
     found = Statement(select(key).where(exists().where(*same, c.id != key)), asked)

@@ -31,7 +31,7 @@ from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, inserting, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row, dialect_insert
 from infra.catalog.records.outbox_rows import waits
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
@@ -65,7 +65,7 @@ def bury_topic(connection: Connection, topic_id: int, *, now_us: int) -> None:
 
 def _put(connection: Connection, rows: Select[Any]) -> None:
     """One that stands there already becomes a later version of itself; its time never goes back."""
-    put = inserting(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
+    put = dialect_insert(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
     new = put.excluded
     later = {
         "generation": case((_T.generation >= new.generation, _T.generation + 1), else_=new.generation),
@@ -79,7 +79,7 @@ def _put(connection: Connection, rows: Select[Any]) -> None:
 def tombstone_of(connection: Connection, ledger_id: int) -> Tombstone | None:
     """The tombstone of the ledger, if a durable delete has left one."""
     row = connection.execute(select(t.tombstone).where(_T.kind == _LEDGER, _T.id == ledger_id)).first()
-    return None if row is None else value_of(Tombstone, row, kind=RecordKind(row.kind))
+    return None if row is None else dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind))
 
 
 class SqlTombstones(OnDatabase):
@@ -103,7 +103,7 @@ class SqlTombstones(OnDatabase):
         mine = select(t.tombstone).where(_T.topic_id == topic_id, _T.kind == _LEDGER, _T.id > after, *wanted)
         page = mine.order_by(_T.id).limit(limit)
         rows = self._db.read(lambda connection: connection.execute(page).all())
-        return [value_of(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
+        return [dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
     def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
         """See `Tombstones.mark`; a read finds what is to be written, and a statement that writes looks at it again."""
@@ -172,7 +172,7 @@ class _Written(NamedTuple):
 @cache
 def _written(dialect: str) -> _Written:
     """Built once: SQLite has one writer at a time, and building them takes longer than they do."""
-    told = rows_of(dialect, "told", {"id": BIG})
+    told = bulk_parameter(dialect, "told", {"id": BIG})
     these = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(told.source.c.id)))
     mine, removable = and_(these, _T.raid == bindparam("run")), _removable(bindparam("before_us", type_=BIG))
     candidates, none = update(t.tombstone), {"raid": None}

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, Rows, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
 from logstore.cursors.state import unite_entries
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
@@ -88,7 +88,7 @@ def insert_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -
 
 @cache
 def _inserting(dialect: str) -> Statement:
-    added = rows_of(dialect, "added", dict.fromkeys(_RANGE, BIG))
+    added = bulk_parameter(dialect, "added", dict.fromkeys(_RANGE, BIG))
     columns = select(*(added.source.c[name] for name in added.columns))
     return Statement(sql=insert(t.buffer_range).from_select(added.columns, columns), rows=added)
 
@@ -104,7 +104,7 @@ def hide(connection: Connection, topics: Mapping[LedgerId, TopicId], more: Mappi
         {"ledger_id": one, "topic_id": topics[one], "entries": (before.get(one, BitMap()) | bits).serialize()}
         for one, bits in sorted(more.items())
     ]
-    put = inserting(connection.dialect.name, t.buffer_hidden)
+    put = dialect_insert(connection.dialect.name, t.buffer_hidden)
     put = put.on_conflict_do_update(index_elements=["ledger_id"], set_={"entries": put.excluded.entries})
     connection.execute(put, rows)
 
@@ -141,14 +141,14 @@ class _Settling(NamedTuple):
 
 @cache
 def _settling(dialect: str) -> _Settling:
-    asked = rows_of(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
+    asked = bulk_parameter(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
     same = and_(*(_B[name] == asked.source.c[name] for name in asked.columns))
     keys = (_B.ledger_id, _B.first_entry)
     commits, aborts = ([one.value for one in TransactionState if one.is_commit is kept] for kept in (True, False))
     kept = select(*keys).join(asked.source, same).join(t.transaction, _SAME).where(_T.state.in_(commits))
     lost = select(*keys, _B.entries, _B.topic_id).join(asked.source, same).join(t.transaction, _SAME)
     lost = lost.where(_T.state.in_(aborts), _T.state != TransactionState.OPEN.value)
-    gone = rows_of(dialect, "gone", {"ledger_id": BIG, "first_entry": BIG})
+    gone = bulk_parameter(dialect, "gone", {"ledger_id": BIG, "first_entry": BIG})
     named = select(gone.source.c.ledger_id, gone.source.c.first_entry)
     return _Settling(
         committed=Statement(sql=delete(t.buffer_range).where(tuple_(*keys).in_(kept)), rows=asked),
@@ -174,9 +174,9 @@ def unsettled_in(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
 
 
-def asked_for(dialect: str, columns: Any) -> tuple[Rows, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
+def asked_for(dialect: str, columns: Any) -> tuple[BulkParameter, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
     """Ids of transactions as rows that travel with a statement, and what joins a table's rows to them."""
-    asked = rows_of(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    asked = bulk_parameter(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
     c = asked.source.c
     return asked, and_(columns.tc_id == c.tc_id, columns.sequence == c.sequence)
 

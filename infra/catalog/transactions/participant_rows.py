@@ -12,7 +12,7 @@ from sqlalchemy import Connection, LargeBinary, and_, case, delete, func, litera
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settled, StoredParticipant
@@ -48,10 +48,10 @@ def join(connection: Connection, joined: Iterable[tuple[TransactionId, Participa
 @cache
 def _joining(dialect: str) -> Statement:
     kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
-    joined = rows_of(dialect, "joined", kinds)
+    joined = bulk_parameter(dialect, "joined", kinds)
     columns = [joined.source.c[name] for name in kinds]
     rows = select(*columns, literal(b"", LargeBinary())).where(true())  # SQLite reads ON as a join's without a WHERE
-    put = inserting(dialect, t.transaction_participant).from_select([*kinds, "positions"], rows)
+    put = dialect_insert(dialect, t.transaction_participant).from_select([*kinds, "positions"], rows)
     return Statement(sql=put.on_conflict_do_nothing(), rows=joined)
 
 
@@ -81,7 +81,7 @@ def held(
 @cache
 def _holding(dialect: str) -> Statement:
     """Build a query that uses the index of unfinished transactions. A subscription may have had many finished ones."""
-    asked = rows_of(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
+    asked = bulk_parameter(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     same = and_(_P.topic_id == asked.source.c.topic_id, _P.subscription == asked.source.c.subscription)
     query = select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
     query = query.join(t.transaction, _OF_TRANSACTION).join(asked.source, same)
@@ -173,7 +173,7 @@ def _settling(dialect: str) -> Statement:
         "how": TEXT,
         "settled_us": BIG,
     }
-    told = rows_of(dialect, "told", kinds)
+    told = bulk_parameter(dialect, "told", kinds)
     c = told.source.c
     same = [_P[name] == c[name] for name in ("tc_id", "sequence", "topic_id", "subscription")]
     mine = update(t.transaction_participant).where(*same, _P.settled_us.is_(None))

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, inserting, rows_of
+from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dialect_insert
 from infra.catalog.log.components import born, retire, topic_of_newborn
 from infra.catalog.log.ledger_rows import component_list, publish
 from infra.catalog.log.sums import last_entry
@@ -105,7 +105,11 @@ def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now
 
 @cache
 def _counting(dialect: str) -> Statement:
-    settled, now, later = rows_of(dialect, "settled", {"topic_id": BIG, "changes": BIG}), _time("now"), _time("later")
+    settled, now, later = (
+        bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG}),
+        _time("now"),
+        _time("later"),
+    )
     c = settled.source.c
     new = {
         "topic_id": c.topic_id,
@@ -115,7 +119,7 @@ def _counting(dialect: str) -> Statement:
         "read_entry": literal(-1),
     }
     rows = select(*new.values()).where(true())  # SQLite reads ON as a join's without a WHERE
-    put = inserting(dialect, t.transaction_snapshot).from_select(list(new), rows)
+    put = dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
     known = _S.changes + put.excluded.changes
     sooner = case((known >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
     put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
@@ -139,7 +143,7 @@ def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) 
 def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
     """Name the topic's snapshot, under the lock of its list; the next one is due if there were changes meanwhile."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
-    put = inserting(connection.dialect.name, t.transaction_snapshot)
+    put = dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)
     due = case((_S.changes > 0, _S.due_us), else_=None)
     connection.execute(put.on_conflict_do_update(index_elements=["topic_id"], set_={**values, "due_us": due}))

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, ignoring_conflict, rows_of, value_of
+from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dataclass_from_row, insert_if_absent
 from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
 from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
 from infra.telemetry import current_trace_id
@@ -45,7 +45,7 @@ def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
         IdsExhausted: They are not all below the ceiling.
     """
     below = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
-    connection.execute(ignoring_conflict(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
+    connection.execute(insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
     taken = connection.execute(
         update(t.transaction_coordinator)
         .where(_C.tc_id == tc_id, below)
@@ -100,7 +100,7 @@ def decide(
 @cache
 def _deciding(dialect: str) -> Statement:
     kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "state": TEXT, "finished_us": BIG}
-    changed = rows_of(dialect, "changed", kinds)
+    changed = bulk_parameter(dialect, "changed", kinds)
     c = changed.source.c
     mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
     values = {
@@ -114,7 +114,7 @@ def _deciding(dialect: str) -> Statement:
 
 def stored(row: Row[Any], participants: Sequence[StoredParticipant]) -> StoredTransaction:
     """A row of `transaction` as a value."""
-    return value_of(
+    return dataclass_from_row(
         StoredTransaction,
         row,
         txn=TransactionId(row.tc_id, row.sequence),
@@ -212,7 +212,7 @@ def put_claim(connection: Connection, txns: Collection[TransactionId], claim: Ma
 @cache
 def _claiming(dialect: str) -> Statement:
     kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "claim_workflow": TEXT, "claim_run": TEXT, "claim_until_us": BIG}
-    claimed = rows_of(dialect, "claimed", kinds)
+    claimed = bulk_parameter(dialect, "claimed", kinds)
     c = claimed.source.c
     mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
     taken = {name: c[name] for name in ("claim_workflow", "claim_run", "claim_until_us")}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from threading import Event
 
-from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
 from logstore.deletion.services.absence import MAX_ASKED_SEGMENTS, doubt_absence, judge_deletion
 from logstore.deletion.services.shared_requests import (
     SharedListings,
@@ -80,29 +80,29 @@ class PrimaryCopies:
         uploads = self._uploads(intent)
         found = list({item.key: item for item in listing}.values())
         if not found:
-            gone = StoredCopy(finding=Finding.ABSENT)
+            gone = StoredCopy(verdict=CopyVerdict.ABSENT)
             if prove_absence or uploads:
                 gone = self._prove_absent(intent)
-            return replace(gone, finding=Finding.OWN, uploads=uploads) if uploads else gone
+            return replace(gone, verdict=CopyVerdict.OWN, uploads=uploads) if uploads else gone
         prefix = ledger_prefix(intent.ledger_id)  # a known name below another prefix is unknown
         direct = [item.key for item in found if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct if meta_digest(key))
         data = tuple(key for key in direct if segment_number(key) is not None)
         unlisted = self._unlisted(intent, frozenset(data))
-        told = (disowned(intent, key, seen[1]) for key, seen in unlisted.items())
+        told = (find_ownership_problem(intent, key, seen[1]) for key, seen in unlisted.items())
         foreign = self._contradiction(intent, found, metas, data) or next(filter(None, told), None)
         expected = _expected(intent)
         own = meta_key(intent.ledger_id, intent.owner)  # a listing cut short ends before it
         unlisted |= {} if metas or foreign else _asked(self._objects, iter([own]))
         return StoredCopy(
-            finding=Finding.FOREIGN if foreign else Finding.OWN,
+            verdict=CopyVerdict.FOREIGN if foreign else CopyVerdict.OWN,
             data_keys=tuple(sorted({*data, *unlisted} - {own})),
             meta_keys=metas or (own,),
             unseen_meta_keys=0 if metas or own in unlisted else 1,
             size_bytes=sum(item.size_bytes for item in (*found, *(info for info, _ in unlisted.values()))),
             objects=len(found) + len(unlisted),
             uploads=() if foreign else uploads,
-            short=not metas or not expected or not expected.issubset(data),
+            is_incomplete=not metas or not expected or not expected.issubset(data),
             detail=foreign or "",
         )
 
@@ -124,7 +124,7 @@ class PrimaryCopies:
             raise StoreUnavailable(f"{again.key}: a second LIST finds it, the first one does not")
         for key in self._unlisted(intent, frozenset()):
             raise StoreUnavailable(f"{key}: HEAD finds it, two LISTs do not; deleting nothing on such listings")
-        return StoredCopy(finding=Finding.ABSENT)
+        return StoredCopy(verdict=CopyVerdict.ABSENT)
 
     def _unlisted(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Seen]:
         """Segments that the catalog may have registered, and that stand although the listing lacks them.
@@ -168,7 +168,7 @@ class PrimaryCopies:
         seen = self._objects.head(key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
-        return disowned(intent, key, seen[1])
+        return find_ownership_problem(intent, key, seen[1])
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         """See `CopyStorage`; they all stand in one bucket, which is asked last whose it is."""
@@ -213,7 +213,7 @@ class PrimaryCopies:
 
         A listing that gets no answer keeps this ledger's statement. It says nothing of the other ledgers.
         """
-        if not (copy.short or alone) or not copy.meta_keys:
+        if not (copy.is_incomplete or alone) or not copy.meta_keys:
             return None
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         try:

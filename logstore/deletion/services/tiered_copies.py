@@ -6,7 +6,7 @@ says whose it is; deleting an absent key counts as done, so all of it may repeat
 
 from collections.abc import Callable, Mapping, Sequence
 
-from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy, disowned
+from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
 from logstore.deletion.services.absence import judge_deletion
 from logstore.deletion.services.shared_requests import delete, removal, unconfirmed
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
@@ -52,12 +52,14 @@ class TieredCopies:
         unknown = sorted(listed.difference(keys))
         if unknown:
             detail = f"found {unknown[0]!r}, which no offload writes"
-            return StoredCopy(finding=Finding.FOREIGN, objects=len(listed), detail=detail)
+            return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(listed), detail=detail)
         seen = {key: found for key in keys if (found := objects.head(key))}
         if bool(listed) != bool(seen):
             raise StoreUnavailable(f"{keys[0]}: LIST finds {sorted(listed)}, HEAD {sorted(seen)}; asking again")
         uploads = _uploads(objects, intent, keys)
-        foreign = next((reason for key, found in seen.items() if (reason := disowned(intent, key, found[1]))), None)
+        foreign = next(
+            (reason for key, found in seen.items() if (reason := find_ownership_problem(intent, key, found[1]))), None
+        )
         return _stored(keys, seen, uploads, foreign, location)
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
@@ -116,11 +118,11 @@ def _stored(
     location: CopyLocation,
 ) -> StoredCopy:
     if foreign:
-        return StoredCopy(finding=Finding.FOREIGN, objects=len(seen), detail=foreign)
+        return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(seen), detail=foreign)
     if not seen and not uploads:
-        return StoredCopy(finding=Finding.ABSENT)
+        return StoredCopy(verdict=CopyVerdict.ABSENT)
     return StoredCopy(
-        finding=Finding.OWN,
+        verdict=CopyVerdict.OWN,
         data_keys=tuple(key for key in keys[:1] if key in seen),
         meta_keys=tuple(key for key in keys[1:] if key in seen),
         size_bytes=sum(found[0].size_bytes for found in seen.values()),

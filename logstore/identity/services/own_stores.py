@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice
 from typing import BinaryIO, Final
 
-from logstore.deletion.intents import DeletionState, disowned
+from logstore.deletion.intents import DeletionState, find_ownership_problem
 from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.identity.markers import (
@@ -349,7 +349,7 @@ def _is_stated(named: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
     )
     for key in keys:
         seen = store.head(key)
-        why = disowned(intent, key, seen[1]) if seen else None
+        why = find_ownership_problem(intent, key, seen[1]) if seen else None
         if why and copy.state == CopyState.LIVE.value:
             raise _not_ours(named, "what this catalog wrote", f"that {why}")
         if seen and not why:

@@ -6,7 +6,16 @@ that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavai
 
 from typing import Protocol
 
-from logstore.ports.catalog.claims import Cause, Claim, Detached, Ended, Filed, Inflight, RowRange, Tally
+from logstore.ports.catalog.claims import (
+    Cause,
+    Claim,
+    DetachedBatch,
+    FiledCount,
+    Inflight,
+    IntentResult,
+    RowRange,
+    Tally,
+)
 from logstore.ports.catalog.commits import (
     Acknowledge,
     Acknowledged,
@@ -25,7 +34,7 @@ from logstore.ports.catalog.commits import (
 )
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
 from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, Unsealed
-from logstore.ports.catalog.deletions import Deletions, Due, Forgotten, Upkeep
+from logstore.ports.catalog.deletions import Deletions, ForgottenCounts, SweepBacklog, Upkeep
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
     AuditLog,
@@ -40,7 +49,7 @@ from logstore.ports.catalog.inspection import (
 )
 from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, Totals
 from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
-from logstore.ports.catalog.phase_one import Chosen, PhaseOne, TopicContents
+from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
 from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.reconciliation import (
     FiledCopy,
@@ -106,7 +115,6 @@ __all__ = [
     "Catalog",
     "Cause",
     "Changes",
-    "Chosen",
     "Claim",
     "Commits",
     "Components",
@@ -118,24 +126,24 @@ __all__ = [
     "DelayedCounts",
     "DelayedIndex",
     "Deletions",
-    "Detached",
-    "Due",
+    "DetachChosenResult",
+    "DetachedBatch",
     "EndTransaction",
-    "Ended",
     "Fate",
     "Fence",
     "Fences",
-    "Filed",
     "FiledCopy",
+    "FiledCount",
     "FiledIntent",
     "Filing",
     "FindingsToFile",
     "Finished",
-    "Forgotten",
+    "ForgottenCounts",
     "Frontier",
     "Identities",
     "Inflight",
     "Inspection",
+    "IntentResult",
     "KnownCopy",
     "KnownLedger",
     "KnownManifest",
@@ -177,6 +185,7 @@ __all__ = [
     "StoredSnapshot",
     "StoredTransaction",
     "SubscriptionSummary",
+    "SweepBacklog",
     "Tally",
     "Tombstone",
     "TombstoneCounts",

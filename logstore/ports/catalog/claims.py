@@ -25,7 +25,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filed:
+class FiledCount:
     """New intents of one component and one kind of copy."""
 
     component: str
@@ -34,14 +34,14 @@ class Filed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detached:
+class DetachedBatch:
     """What phase one did, the same when it is repeated with the same batch id."""
 
     batch_id: str
     ledgers: int  # taken out of the list by this call
     intents: int  # rows for phase two: new ones and stalled ones taken up
     finished: Mapping[str, int] = field(default_factory=dict)  # asked for, but ended before: outcome -> rows
-    filed: Sequence[Filed] = field(default=(), compare=False)  # by this very call: none when it is repeated
+    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # by this very call: none when it is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class IntentResult:
     """How phase two ended for a row."""
 
     row_id: int

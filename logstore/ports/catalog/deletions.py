@@ -7,7 +7,7 @@ from typing import Protocol, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims import Cause, Claim, Detached, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch, Inflight, IntentResult, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 
 
@@ -67,7 +67,7 @@ class Deletions(Protocol):
         changes.
         """
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         """Record outcomes of rows that are still PENDING and still the holder's; others keep what they have.
 
         Args:
@@ -184,7 +184,7 @@ class Deletions(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
+class ForgottenCounts:
     """What was removed from the catalog's memory."""
 
     rows: int = 0  # intents that had ended with nothing left in storage
@@ -192,7 +192,7 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class SweepBacklog:
     """What a sweep would find now."""
 
     stalled: int  # intents that no workflow works on
@@ -208,7 +208,7 @@ class Upkeep(Protocol):
     A schedule asks for the first two every minute: where there is nothing to do, each is one small read.
     """
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         """Take up to `limit` stalled intents of any topic, and as many newborn ledgers, into a batch of its own.
 
         With them go copies of uploads that died, of up to `limit` topics: their ledgers stay.
@@ -221,10 +221,10 @@ class Upkeep(Protocol):
         leaves no trace, and may find something when it is repeated. Of two calls at once, each row goes to one.
         """
 
-    def due(self, *, older_than_s: float) -> Due:
+    def count_backlog(self, *, older_than_s: float) -> SweepBacklog:
         """Count what `adopt` would take now, and what `forget` would remove of what ended before that; reads only."""
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
         """Remove up to `limit` rows that ended in state DELETED before that long, and as many batches without rows.
 
         Dead letters stay, and so do rows of a batch that a workflow is at work on, because its certificate counts them.
@@ -233,14 +233,14 @@ class Upkeep(Protocol):
         Idempotency: what is gone is not met again; a repeated call goes on with the next rows.
         """
 
-    def redrivable(self, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
         """How many rows `redrive` would start now. Changes nothing.
 
         Raises:
             InvalidInput, UnknownObject, PreconditionFailed: As `redrive`.
         """
 
-    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
         """Turn dead letters into pending intents of a new batch, in one transaction; None: all there are.
 
         Attempts count from none again, the last error stays until there is another. An unknown state is a

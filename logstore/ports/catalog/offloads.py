@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
 from logstore.offload.tiered import CopyLengths
-from logstore.ports.catalog.claims import Cause, Claim, Detached
+from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 
 
@@ -145,7 +145,7 @@ class Offloads(Protocol):
         batch_id: str,
         claim: Claim,
         cause: Cause,
-    ) -> Detached:
+    ) -> DetachedBatch:
         """Phase one for primary copies alone: the ledgers stay listed and are read from their tiered copy.
 
         Of whatever is proved and `removable` now, takes out the copies' rows and files their intents in one

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims import Cause, Claim, Detached, Tally
+from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch, Tally
 from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Compound
@@ -21,11 +21,11 @@ class TopicContents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class DetachChosenResult:
     """What became of ledgers that were chosen one by one."""
 
-    kept: Mapping[LedgerId, str] = field(default_factory=dict)  # which stay, each with the reason
-    detached: Detached  # the others
+    reason_by_kept_ledger: Mapping[LedgerId, str] = field(default_factory=dict)  # which stay, each with the reason
+    detached: DetachedBatch  # the others
 
 
 class PhaseOne(Protocol):
@@ -69,7 +69,7 @@ class PhaseOne(Protocol):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
 
         Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
@@ -87,7 +87,7 @@ class PhaseOne(Protocol):
             LedgerStillNeeded: Not forced and still needed, or the open last ledger.
         """
 
-    def must_stay(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
         """Those of the ledgers that `detach_chosen` would leave where they are, each with the reason. Changes nothing.
 
         Raises:
@@ -103,7 +103,7 @@ class PhaseOne(Protocol):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Chosen:
+    ) -> DetachChosenResult:
         """As `detach` of given ledgers, but each for itself: one that is needed stays, and the others go.
 
         One stays, too, that is not as it was read: in its list, and equal to what is given. Into a batch of many
@@ -128,7 +128,7 @@ class PhaseOne(Protocol):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         """Several changes of one ledger in one transaction: all of them, or none; the last of them may end it.
 
         A ledger from which every copy was taken ends, as by `detach`; subscriptions that are passed over do not keep
@@ -151,10 +151,10 @@ class PhaseOne(Protocol):
             UnknownObject, PreconditionFailed, LedgerStillNeeded: It would refuse so.
         """
 
-    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         """Those of the topics in which a detach could find something: most have nothing, and need no lock."""
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
         """As `detach` by retention, in one transaction for the topic, into a batch of many topics.
 
         Opens the batch, or holds it until `ttl_s` from now. Newborn ledgers that were never attached count as
@@ -169,10 +169,10 @@ class PhaseOne(Protocol):
             ClaimHeld: The batch is finished, or another workflow's; nothing was changed.
         """
 
-    def detached_into(self, batch_id: str) -> Detached:
+    def count_detached(self, batch_id: str) -> DetachedBatch:
         """The whole batch, counted from its rows; all zero when nothing was detached into it."""
 
-    def contents(self, topic_id: TopicId) -> TopicContents:
+    def count_contents(self, topic_id: TopicId) -> TopicContents:
         """Count what a deletion would take. Changes nothing.
 
         Raises:
@@ -194,7 +194,7 @@ class PhaseOne(Protocol):
 
     def detach_all(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
-    ) -> Detached:
+    ) -> DetachedBatch:
         """Phase one for everything of the topic, in one transaction: an intent for each copy of each ledger.
 
         Each ledger leaves a tombstone, unless `durable`, or if that is None the topic, says otherwise.

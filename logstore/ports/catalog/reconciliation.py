@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.ports.catalog.claims import Cause, Claim, Detached
+from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId
 
 
@@ -74,7 +74,7 @@ class PageOfFindings(FindingsToFile):
 class Filing:
     """What became of a page of findings in the catalog; the same when the call is repeated."""
 
-    detached: Detached  # the batch of phase two
+    detached: DetachedBatch  # the batch of phase two
     kept: Mapping[int, str]  # finding's number -> why nothing was done
 
 

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from logstore.clock import Clock
-from logstore.deletion.intents import DeletionIntent, missing_property
+from logstore.deletion.intents import DeletionIntent, find_missing_property
 from logstore.deletion.services.absence import find_standing, registered_names
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
@@ -365,7 +365,7 @@ def _names(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
     Raises:
         CorruptData: What it remembers is damaged.
     """
-    if lacking := intent.damage or missing_property(intent):
+    if lacking := intent.damage or find_missing_property(intent):
         raise CorruptData(f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {lacking}")
     keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_names(intent))
     return ((intent.ledger_id, key) for key in keys)

@@ -4,7 +4,7 @@ import pytest
 
 from activities.deletion.values import ChunkResult, RangesInput, RangesPage
 from logstore import failpoints
-from logstore.deletion.intents import Certificate
+from logstore.deletion.intents import BatchCertificate
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import BATCH, World, certify_input, chunk_input, done, run
 
@@ -18,7 +18,7 @@ def hand_over(world: World, *, epoch: int = 1) -> ChunkResult:
     return done(world.deletion.hand_over_chunk, chunk_input(epoch=epoch))
 
 
-def certify(world: World) -> Certificate:
+def certify(world: World) -> BatchCertificate:
     return done(world.deletion.certify, certify_input())
 
 

@@ -10,7 +10,7 @@ from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import ChunkResult
 from activities.heartbeats import Heartbeats
-from logstore.deletion.intents import DeletionIntent, DeletionState, Finding, IntentKey, StoredCopy
+from logstore.deletion.intents import CopyVerdict, DeletionIntent, DeletionState, IntentKey, StoredCopy
 from logstore.errors import (
     AlreadyExists,
     CatalogMismatch,
@@ -430,7 +430,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(copies={intent.row_id: (intent, StoredCopy(finding=Finding.OWN))})
+    found = Examination(copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:

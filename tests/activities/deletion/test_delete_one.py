@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.deletion.values import DeadLetterInput, OneResult
+from activities.deletion.values import DeadLetterInput, DeleteIntentResult
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
@@ -33,12 +33,12 @@ def _corrupt() -> Exception:
     return CorruptData("planned: not XML")
 
 
-def delete(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
+def delete(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """In the name of the workflow that the row was handed to."""
     return done(world.deletion.delete_one, one_input(key, epoch=epoch), workflow_id=_name(key))
 
 
-def bury(world: World, key: IntentKey, *, epoch: int = 1) -> OneResult:
+def bury(world: World, key: IntentKey, *, epoch: int = 1) -> DeleteIntentResult:
     """Attempts are exhausted."""
     letter = DeadLetterInput(key=key, catalog_epoch=epoch, error="StoreUnavailable: 503")
     return done(world.deletion.dead_letter, letter, workflow_id=_name(key))
@@ -51,7 +51,7 @@ def _name(key: IntentKey) -> str:
 def test_one_handed_over_is_deleted_by_its_own_workflow(world: World) -> None:
     """A delete that failed once has an owner that tries again until it is done (apache/pulsar#982)."""
     ledger, key = alone(world)
-    assert delete(world, key) == OneResult(outcome=Outcome.DELETED, objects=3, size_bytes=_size(world))
+    assert delete(world, key) == DeleteIntentResult(outcome=Outcome.DELETED, objects=3, size_bytes=_size(world))
     assert not world.left_of(ledger)
     assert world.intents()[0].attempts == 2
 
@@ -74,7 +74,7 @@ def test_one_concurrent_attempts_agree(world: World) -> None:
     ledger, key = alone(world)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: delete(world, key), range(4)))
-    assert all(result.outcome.success for result in results)
+    assert all(result.outcome.is_success for result in results)
     assert not world.left_of(ledger)
 
 
@@ -248,7 +248,7 @@ def test_one_cancelled_passes_the_cancellation_on_and_keeps_the_row(world: World
 def test_dead_letter_keeps_the_row_with_its_error(world: World) -> None:
     """DEAD_LETTERED: an exhausted intent stays listed with its reason (PIP-186, back-off; promise 2)."""
     ledger, key = alone(world)
-    assert bury(world, key) == OneResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
+    assert bury(world, key) == DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail="StoreUnavailable: 503")
     assert world.intents()[0].last_error == "StoreUnavailable: 503"
     assert world.catalog.deletions.inflight().dead_lettered == 1
     assert len(world.left_of(ledger)) == 3
@@ -298,5 +298,5 @@ def test_one_takes_up_a_half_deleted_ledger_whose_data_is_gone(world: World) -> 
     world.objects.delete(
         [name for name in world.objects.keys if name.startswith(ledger_prefix(ledger)) and "parquet" in name]
     )
-    assert delete(world, key) == OneResult(outcome=Outcome.DELETED, objects=1, size_bytes=_size(world))
+    assert delete(world, key) == DeleteIntentResult(outcome=Outcome.DELETED, objects=1, size_bytes=_size(world))
     assert not world.left_of(ledger)

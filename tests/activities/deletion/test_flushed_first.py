@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion.values import OneResult
+from activities.deletion.values import DeleteIntentResult
 from logstore.deletion.intents import Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId
@@ -123,7 +123,7 @@ def test_one_durable_delete_is_retried_until_its_tombstone_is_flushed(world: Wor
     (intent,) = world.intents()
     assert "the record log must know" in (intent.last_error or "")
     answer = done(world.deletion.delete_one, one_input(key), workflow_id=name)
-    assert isinstance(answer, OneResult)
+    assert isinstance(answer, DeleteIntentResult)
     assert answer.outcome is Outcome.DELETED
     assert not world.left_of(ledger)
 

@@ -10,7 +10,7 @@ from activities import heartbeats
 from activities.deletion import ledger_deletion
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import ChunkResult
-from logstore.deletion.intents import Finding, StoredCopy
+from logstore.deletion.intents import CopyVerdict, StoredCopy
 from logstore.errors import ClaimHeld
 from tests.activities.world import World, chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -163,7 +163,7 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
 
 def test_parts_without_a_rate_are_one() -> None:
     """Unlimited, small ledgers share pages as ever."""
-    copies = {row: StoredCopy(finding=Finding.OWN, data_keys=("a",) * 5, meta_keys=("m",)) for row in range(3)}
+    copies = {row: StoredCopy(verdict=CopyVerdict.OWN, data_keys=("a",) * 5, meta_keys=("m",)) for row in range(3)}
     assert list(DeletionPace().parts(copies)) == [copies]
     assert [len(part) for part in DeletionPace(12).parts(copies)] == [2, 1]
     sizes = [

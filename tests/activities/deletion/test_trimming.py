@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from activities.deletion.trimming import (
-    BatchInput,
-    Pages,
-    PagesInput,
+    CountBatchInput,
+    NextPagesInput,
+    NextPagesResult,
     Retention,
-    TopicPage,
+    TopicIdRange,
     Trimming,
     TrimPageInput,
 )
@@ -64,7 +64,7 @@ def filled(world: World, topics: int) -> list[list[LedgerId]]:
 def request(first: int, last: int) -> TrimPageInput:
     """A page of topics."""
     return TrimPageInput(
-        page=TopicPage(first=first, last=last, topics=last - first + 1),
+        page=TopicIdRange(first=first, last=last, topics=last - first + 1),
         batch_id=BATCH,
         batch_workflow_id=f"delete-ledgers/{BATCH}",
         actor="tests",
@@ -76,12 +76,12 @@ def test_next_pages_cuts_topics_by_id(world: World) -> None:
     """So many topics a page, so many pages; the last one may be short."""
     filled(world, 5)
     activities, _ = trimming(world)
-    found: Pages = run(activities.next_pages, PagesInput(after=0, topics=2, limit=2))
-    assert found.pages == [TopicPage(first=1, last=2, topics=2), TopicPage(first=3, last=4, topics=2)]
-    assert run(activities.next_pages, PagesInput(after=4, topics=2, limit=2)).pages == [
-        TopicPage(first=5, last=5, topics=1)
+    found: NextPagesResult = run(activities.next_pages, NextPagesInput(after=0, topics=2, limit=2))
+    assert found.pages == [TopicIdRange(first=1, last=2, topics=2), TopicIdRange(first=3, last=4, topics=2)]
+    assert run(activities.next_pages, NextPagesInput(after=4, topics=2, limit=2)).pages == [
+        TopicIdRange(first=5, last=5, topics=1)
     ]
-    assert run(activities.next_pages, PagesInput(after=5, topics=2, limit=2)).pages == []
+    assert run(activities.next_pages, NextPagesInput(after=5, topics=2, limit=2)).pages == []
 
 
 def test_trim_page_touches_no_topic_beyond_it(world: World) -> None:
@@ -101,7 +101,7 @@ def test_trim_page_repeated_tells_the_same(world: World) -> None:
     first = run(activities.trim_page, request(1, 3))
     assert (first.topics, first.ledgers, first.intents) == (3, 3, 3)
     assert run(activities.trim_page, request(1, 3)).troubles == []
-    counted = run(activities.count_batch, BatchInput(batch_id=BATCH))
+    counted = run(activities.count_batch, CountBatchInput(batch_id=BATCH))
     assert (counted.ledgers, counted.intents, counted.catalog_epoch) == (3, 3, 1)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import CancelledError
 
-from activities.bulk import mark_of
+from activities.bulk import owner_file
 from activities.reconciliation.values import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
@@ -220,7 +220,7 @@ def test_old_runs_are_forgotten_with_their_output(plans: Plans) -> None:
     """Output that is of no run goes too: whoever removed its row may have died before."""
     plans.orphan_ledger(7)
     plans.plan()
-    mark_of(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
+    owner_file(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
     plans.runs.age(RUN, seconds=31 * DAY_S)
     plans.begin("plan-2")
     assert plans.bulk.runs() == ["plan-2"]

@@ -15,7 +15,7 @@ from logstore.ports.catalog import (
     Cursors,
     DelayedIndex,
     Deletions,
-    Detached,
+    DetachedBatch,
     Fences,
     Identities,
     Ledgers,
@@ -204,7 +204,7 @@ class World(ABC):
         ttl_s: float = 60.0,
         by: str = "w",
         lease: Lease | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
         return self.catalog.phase_one.under(lease).detach(

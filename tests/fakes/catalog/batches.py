@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import Lease
-from logstore.ports.catalog import Cause, Claim, Detached, Filed, Tally
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, FiledCount, Tally
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 
@@ -24,7 +24,7 @@ class Run:
 
     topic_id: TopicId
     request: object  # what was asked
-    detached: Detached
+    detached: DetachedBatch
     holder: str
     until_us: int
     holder_run: str = ""
@@ -47,12 +47,14 @@ class Batches(Absent):
         assert lease is None
         return self
 
-    def open_batch(self, done: Detached, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS) -> Detached:
+    def open_batch(
+        self, done: DetachedBatch, claim: Claim, request: object, topic_id: TopicId = SEVERAL_TOPICS
+    ) -> DetachedBatch:
         """Hold the batch by the claim."""
         self._catalog.runs[done.batch_id] = Run(
             topic_id=topic_id,
             request=request,
-            detached=replace(done, filed=()),
+            detached=replace(done, filed_counts=()),
             holder=claim.workflow_id,
             until_us=self._catalog.until_us(claim.ttl_s),
             holder_run=claim.run_id,
@@ -68,14 +70,14 @@ class Batches(Absent):
             raise PreconditionFailed(f"batch {batch_id}: expected a name never used, found one of another request")
         return run
 
-    def decide(self, before: set[int], cause: Cause, *, durable: bool = False) -> tuple[Filed, ...]:
+    def decide(self, before: set[int], cause: Cause, *, durable: bool = False) -> tuple[FiledCount, ...]:
         """Keep who decided on intents that are new since then, and count them by component and copy."""
         rows = self._catalog.intent_rows
         new = [rows[row_id] for row_id in rows.keys() - before]
         for row in new:
             rows[row.row_id] = replace(row, actor=cause.actor, reason=cause.reason, durable=durable)
         counts = Counter((row.component, row.copy.value) for row in new)
-        return tuple(Filed(component=kind[0], copy=kind[1], rows=count) for kind, count in sorted(counts.items()))
+        return tuple(FiledCount(component=kind[0], copy=kind[1], rows=count) for kind, count in sorted(counts.items()))
 
     def counted(self, rows: Iterable[DeletionIntent]) -> Tally:
         """How they ended."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import islice
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.deletion.rules import ranges, require_free
+from logstore.deletion.rules import require_unclaimed, split_into_ranges
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange, Tally
 from logstore.positions import LedgerId
 from tests.fakes.catalog.batches import Batches
 
@@ -22,7 +22,9 @@ class FakeDeletions(Batches):
         left = (
             (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
         )
-        return [RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(ranges(left, rows), limit)]
+        return [
+            RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(split_into_ranges(left, rows), limit)
+        ]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         with self._catalog.lock:
@@ -42,7 +44,7 @@ class FakeDeletions(Batches):
             run.until_us = max(until_us, run.until_us) if run.holder_run == claim.run_id else until_us
             run.holder, run.holder_run = claim.workflow_id, claim.run_id
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         if not ended:
             return frozenset()
         done = set()
@@ -60,7 +62,7 @@ class FakeDeletions(Batches):
                 done.add(end.row_id)
         return frozenset(done)
 
-    def _audit_alone(self, row: DeletionIntent, end: Ended) -> None:
+    def _audit_alone(self, row: DeletionIntent, end: IntentResult) -> None:
         """One copy that a workflow of its own ended, with who and why of its batch."""
         decided = next((one.cause for one in self._catalog.audited if one.run_id == row.batch_id), None)
         of_batch = (decided.actor, decided.reason) if decided else ("sexton", "")
@@ -109,7 +111,7 @@ class FakeDeletions(Batches):
                 return row
             run = self._catalog.runs.get(row.batch_id)
             now_us = self._catalog.now_us
-            require_free(
+            require_unclaimed(
                 row.ledger_id,
                 claim.workflow_id,
                 claim=(row.handed_to, self._catalog.claims_us.get(row.row_id)),

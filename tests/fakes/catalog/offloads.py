@@ -9,7 +9,7 @@ from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start, upload_ends_us
-from logstore.ports.catalog import Cause, Claim, Copies, Detached, Offload, OffloadAnswer, Published, TopicState
+from logstore.ports.catalog import Cause, Claim, Copies, DetachedBatch, Offload, OffloadAnswer, Published, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 from tests.fakes.catalog.batches import spanning
@@ -125,7 +125,7 @@ class FakeOffloads(Absent):
         batch_id: str,
         claim: Claim,
         cause: Cause,
-    ) -> Detached:
+    ) -> DetachedBatch:
         request = ("primaries", topic_id, None if ledger_ids is None else frozenset(ledger_ids))
         with effect("catalog.remove_primaries"), self._catalog.lock:
             earlier = self._catalog.deletions.earlier(batch_id, request)
@@ -142,7 +142,7 @@ class FakeOffloads(Absent):
             for ledger_id in ids:
                 self._catalog.file_copy_intent(ledger_id, CopyKind.LEDGER, batch_id)
             filed = self._catalog.phase_one.decide(before, cause)
-            done = Detached(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled, filed=filed)
+            done = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=len(ids) + stalled, filed_counts=filed)
             if ids:
                 self._catalog.versions[topic_id] += 1
                 self._catalog.audit("remove-primaries", cause, spanning(ids))

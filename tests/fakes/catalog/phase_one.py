@@ -5,15 +5,15 @@ from dataclasses import replace
 
 from logstore.cursors import state as cursors
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.retention import LedgerFacts, closed_at, detachable_prefix, require_unneeded
-from logstore.deletion.rules import distinct
+from logstore.deletion.retention import LedgerFacts, detachable_prefix, require_unneeded, simulate_roll
+from logstore.deletion.rules import normalize_ids
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
     Cause,
     Claim,
-    Detached,
+    DetachedBatch,
     Tally,
     Topic,
     TopicState,
@@ -49,7 +49,7 @@ class FakePhaseOne(Batches):
         claim: Claim,
         cause: Cause,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         request = (topic_id, None if ledger_ids is None else frozenset(ledger_ids), force, durable)
         with effect("catalog.detach"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)
@@ -67,7 +67,7 @@ class FakePhaseOne(Batches):
         *,
         force: bool = False,
         durable: bool | None = None,
-    ) -> Detached:
+    ) -> DetachedBatch:
         """What a detach does."""
         ending = Ending.RETENTION if ledger_ids is None else Ending.DELETE
         gone, finished = self._doomed(topic_id, ledger_ids, force=force)
@@ -83,12 +83,14 @@ class FakePhaseOne(Batches):
             self._close_holes(topic_id)
             self._catalog.versions[topic_id] += 1
             self._catalog.audit("detach", cause, spanning(gone), run_id=batch_id)
-        return Detached(batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished, filed=filed)
+        return DetachedBatch(
+            batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished, filed_counts=filed
+        )
 
     def _is_durable(self, ending: Ending, topic_id: TopicId, asked: bool | None) -> bool:
         return is_durable(ending, topic=self._catalog.topic(topic_id).durable_delete, asked=asked)
 
-    def promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
+    def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
             return frozenset(one for one in topic_ids if one in self._catalog.topic_rows and self._is_promising(one))
 
@@ -97,7 +99,7 @@ class FakePhaseOne(Batches):
         rows = [row for row in self._catalog.intent_rows.values() if row.topic_id == topic_id]
         return bool(closed or self._abandoned(topic_id) or any(map(self.is_stalled, rows)))
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
         with effect("catalog.detach_into"), self._catalog.lock:
             found = self._counted(batch_id, topic_id)
             if found.intents:
@@ -109,23 +111,23 @@ class FakePhaseOne(Batches):
             if done.intents:
                 self._catalog.filed_for.setdefault(batch_id, set()).update(set(self._catalog.intent_rows) - before)
                 self.open_batch(done, claim, "trim-topics")
-            return replace(self._counted(batch_id, topic_id), filed=done.filed)
+            return replace(self._counted(batch_id, topic_id), filed_counts=done.filed_counts)
 
     def _require_held(self, batch_id: str, claim: Claim) -> None:
         run = self._catalog.runs.get(batch_id)
         if run and (run.finished_us is not None or run.holder != claim.workflow_id):
             raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found {run.holder}")
 
-    def detached_into(self, batch_id: str) -> Detached:
+    def count_detached(self, batch_id: str) -> DetachedBatch:
         with self._catalog.lock:
             return self._counted(batch_id)
 
-    def _counted(self, batch_id: str, topic_id: TopicId | None = None) -> Detached:
+    def _counted(self, batch_id: str, topic_id: TopicId | None = None) -> DetachedBatch:
         """Intents, and the ledgers of those that were filed for the batch and not taken up by it."""
         rows = [row for row in self._catalog.intent_rows.values() if row.batch_id == batch_id]
         mine = [row for row in rows if topic_id in {None, row.topic_id}]
         own = {row.ledger_id for row in mine if row.row_id in self._catalog.filed_for.get(batch_id, ())}
-        return Detached(batch_id=batch_id, ledgers=len(own), intents=len(mine))
+        return DetachedBatch(batch_id=batch_id, ledgers=len(own), intents=len(mine))
 
     def _doomed(
         self, topic_id: TopicId, asked: Sequence[LedgerId] | None, *, force: bool, rolled: LedgerId | None = None
@@ -137,7 +139,7 @@ class FakePhaseOne(Batches):
         marks = {row.name: row.state.mark_delete for row in self._catalog.cursors.all(topic_id)}
         if asked is None:
             now_us = self._catalog.now_us
-            facts = (closed_at(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
+            facts = (simulate_roll(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
             prefix = detachable_prefix(
                 facts,
                 marks=marks,
@@ -147,7 +149,7 @@ class FakePhaseOne(Batches):
                 now_us=now_us,
             )
             return [ledger.ledger_id for ledger in prefix], {}
-        wanted = distinct("ledger ids", asked)
+        wanted = normalize_ids("ledger ids", asked)
         found = [one for one in wanted if one in listed]
         finished = self._ended(topic_id, [one for one in wanted if one not in listed])
         require_unneeded(topic.name, map(self._facts, found), last=last, marks={} if force else marks)
@@ -170,7 +172,7 @@ class FakePhaseOne(Batches):
             entries=row.entries,
             size_bytes=row.size_bytes,
             closed_us=row.closed_us,
-            offloading=tiered is not None
+            is_offloading=tiered is not None
             and tiered.state is CopyState.WRITING
             and not self._catalog.offloads.is_abandoned(tiered),
         )
@@ -223,14 +225,14 @@ class FakePhaseOne(Batches):
 
     def detach_all(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
-    ) -> Detached:
+    ) -> DetachedBatch:
         request = f"all of topic {topic_id}"
         with effect("catalog.detach_topic"), self._catalog.lock:
             earlier, topic = self.earlier(batch_id, request), self._catalog.topic_rows.get(topic_id)
             if earlier:
                 return earlier.detached
             if topic is None:
-                return Detached(batch_id=batch_id, ledgers=0, intents=0)
+                return DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
             _require_deleting(topic)
             gone = self._ledgers(topic_id)
             intents, before = self.adopt(topic_id, None, batch_id), set(self._catalog.intent_rows)
@@ -239,7 +241,7 @@ class FakePhaseOne(Batches):
                 intents += self._catalog.file_intents(ledger_id, batch_id)
             self.decide(before, cause, durable=self._is_durable(Ending.DELETE, topic_id, durable))
             self._forget_names(topic_id)
-            done = Detached(batch_id=batch_id, ledgers=len(gone), intents=intents)
+            done = DetachedBatch(batch_id=batch_id, ledgers=len(gone), intents=intents)
             if gone:
                 self._catalog.audit("detach", cause, spanning(gone), run_id=batch_id)
             return self.open_batch(done, claim, request, topic_id) if intents else done

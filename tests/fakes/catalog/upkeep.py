@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.deletion.rules import distinct, require_dead_letters
+from logstore.deletion.rules import normalize_ids, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, Detached, Due, Forgotten
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.batches import Batches, spanning
 
@@ -17,14 +17,14 @@ _NOBODY = Cause(actor="", reason="", workflow_id="")
 class FakeUpkeep(Batches):
     """The `Upkeep` port."""
 
-    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> Detached:
+    def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         with self._catalog.lock:
             earlier = self.earlier(batch_id, "sweep")
             if earlier:
                 return earlier.detached
             newborn, stalled, dead = self._newborn(), self._stalled(), self._dead()
         if not newborn and not stalled and not dead:
-            return Detached(batch_id=batch_id, ledgers=0, intents=0)
+            return DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
         with effect("catalog.adopt"), self._catalog.lock:
             before, taken = set(self._catalog.intent_rows), self._stalled()[:limit]
             born = self._newborn()[:limit]
@@ -33,7 +33,7 @@ class FakeUpkeep(Batches):
             filed = sum(self._catalog.file_intents(ledger_id, batch_id) for ledger_id in born)
             filed += sum(self._catalog.offloads.take_away_abandoned(one, batch_id) for one in self._dead()[:limit])
             new = self.decide(before, _NOBODY)
-            done = Detached(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed, filed=new)
+            done = DetachedBatch(batch_id=batch_id, ledgers=len(born), intents=len(taken) + filed, filed_counts=new)
             if done.intents:
                 self.open_batch(done, claim, "sweep")
             return done
@@ -56,10 +56,10 @@ class FakeUpkeep(Batches):
         young = [row for row in rows if row.state is LedgerState.CREATING and row.created_us < before_us]
         return sorted(row.ledger_id for row in young)
 
-    def due(self, *, older_than_s: float) -> Due:
+    def count_backlog(self, *, older_than_s: float) -> SweepBacklog:
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
-            return Due(
+            return SweepBacklog(
                 stalled=len(self._stalled()),
                 newborn=len(self._newborn()),
                 uploads=sum(self._dead_copies(listed) for listed in self._catalog.lists.values()),
@@ -67,11 +67,11 @@ class FakeUpkeep(Batches):
                 runs=len(self._empty(before_us)),
             )
 
-    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> Forgotten:
+    def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
         with self._catalog.lock:
             before_us = self._catalog.until_us(-older_than_s)
             if not self._ended(before_us) and not self._empty(before_us):
-                return Forgotten()
+                return ForgottenCounts()
         with effect("catalog.forget"), self._catalog.lock:
             rows = self._ended(before_us)[:limit]
             for row_id in rows:
@@ -80,7 +80,7 @@ class FakeUpkeep(Batches):
             for run_id in runs:
                 del self._catalog.runs[run_id]
             self._catalog.audit("forget", cause, {"rows": len(rows), "runs": len(runs), "before_us": before_us})
-            return Forgotten(rows=len(rows), runs=len(runs))
+            return ForgottenCounts(rows=len(rows), runs=len(runs))
 
     def _ended(self, before_us: int) -> list[int]:
         now_us, runs = self._catalog.now_us, self._catalog.runs
@@ -98,11 +98,11 @@ class FakeUpkeep(Batches):
         ]
         return [name for name in over if name not in used]
 
-    def redrivable(self, row_ids: Sequence[int] | None) -> int:
+    def count_redrivable(self, row_ids: Sequence[int] | None) -> int:
         with self._catalog.lock:
             return len(self._wanted(row_ids))
 
-    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def redrive(self, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
         request = ("redrive", None if row_ids is None else frozenset(row_ids))
         with effect("catalog.redrive"), self._catalog.lock:
             earlier = self.earlier(batch_id, request)
@@ -116,13 +116,13 @@ class FakeUpkeep(Batches):
             if rows:
                 ids = sorted({row.ledger_id for row in rows})
                 self._catalog.audit("redrive", cause, {"rows": len(rows), **spanning(ids)}, run_id=batch_id)
-            done = Detached(batch_id=batch_id, ledgers=0, intents=len(rows))
+            done = DetachedBatch(batch_id=batch_id, ledgers=0, intents=len(rows))
             return self.open_batch(done, claim, request) if rows else done
 
     def _wanted(self, row_ids: Sequence[int] | None) -> list[DeletionIntent]:
         rows = self._catalog.intent_rows
         if row_ids is None:
             return [row for _, row in sorted(rows.items()) if row.state is DeletionState.DEAD_LETTERED]
-        wanted = distinct("deletion ids", row_ids)
+        wanted = normalize_ids("deletion ids", row_ids)
         require_dead_letters(wanted, {one: (rows[one].state, rows[one].state.value) for one in wanted if one in rows})
         return [rows[row_id] for row_id in wanted]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, Verbosity
 
-from logstore.deletion.intents import Finding, StoredCopy, refusal
+from logstore.deletion.intents import CopyVerdict, StoredCopy, find_refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
@@ -105,7 +105,7 @@ def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.M
 
 def _without_still_in_use(patch: pytest.MonkeyPatch) -> None:
     """Phase two acts on its intent, whatever the list says now."""
-    patch.setattr("activities.deletion.phase_two.refusal", lambda one: refusal(replace(one, referenced=False)))
+    patch.setattr("activities.deletion.phase_two.refusal", lambda one: find_refusal(replace(one, referenced=False)))
 
 
 def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
 
 def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
     """An empty listing is taken for absence."""
-    patch.setattr(PrimaryCopies, "_prove_absent", lambda _self, _intent: StoredCopy(finding=Finding.ABSENT))
+    patch.setattr(PrimaryCopies, "_prove_absent", lambda _self, _intent: StoredCopy(verdict=CopyVerdict.ABSENT))
     patch.setattr("logstore.deletion.services.primary_copies.doubt_absence", lambda _objects, _intents: {})
 
 

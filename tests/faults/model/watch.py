@@ -12,7 +12,7 @@ from typing import Any
 
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Claim, Detached, Ended, Ledger, StoredCursor, Topic
+from logstore.ports.catalog import Claim, DetachedBatch, IntentResult, Ledger, StoredCursor, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.catalog.deletions import FakeDeletions
@@ -119,7 +119,7 @@ class WatchedDeletions(FakeDeletions):
         self.detached: list[int] = []  # every ledger that left its list by a detach
         self.before_finish: Callable[[], None] | None = None  # called once, when outcomes are about to be recorded
 
-    def finish(self, ended: Sequence[Ended], *, holder: str) -> frozenset[int]:
+    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         hook, self.before_finish = self.before_finish, None
         if hook:
             hook()
@@ -172,18 +172,18 @@ class WatchedPhaseOne(FakePhaseOne):
 
     def detach(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, force: bool, batch_id: str, **more: Any
-    ) -> Detached:
+    ) -> DetachedBatch:
         judge = partial(_judge, asked=ledger_ids, force=force, repeated=batch_id in self._catalog.runs)
         with self._judged(topic_id, f"detach {batch_id}", judge):
             return super().detach(topic_id, ledger_ids, force=force, batch_id=batch_id, **more)
 
-    def detach_into(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> Detached:
+    def detach_into(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         repeated = self._counted(batch_id, topic_id).intents > 0
         judge = partial(_judge, asked=None, force=False, repeated=repeated)
         with self._judged(topic_id, f"detach into {batch_id}", judge):
             return super().detach_into(topic_id, batch_id=batch_id, **more)
 
-    def detach_all(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> Detached:
+    def detach_all(self, topic_id: TopicId, *, batch_id: str, **more: Any) -> DetachedBatch:
         with self._judged(topic_id, f"detach of all {batch_id}", _judge_all):
             return super().detach_all(topic_id, batch_id=batch_id, **more)
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from infra.objects import S3Buckets, S3ObjectStore, make_client
-from logstore.deletion.intents import DeletionIntent, Finding
+from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
@@ -58,9 +58,9 @@ def test_tiered_copy_is_asked_for_where_its_context_says() -> None:
     row = tiered("")
     with scripted(empty) as configured, scripted(partial(holding, row)) as other:
         tiered_copies = copies(locations(configured))
-        assert tiered_copies.inspect(tiered(other.endpoint)).finding is Finding.OWN
+        assert tiered_copies.inspect(tiered(other.endpoint)).verdict is CopyVerdict.OWN
         assert configured.requests == []
-        assert tiered_copies.inspect(row).finding is Finding.ABSENT, "no endpoint means the configured store"
+        assert tiered_copies.inspect(row).verdict is CopyVerdict.ABSENT, "no endpoint means the configured store"
         assert configured.requests != []
 
 
@@ -99,11 +99,11 @@ def test_context_that_names_an_earlier_port_of_the_own_stack_is_read_from_it_and
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
     row = tiered(nobody)
     with scripted(partial(holding, row)) as home:
-        assert copies(locations(home, own_stack=True)).inspect(row).finding is Finding.OWN
+        assert copies(locations(home, own_stack=True)).inspect(row).verdict is CopyVerdict.OWN
     with scripted(empty) as home, pytest.raises(StoreUnavailable, match=f"{nobody}, where nobody listens"):
         copies(locations(home, own_stack=True)).inspect(row)
     with scripted(empty) as home, pytest.raises(StoreUnavailable):
         copies(locations(home)).inspect(row)
     with scripted(empty) as home, scripted(partial(holding, row)) as listening:
         found = copies(locations(home, own_stack=True)).inspect(tiered(listening.endpoint))
-        assert (found.finding, home.requests) == (Finding.OWN, []), "somebody listens there: it is asked"
+        assert (found.verdict, home.requests) == (CopyVerdict.OWN, []), "somebody listens there: it is asked"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion.intents import DeletionIntent, Finding
+from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledgers import SHARDS, meta_key, segment_key
@@ -37,7 +37,7 @@ def _examined(objects: FakeObjectStore, intents: Sequence[DeletionIntent] = _INT
     """Why the ledgers, of which the listing showed nothing, may stand."""
     copies = PrimaryCopies(objects)
     inspect = copies.inspecting(intents)
-    assert {inspect(one).finding for one in intents} == {Finding.ABSENT}
+    assert {inspect(one).verdict for one in intents} == {CopyVerdict.ABSENT}
     return dict(copies.check_absence(intents))
 
 
@@ -87,7 +87,7 @@ def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest
     objects = FakeObjectStore()
     copies = PrimaryCopies(objects)
     inspect = copies.inspecting(many)
-    assert {inspect(one).finding for one in many} == {Finding.ABSENT}
+    assert {inspect(one).verdict for one in many} == {CopyVerdict.ABSENT}
     begun = len(objects.calls)
     objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=100_000))
     doubts = copies.check_absence(many)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import DeletionIntent, Finding, StoredCopy
+from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -78,7 +78,7 @@ def test_primary_copy_of_its_own_ledger_is_found_by_one_list() -> None:
     calls = len(objects.calls)
     copy = _inspect(objects)
     assert copy == StoredCopy(
-        finding=Finding.OWN,
+        verdict=CopyVerdict.OWN,
         data_keys=tuple(segment_key(_L, number) for number in range(3)),
         meta_keys=(_META,),
         size_bytes=25,
@@ -96,16 +96,16 @@ def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int
         objects.put_if_absent(meta_key(one, OWNER), b"meta", metadata=metadata)
         objects.put_if_absent(segment_key(one, 0), b"data", metadata=metadata)
     copy = PrimaryCopies(objects).inspect(intent(own, segments=1))
-    assert (copy.finding, copy.objects) == (Finding.OWN, 2)
+    assert (copy.verdict, copy.objects) == (CopyVerdict.OWN, 2)
     assert _remove(objects, copy)[0] == Removal(objects=2, size_bytes=8)
     assert objects.keys == sorted(key for one in others for key in (meta_key(one, OWNER), segment_key(one, 0)))
-    assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(finding=Finding.ABSENT)
+    assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
 
 
 def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
     """An empty listing alone proves nothing (apache/bookkeeper#870)."""
     objects = FakeObjectStore()
-    assert _inspect(objects) == StoredCopy(finding=Finding.ABSENT)
+    assert _inspect(objects) == StoredCopy(verdict=CopyVerdict.ABSENT)
     assert [operation for operation, _ in objects.calls[:3]] == [Operation.LIST, Operation.HEAD, Operation.LIST]
     asked = {key for operation, key in objects.calls[3:] if operation is Operation.HEAD}
     assert asked == {segment_key(_L, number) for number in range(3)}
@@ -120,7 +120,7 @@ def test_primary_copy_that_no_listing_shows_is_not_absent_while_a_registered_seg
     with pytest.raises(StoreUnavailable, match="two LISTs do not"):
         _inspect(objects)
     objects.delete([segment_key(_L, 2)])
-    assert _inspect(objects).finding is Finding.ABSENT
+    assert _inspect(objects).verdict is CopyVerdict.ABSENT
 
 
 def test_primary_copy_with_gaps_is_asked_for_every_number_that_may_be_registered() -> None:
@@ -140,7 +140,7 @@ def test_primary_copy_unlisted_segment_of_somebody_else_is_foreign() -> None:
     objects = _Blind({segment_key(_L, 2)}, listings=99)
     _store(into=objects, segments=2)
     objects.put_if_absent(segment_key(_L, 2), b"theirs", metadata=statement(_L, _STRANGER).to_metadata())
-    assert _inspect(objects).finding is Finding.FOREIGN
+    assert _inspect(objects).verdict is CopyVerdict.FOREIGN
 
 
 def test_primary_copy_of_a_late_segment_alone_is_not_absent_for_one_empty_listing() -> None:
@@ -191,7 +191,7 @@ def test_primary_copy_listing_that_ends_early_is_no_answer() -> None:
 def test_primary_copy_of_somebody_else_is_foreign(owner: LedgerOwner, meta: bool) -> None:
     """A forged or stale request deletes nobody's ledger, with `meta.json` and without (promise 3)."""
     copy = _inspect(_store(owner=owner, meta=meta))
-    assert copy.finding is Finding.FOREIGN
+    assert copy.verdict is CopyVerdict.FOREIGN
     assert str(_L) in copy.detail or owner.digest in copy.detail
 
 
@@ -199,7 +199,7 @@ def test_primary_copy_with_two_statements_is_foreign() -> None:
     """Ours beside another's: one of them is wrong, and nothing tells which."""
     objects = _store()
     objects.put_if_absent(meta_key(_L, _STRANGER), b"x", metadata=statement(_L, _STRANGER).to_metadata())
-    assert _inspect(objects).finding is Finding.FOREIGN
+    assert _inspect(objects).verdict is CopyVerdict.FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_primary_copy_with_an_unknown_file_is_foreign_and_names_it(name: str) ->
     objects = _store()
     objects.put_if_absent(ledger_prefix(_L) + name, b"x", metadata={})
     copy = _inspect(objects)
-    assert copy.finding is Finding.FOREIGN
+    assert copy.verdict is CopyVerdict.FOREIGN
     assert name in copy.detail
 
 
 def test_primary_copy_without_meta_is_judged_by_its_objects() -> None:
     """Data still says whose it is; a `meta.json` that the listing lacked is deleted with it, in case it stands."""
     copy = _inspect(_store(meta=False))
-    assert (copy.finding, copy.meta_keys, len(copy.data_keys)) == (Finding.OWN, (meta_key(_L, OWNER),), 3)
+    assert (copy.verdict, copy.meta_keys, len(copy.data_keys)) == (CopyVerdict.OWN, (meta_key(_L, OWNER),), 3)
 
 
 @pytest.mark.parametrize("stands", [False, True])
@@ -234,7 +234,7 @@ def test_primary_copy_without_any_statement_is_foreign() -> None:
     objects = FakeObjectStore()
     objects.put_if_absent(segment_key(_L, 0), b"x", metadata={})
     copy = _inspect(objects)
-    assert copy.finding is Finding.FOREIGN
+    assert copy.verdict is CopyVerdict.FOREIGN
     assert "states no owner" in copy.detail
 
 
@@ -242,7 +242,7 @@ def test_primary_copy_without_meta_one_foreign_object_among_own_is_foreign() -> 
     """Every object is asked, not the first alone."""
     objects = _store(meta=False, segments=2)
     objects.put_if_absent(segment_key(_L, 2), b"x", metadata=statement(8).to_metadata())
-    assert _inspect(objects).finding is Finding.FOREIGN
+    assert _inspect(objects).verdict is CopyVerdict.FOREIGN
 
 
 def test_primary_copy_object_that_goes_away_while_it_is_judged_harms_nothing() -> None:
@@ -253,13 +253,13 @@ def test_primary_copy_object_that_goes_away_while_it_is_judged_harms_nothing() -
         objects.delete([segment_key(_L, 0)])
 
     objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=delete_meanwhile))
-    assert _inspect(objects).finding is Finding.OWN
+    assert _inspect(objects).verdict is CopyVerdict.OWN
 
 
 @pytest.mark.parametrize(("registered", "short"), [(2, False), (3, False), (4, True)])
 def test_primary_copy_with_fewer_segments_than_registered_is_short(registered: int, short: bool) -> None:
     """Unregistered segments beside registered ones are no shortage."""
-    assert _inspect(_store(), segments=registered).short == short
+    assert _inspect(_store(), segments=registered).is_incomplete == short
 
 
 def test_primary_copy_removed_leaves_nothing_and_counts_what_storage_confirmed() -> None:
@@ -338,7 +338,7 @@ def test_primary_copy_of_a_short_listing_is_looked_at_again_before_meta_goes() -
     late = segment_key(_L, 3)
     objects = _store(into=_Blind({late, segment_key(_L, 2)}), segments=4)
     copy = _inspect(objects)
-    assert copy.short
+    assert copy.is_incomplete
     removal, _ = _remove(objects, copy)
     assert removal.error is not None
     assert late in removal.error
@@ -353,7 +353,7 @@ def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(k
         objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
     storage = PrimaryCopies(objects)
     copies = {0: storage.inspect(intent(_L, segments=3)), 1: storage.inspect(intent(other, segments=1))}
-    assert [copy.short for copy in copies.values()] == [True, False]
+    assert [copy.is_incomplete for copy in copies.values()] == [True, False]
     objects.plan(Fault(operation=Operation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
     removals = storage.remove(copies, on_progress=lambda _: None)
     assert (removals[0].objects, removals[0].answered) == (3, False)
@@ -381,9 +381,9 @@ def test_primary_copy_deletion_that_died_is_found_and_finished(point: str) -> No
         _remove(objects, _inspect(objects))
     disarm()
     copy = _inspect(objects)
-    assert copy.finding is Finding.OWN
+    assert copy.verdict is CopyVerdict.OWN
     assert _remove(objects, copy)[0].error is None
-    assert _inspect(objects).finding is Finding.ABSENT
+    assert _inspect(objects).verdict is CopyVerdict.ABSENT
 
 
 def test_primary_copy_half_deleted_by_key_is_still_own() -> None:
@@ -391,7 +391,7 @@ def test_primary_copy_half_deleted_by_key_is_still_own() -> None:
     objects = _store()
     objects.delete([segment_key(_L, 0), segment_key(_L, 2)])
     copy = _inspect(objects)
-    assert (copy.finding, copy.short, len(copy.data_keys)) == (Finding.OWN, True, 1)
+    assert (copy.verdict, copy.is_incomplete, len(copy.data_keys)) == (CopyVerdict.OWN, True, 1)
 
 
 def test_primary_copy_nothing_to_remove_asks_nobody() -> None:
@@ -407,21 +407,21 @@ def test_inspect_ledger_of_an_earlier_catalog_with_this_id_is_foreign(hidden: se
     objects = _Blind(hidden)
     _store(into=objects)
     newborn = intent(_L, segments=0, ledger_created_us=6)
-    assert PrimaryCopies(objects).inspect(newborn).finding is Finding.FOREIGN
+    assert PrimaryCopies(objects).inspect(newborn).verdict is CopyVerdict.FOREIGN
 
 
 def test_inspect_segment_that_the_catalog_never_registered_is_asked_for_its_owner() -> None:
     """Another application's segment beside our own meta.json is not ours because of its name (promise 3)."""
     objects = _store()
     objects.put_if_absent(segment_key(_L, 9), b"theirs", metadata=statement(_L, _STRANGER).to_metadata())
-    assert _inspect(objects).finding is Finding.FOREIGN
+    assert _inspect(objects).verdict is CopyVerdict.FOREIGN
 
 
 def test_inspect_segment_of_a_lost_race_is_ours() -> None:
     """What an append uploaded and never registered goes with its ledger."""
     objects = _store(segments=4)
     found = _inspect(objects, segments=3)
-    assert (found.finding, len(found.data_keys), found.short) == (Finding.OWN, 4, False)
+    assert (found.verdict, len(found.data_keys), found.is_incomplete) == (CopyVerdict.OWN, 4, False)
 
 
 @pytest.mark.parametrize("extra", ["debris", "duplicate"])
@@ -430,7 +430,7 @@ def test_inspect_short_listing_is_noticed_whatever_fills_the_count(extra: str) -
     objects = _Doubled({segment_key(_L, 1)}) if extra == "duplicate" else _Blind({segment_key(_L, 1)})
     _store(into=objects, segments=3 if extra == "duplicate" else 4)
     found = _inspect(objects, segments=3)
-    assert found.short
+    assert found.is_incomplete
     assert segment_key(_L, 1) in found.data_keys
     assert _remove(objects, found)[0].error is None
     assert objects.keys == []
@@ -486,10 +486,10 @@ def test_parts_of_a_dead_upload_are_freed_with_the_ledger_of_a_bucket() -> None:
     objects, key, other = FakeObjectStore(), segment_key(_L, 0), segment_key(LedgerId(_L + 256), 0)
     objects.unfinished = {key, other}
     found = PrimaryCopies(objects).inspect(_bucket())
-    assert (found.finding, found.uploads) == (Finding.OWN, (key,))
+    assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (key,))
     assert _remove(objects, found)[0] == Removal()
     assert objects.unfinished == {other}
-    assert PrimaryCopies(objects).inspect(_bucket()).finding is Finding.ABSENT
+    assert PrimaryCopies(objects).inspect(_bucket()).verdict is CopyVerdict.ABSENT
 
 
 def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
@@ -497,7 +497,7 @@ def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
     objects, key = _store(segments=0, owner=_BUCKET), segment_key(_L, 0)
     objects.unfinished = {key}
     found = PrimaryCopies(objects).inspect(_bucket())
-    assert (found.finding, found.uploads, found.meta_keys) == (Finding.OWN, (key,), (meta_key(_L, _BUCKET),))
+    assert (found.verdict, found.uploads, found.meta_keys) == (CopyVerdict.OWN, (key,), (meta_key(_L, _BUCKET),))
     assert _remove(objects, found)[0].objects == 1
     assert (objects.unfinished, objects.keys) == (set(), [])
     done = [operation for operation, _ in objects.calls]

@@ -26,7 +26,7 @@ def _lists(draw: st.DrawFn) -> list[LedgerFacts]:
             entries=draw(st.integers(0, 3)),
             size_bytes=draw(st.integers(0, 100)),
             closed_us=draw(st.none() | st.integers(_NOW - 10_000_000, _NOW)),
-            offloading=draw(st.integers(0, 9)) == 0,
+            is_offloading=draw(st.integers(0, 9)) == 0,
         )
         for at in range(count)
     ]
@@ -57,7 +57,7 @@ def test_retention_set_is_a_prefix_and_holds_nothing_needed(
     assert ledgers[-1] not in gone
     for ledger in gone:
         assert ledger.state is LedgerState.CLOSED
-        assert not ledger.offloading
+        assert not ledger.is_offloading
         assert all(
             mark >= Position(ledger.ledger_id, entry) for mark in marks.values() for entry in range(ledger.entries)
         )
@@ -122,7 +122,7 @@ def test_retention_limits_are_inclusive_and_either_lets_go(policy: RetentionPoli
 
 def test_retention_stops_at_the_first_ledger_that_stays() -> None:
     """What lies behind it stays too, however old and acknowledged it is: what goes is a prefix, and nothing else."""
-    needed = replace(_closed(1), offloading=True)
+    needed = replace(_closed(1), is_offloading=True)
     gone = detachable_prefix(
         [_closed(0), needed, _closed(2), _closed(3)],
         marks={"s": Position(LedgerId(3), 2)},
@@ -166,7 +166,7 @@ def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:
                 entries=0,
                 size_bytes=0,
                 closed_us=1,
-                offloading=True,
+                is_offloading=True,
             ),
             "a copy of it is being written",
         ),

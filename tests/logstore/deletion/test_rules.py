@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.deletion.intents import DeletionState
-from logstore.deletion.rules import MOST_IDS, distinct, ranges, require_dead_letters
+from logstore.deletion.rules import MAX_IDS_PER_CALL, normalize_ids, require_dead_letters, split_into_ranges
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 
 _DEAD, _PENDING = DeletionState.DEAD_LETTERED, DeletionState.PENDING
@@ -20,7 +20,7 @@ _DEAD, _PENDING = DeletionState.DEAD_LETTERED, DeletionState.PENDING
 def test_ranges_hold_each_row_that_is_left_once_and_nothing_else(rows: list[tuple[int, bool]], most: int) -> None:
     """In order, no longer than asked, with few objects; what others have dealt with lies between two of them."""
     batch = [(row_id, segments, left) for row_id, (segments, left) in enumerate(rows, 1)]
-    found = list(ranges(batch, most))
+    found = list(split_into_ranges(batch, most))
     assert list(chain(*found)) == [row_id for row_id, _, left in batch if left]
     for ids in found:
         assert 0 < len(ids) <= most
@@ -30,11 +30,11 @@ def test_ranges_hold_each_row_that_is_left_once_and_nothing_else(rows: list[tupl
 
 def test_ids_are_named_once_and_not_without_bound() -> None:
     """One call is one transaction."""
-    assert distinct("ids", [3, 1, 3]) == [1, 3]
-    assert len(distinct("ids", range(MOST_IDS))) == MOST_IDS
-    for ids in (range(0), range(MOST_IDS + 1)):
+    assert normalize_ids("ids", [3, 1, 3]) == [1, 3]
+    assert len(normalize_ids("ids", range(MAX_IDS_PER_CALL))) == MAX_IDS_PER_CALL
+    for ids in (range(0), range(MAX_IDS_PER_CALL + 1)):
         with pytest.raises(InvalidInput, match=f"ids: expected 1 to 10,000 ids, found {len(ids)}"):
-            distinct("ids", ids)
+            normalize_ids("ids", ids)
 
 
 def test_dead_letters_alone_are_tried_again() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion.intents import DeletionIntent, Finding
+from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import PreconditionFailed
@@ -153,7 +153,7 @@ def test_tiered_copy_that_the_store_keeps_is_not_done(part: str) -> None:
         objects.put_if_absent(key, b"x", metadata=statement(7).to_metadata())
     copies = TieredCopies(lambda _: objects, now_us=lambda: 0)
     found = copies.inspect(row)
-    assert found.finding is Finding.OWN
+    assert found.verdict is CopyVerdict.OWN
     objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))
     removed = copies.remove({1: found}, on_progress=lambda _: None)
     assert "still has it" in (removed[1].error or "")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.deletion.intents import DeletionIntent, Finding, Outcome, StoredCopy, refusal
+from logstore.deletion.intents import CopyVerdict, DeletionIntent, Outcome, StoredCopy, find_refusal
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
@@ -88,10 +88,15 @@ def test_pair_that_is_ours_is_removed_data_first(objects: Blind) -> None:
     """Two keys, confirmed one by one, the index last; a neighbour's stay (promise 3)."""
     put(objects, DATA, INDEX)
     found = inspect(objects)
-    assert (found.finding, found.data_keys, found.meta_keys, found.size_bytes) == (Finding.OWN, (DATA,), (INDEX,), 10)
+    assert (found.verdict, found.data_keys, found.meta_keys, found.size_bytes) == (
+        CopyVerdict.OWN,
+        (DATA,),
+        (INDEX,),
+        10,
+    )
     assert remove(objects, found) == (Removal(objects=2, size_bytes=10), [1, 1])
     assert [key for op, key in objects.calls if op is Operation.DELETE] == [DATA, INDEX]
-    assert inspect(objects).finding is Finding.ABSENT
+    assert inspect(objects).verdict is CopyVerdict.ABSENT
     assert len(objects.keys) == 2
 
 
@@ -100,9 +105,9 @@ def test_half_a_pair_is_still_ours(objects: Blind, left: str) -> None:
     """An upload that died after the data, a deletion that died after it: each says whose it is."""
     put(objects, left)
     found = inspect(objects)
-    assert found.finding is Finding.OWN
+    assert found.verdict is CopyVerdict.OWN
     assert remove(objects, found)[0] == Removal(objects=1, size_bytes=5)
-    assert inspect(objects).finding is Finding.ABSENT
+    assert inspect(objects).verdict is CopyVerdict.ABSENT
 
 
 def test_absence_needs_two_independent_reads(objects: Blind) -> None:
@@ -121,7 +126,7 @@ def test_listing_of_what_head_denies_is_asked_again(objects: Blind) -> None:
     objects.plan(Fault(operation=Operation.HEAD, kind=FaultKind.CALL, action=objects._held.clear))
     with pytest.raises(StoreUnavailable, match="asking again"):
         inspect(objects)
-    assert inspect(objects).finding is Finding.ABSENT
+    assert inspect(objects).verdict is CopyVerdict.ABSENT
 
 
 @pytest.mark.parametrize("key", [DATA, INDEX])
@@ -134,13 +139,13 @@ def test_object_that_states_another_owner_is_foreign(objects: Blind, key: str, c
     put(objects, *({DATA, INDEX} - {key}))
     put(objects, key, metadata=OWN | change)
     found = inspect(objects)
-    assert (found.finding, key in found.detail) == (Finding.FOREIGN, True)
+    assert (found.verdict, key in found.detail) == (CopyVerdict.FOREIGN, True)
 
 
 def test_object_without_a_statement_is_foreign(objects: Blind) -> None:
     """Nothing says that it is ours."""
     put(objects, DATA, metadata={"note": "mine"})
-    assert inspect(objects).finding is Finding.FOREIGN
+    assert inspect(objects).verdict is CopyVerdict.FOREIGN
 
 
 @pytest.mark.parametrize("stranger", [f"{DATA}1", f"{DATA}-index2", f"{DATA}/part", f"{INDEX}.bak"])
@@ -148,7 +153,7 @@ def test_unknown_key_under_the_prefix_is_foreign(objects: Blind, stranger: str) 
     """Two exact keys are ours and nothing else: neither ledger 71 nor another application's file."""
     put(objects, DATA, INDEX, stranger)
     found = inspect(objects)
-    assert (found.finding, stranger in found.detail) == (Finding.FOREIGN, True)
+    assert (found.verdict, stranger in found.detail) == (CopyVerdict.FOREIGN, True)
 
 
 @pytest.mark.parametrize("seconds", [2_700, 0, 1 - UPLOAD_GRACE_S])
@@ -178,10 +183,10 @@ def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
     """No listing shows them: a copy of which only parts are left is not gone."""
     objects.unfinished = {DATA, f"{DATA}9", "other"}
     found = inspect(objects, with_end(-UPLOAD_GRACE_S))
-    assert (found.finding, found.uploads) == (Finding.OWN, (DATA,))
+    assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (DATA,))
     assert remove(objects, found)[0] == Removal()
     assert objects.unfinished == {f"{DATA}9", "other"}
-    assert inspect(objects, with_end(-UPLOAD_GRACE_S)).finding is Finding.ABSENT
+    assert inspect(objects, with_end(-UPLOAD_GRACE_S)).verdict is CopyVerdict.ABSENT
 
 
 def test_freeing_the_parts_of_dead_uploads_ends_between_two_of_them(objects: Blind) -> None:
@@ -275,7 +280,7 @@ def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
 )
 def test_intent_whose_context_names_no_place_is_invalid_at_once(change: dict[str, str], told: str) -> None:
     """It was bad input that nobody retried to an end; storage is not asked, and a person reads which field it is."""
-    outcome, why = refusal(replace(INTENT, context={**INTENT.context, **change})) or (None, "")
+    outcome, why = find_refusal(replace(INTENT, context={**INTENT.context, **change})) or (None, "")
     assert outcome is Outcome.INVALID
     assert why.startswith(f"offload context: {told}: expected ")
     with pytest.raises(CorruptData, match=told):

@@ -10,7 +10,7 @@ from io import BytesIO
 import pytest
 
 from logstore import failpoints
-from logstore.deletion.intents import DeletionState, Finding, StoredCopy
+from logstore.deletion.intents import CopyVerdict, DeletionState, StoredCopy
 from logstore.deletion.retention import RetentionPolicy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
@@ -217,7 +217,7 @@ def test_each_removal_asks_once_whether_the_catalog_is_the_one(catalog: FakeCata
     store = asked.own(catalog, bucket)
     store.delete(["k"])
     assert asked.asked == 1
-    copy = StoredCopy(finding=Finding.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
+    copy = StoredCopy(verdict=CopyVerdict.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
     PrimaryCopies(store).remove({1: copy}, on_progress=lambda _: None)
     assert asked.asked == 2
     store.removing().delete(["k"])

@@ -18,7 +18,7 @@ from infra.stack.stack import StackAddresses
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.offload.tiered import data_key
-from logstore.ports.catalog import Claim, Ended, RunKind
+from logstore.ports.catalog import Claim, IntentResult, RunKind
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation import rules
 from logstore.reconciliation.files import as_table
@@ -206,7 +206,7 @@ class _Apply:
         applying = self.activities.applying
         filed = run(applying.file_page, page)
         rows = self.log.catalog.reconciliation.filed(batch, after=0, limit=99)
-        ended = [Ended(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
+        ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
         self.log.catalog.deletions.finish(ended, holder=batch)
         if filed.objects:
             run(applying.delete_objects, page)

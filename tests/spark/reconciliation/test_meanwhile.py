@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Cause, Claim, Ended, Topic
+from logstore.ports.catalog import Cause, Claim, IntentResult, Topic
 from logstore.positions import LedgerId
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
@@ -56,7 +56,7 @@ class _Others:
         for intent in deletions.list(DeletionState.PENDING, limit=100):
             storage.remove({intent.row_id: storage.inspect(intent)}, on_progress=lambda _: None)
             assert deletions.finish(
-                [Ended(row_id=intent.row_id, outcome=Outcome.DELETED)], holder=f"trim-{intent.ledger_id}"
+                [IntentResult(row_id=intent.row_id, outcome=Outcome.DELETED)], holder=f"trim-{intent.ledger_id}"
             )
 
     def _offload(self) -> None:

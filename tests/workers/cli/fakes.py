@@ -21,11 +21,11 @@ from logstore.log.services.roll import Rolled
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
-    Due,
     Inflight,
     Ledger,
     SchemaVersion,
     SubscriptionSummary,
+    SweepBacklog,
     Tombstone,
     Topic,
     TopicContents,
@@ -94,12 +94,12 @@ class FakeLog:
             ),
             components=SimpleNamespace(pages=self._component_pages),
             phase_one=SimpleNamespace(
-                contents=self._contents,
+                count_contents=self._contents,
                 preview=self._preview,
                 would_end=lambda _, operation: len(operation.remove) == len(CopyKind),
             ),
             tombstones=SimpleNamespace(of_topic=self._tombstones),
-            upkeep=SimpleNamespace(due=self._due, redrivable=self._preview_redrive),
+            upkeep=SimpleNamespace(count_backlog=self._due, count_redrivable=self._preview_redrive),
             fences=SimpleNamespace(bundles=lambda: 64),
             reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
@@ -115,9 +115,9 @@ class FakeLog:
         mine = [one for one in stones if topic_id == 7 and component in {None, one.component} and one.id > after]
         return mine[:limit]
 
-    def _due(self, *, older_than_s: float) -> Due:
+    def _due(self, *, older_than_s: float) -> SweepBacklog:
         assert older_than_s == 30 * 86_400
-        return Due(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
+        return SweepBacklog(stalled=4, newborn=1, uploads=0, rows=7, runs=2)
 
     def _preview_redrive(self, row_ids: list[int] | None) -> int:
         if row_ids and 99 in row_ids:

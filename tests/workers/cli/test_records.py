@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import Certificate, Refusal
+from logstore.deletion.intents import BatchCertificate, GuardRefusal
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RecordLogState, TombstoneCounts, Unrecordable
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, LaggingReplica, RaidedTombstones, ShippedBlocks
@@ -31,7 +31,7 @@ _NOW_US = 1_800_000_000 * _US
 _BAD = Unrecordable(
     kind=RecordKind.SEGMENT, id=5, sub="0", field="size_bytes", expected="a whole number of 64 bits", found="1e+19"
 )
-_DONE = Certificate(batch_id="expired-1", outcomes={"DELETED": 2}, objects=2, size_bytes=2)
+_DONE = BatchCertificate(batch_id="expired-1", outcomes={"DELETED": 2}, objects=2, size_bytes=2)
 
 
 @dataclass
@@ -363,7 +363,7 @@ def test_end_wants_one_topic_or_all(run: Run, jobs: _Jobs, words: tuple[str, ...
 
 def test_function_that_failed_ends_in_part_and_names_its_ledger(run: Run, jobs: _Jobs) -> None:
     """What pages before it have ended is told too."""
-    why = Refusal(type="FunctionFailed", message="function expired: ledger 7 of t: KeyError")
+    why = GuardRefusal(type="FunctionFailed", message="function expired: ledger 7 of t: KeyError")
     jobs.results["end"] = EndRecordsResult(records=2, ended=2, certificate=_DONE, stopped=why)
     told = document(run("records", "end", "--all", "--function", "expired", "--json"), 5)
     assert told["failed"] == [{"id": "end-records/expired-1", "error": why.message}]
@@ -387,7 +387,7 @@ def test_without_waiting_ids_are_told_at_once(run: Run, jobs: _Jobs, words: tupl
 
 def test_refusals_have_their_own_field_in_the_result() -> None:
     """By that name the client raises what a guard refused."""
-    refusal = Refusal(type="CatalogAdopting", message="not yet")
+    refusal = GuardRefusal(type="CatalogAdopting", message="not yet")
     kinds = (FlushRecordsResult, DefragmentRecordsResult, RaidTombstonesResult, ReplicateRecordsResult)
     for kind in (*kinds, EndRecordsResult):
         assert kind(refused=refusal).refused == refusal

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logstore.deletion.intents import DeletionState, Finding, Outcome
+from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
@@ -46,7 +46,7 @@ def _history(
     )
 
 
-def _seen(finding: Finding | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> ExaminedCopy:
+def _seen(finding: CopyVerdict | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> ExaminedCopy:
     return ExaminedCopy(copy=KnownCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
 
 
@@ -99,27 +99,29 @@ def test_verdict_of_a_ledger_that_was_not_detached_names_what_holds_it(
     live: LiveLedger, references: list[Reference], said: str
 ) -> None:
     """The reason to keep comes first, whatever else names it."""
-    assert summarize_ledger(_history(live, references), [_seen(Finding.OWN)]).startswith(said)
+    assert summarize_ledger(_history(live, references), [_seen(CopyVerdict.OWN)]).startswith(said)
 
 
 def test_verdict_of_a_listed_ledger_that_storage_lacks_is_that() -> None:
     """Data loss, somebody else's objects, a copy that is left: each is told apart; silence is no finding."""
     history = _history(_live(), _needed("a"))
-    assert summarize_ledger(history, [_seen(Finding.ABSENT)]).endswith("and no other copy: this is data loss")
-    tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
-    assert summarize_ledger(history, [_seen(Finding.ABSENT), tiered]).endswith("and it is read from its other copy")
-    short = replace(_seen(Finding.OWN), segments=3, absent=2)
+    assert summarize_ledger(history, [_seen(CopyVerdict.ABSENT)]).endswith("and no other copy: this is data loss")
+    tiered = _seen(CopyVerdict.OWN, copy=CopyKind.OFFLOADED_LEDGER)
+    assert summarize_ledger(history, [_seen(CopyVerdict.ABSENT), tiered]).endswith("and it is read from its other copy")
+    short = replace(_seen(CopyVerdict.OWN), segments=3, absent=2)
     assert "lacks 2 of 3 segments of its LEDGER copy, and no other copy: this is data loss" in summarize_ledger(
         history, [short]
     )
     assert summarize_ledger(history, [short, tiered]).endswith("and it is read from its other copy")
-    assert "somebody else's: why" in summarize_ledger(history, [_seen(Finding.FOREIGN)])
+    assert "somebody else's: why" in summarize_ledger(history, [_seen(CopyVerdict.FOREIGN)])
     assert summarize_ledger(history, [_seen(None)]) == "listed and needed by subscription a"
-    assert summarize_ledger(history, [_seen(Finding.ABSENT, state="WRITING")]) == "listed and needed by subscription a"
+    assert (
+        summarize_ledger(history, [_seen(CopyVerdict.ABSENT, state="WRITING")]) == "listed and needed by subscription a"
+    )
 
 
 def _corrupt(component: Component = Component.MANAGED_LEDGER) -> ExaminedCopy:
-    seen = _seen(Finding.OWN)
+    seen = _seen(CopyVerdict.OWN)
     known = replace(seen.copy, intent=intent(component=component.value))
     damage = (CorruptSegment(1, 10, 19, "why"), CorruptSegment(3, 30, 39, "why"))
     return replace(seen, copy=known, segments=5, compared=4, corrupt=damage)
@@ -138,7 +140,7 @@ def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> N
     assert said.endswith(f"or give the whole ledger up: {advice}")
     is_open = summarize_ledger(_history(_live(LedgerState.OPEN)), [_corrupt()])
     assert is_open.endswith(f"up: `sexton topic roll {topic}` closes it, then {advice}"), "an open one is refused"
-    tiered = _seen(Finding.OWN, copy=CopyKind.OFFLOADED_LEDGER)
+    tiered = _seen(CopyVerdict.OWN, copy=CopyKind.OFFLOADED_LEDGER)
     assert "and it is read from its other copy; put the named objects" in summarize_ledger(
         history, [_corrupt(), tiered]
     )
@@ -205,7 +207,7 @@ def test_verdict_of_several_copies_is_that_of_the_worst() -> None:
 
 def test_verdict_of_a_deleted_ledger_that_storage_holds_again_does_not_call_it_confirmed() -> None:
     """What storage shows now outweighs what it once confirmed."""
-    said = summarize_ledger(_history(intents=[_filed()]), [_seen(Finding.OWN, state="DELETED")])
+    said = summarize_ledger(_history(intents=[_filed()]), [_seen(CopyVerdict.OWN, state="DELETED")])
     assert said == f"deleted on {_ON}, and yet storage holds 2 objects of its LEDGER copy now"
 
 

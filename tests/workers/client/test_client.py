@@ -20,7 +20,7 @@ from tests.migrated import migrate
 from workers.client import Sexton
 from workers.client.connections import connect_client
 from workers.settings import Settings
-from workflows.limits import MOST_IDS
+from workflows.limits import MAX_LEDGER_IDS
 
 _NOBODY: Any = SimpleNamespace(start_workflow=None)
 _TOPIC = Topic(
@@ -35,7 +35,7 @@ def test_connect_client_where_nobody_listens_names_the_service(tmp_path: Path) -
         asyncio.run(connect_client(settings))
 
 
-@pytest.mark.parametrize("ids", [[], range(MOST_IDS + 1)])
+@pytest.mark.parametrize("ids", [[], range(MAX_LEDGER_IDS + 1)])
 def test_delete_ledgers_of_none_or_too_many_is_refused(tmp_path: Path, ids: list[int]) -> None:
     """Bad input is refused before anything is started."""
     sexton = Sexton(_NOBODY, Settings(home=tmp_path))  # nothing is asked of it

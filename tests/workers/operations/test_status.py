@@ -28,7 +28,7 @@ from infra.coordination.directory import LiveWorker
 from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, write_ports
 from infra.stack.workers import WorkerRecord, record_worker
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
@@ -309,7 +309,7 @@ _SLOW = Failure(message="503 SlowDown")
         (
             _Described(
                 WorkflowExecutionStatus.COMPLETED,
-                refused=Refusal(type="CatalogOutdated", message="the database is older"),
+                refused=GuardRefusal(type="CatalogOutdated", message="the database is older"),
             ),
             "flushes are refused: CatalogOutdated: the database is older",
         ),

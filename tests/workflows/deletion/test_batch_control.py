@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.deletion import rate as pace
 from activities.deletion.values import ChunkInput, ChunkResult, HoldBatchInput
 from activities.dispatch import Answer
-from logstore.deletion.intents import Certificate
+from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledgers import ledger_prefix
 from logstore.ports.catalog import Claim
@@ -28,7 +28,7 @@ from workers.client.deletion_batches import DeletionBatches, release_paused_batc
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy, SetRate
 
-Batch = WorkflowHandle[DeleteLedgers, Certificate]
+Batch = WorkflowHandle[DeleteLedgers, BatchCertificate]
 
 
 def gate_at(house: House, ledger_id: LedgerId) -> Gate:

@@ -17,15 +17,15 @@ from temporalio.exceptions import ActivityError, CancelledError
 from activities.deletion.values import (
     ChunkInput,
     ChunkResult,
+    DeleteIntentInput,
+    DeleteIntentResult,
     DetachInput,
     DetachResult,
-    OneInput,
-    OneResult,
     RangesInput,
     RangesPage,
 )
 from activities.dispatch import Answer
-from logstore.deletion.intents import Certificate, DeletionState
+from logstore.deletion.intents import BatchCertificate, DeletionState
 from logstore.log.ledgers import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -117,9 +117,9 @@ def test_certificate_of_an_older_build_is_of_no_refusal() -> None:
     """Histories have results without the field."""
     older = b'{"batch_id": "b", "outcomes": {"DELETED": 1}, "objects": 3, "size_bytes": 9}'
     (found,) = pydantic_data_converter.payload_converter.from_payloads(
-        [Payload(metadata={"encoding": b"json/plain"}, data=older)], [Certificate]
+        [Payload(metadata={"encoding": b"json/plain"}, data=older)], [BatchCertificate]
     )
-    assert found == Certificate(batch_id="b", outcomes={"DELETED": 1}, objects=3, size_bytes=9)
+    assert found == BatchCertificate(batch_id="b", outcomes={"DELETED": 1}, objects=3, size_bytes=9)
 
 
 async def test_delete_ledgers_whose_catalog_was_rebuilt_says_how_much_is_left(house: House) -> None:
@@ -207,7 +207,7 @@ async def test_delete_ledgers_continued_as_new_carries_totals(house: House, monk
         handle = await house.delete([old, *ledgers])
         certificate = await handle.result()
         progress = await handle.query("progress", result_type=DeleteLedgersProgress)
-    assert certificate == Certificate(
+    assert certificate == BatchCertificate(
         batch_id=certificate.batch_id, outcomes={"DELETED": 5}, objects=12, size_bytes=certificate.size_bytes
     )
     assert (progress.intents, progress.detached, progress.objects, progress.finished) == (4, 4, 12, {"DELETED": 1})
@@ -353,7 +353,7 @@ async def test_chunk_that_meets_a_fault_nobody_expects_ends_as_dead_letters(hous
         raise TypeError(f"planned, at row {request.chunk.first}")
 
     @activity.defn(name="deletion.delete_one")
-    def one(request: OneInput) -> OneResult:
+    def one(request: DeleteIntentInput) -> DeleteIntentResult:
         raise TypeError(f"planned, at ledger {request.key.ledger_id}")
 
     async with house.worker(instead=[chunk, one]):

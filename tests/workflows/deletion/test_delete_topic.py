@@ -7,7 +7,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion.topic_deletion import Removed, RemoveInput
+from activities.deletion.topic_deletion import RemoveTopicInput, RemoveTopicResult
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import TopicState
 from tests.every_topic import every_topic
@@ -159,7 +159,7 @@ async def test_delete_topic_goes_back_while_something_is_attached(
     held = [True]
 
     @activity.defn(name="topic.remove")
-    def remove(request: RemoveInput) -> Removed:
+    def remove(request: RemoveTopicInput) -> RemoveTopicResult:
         if held:
             held.pop()
             house.world.sql(

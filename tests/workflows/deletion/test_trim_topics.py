@@ -10,7 +10,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from activities.deletion.trimming import TrimPageInput, TrimPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
-from logstore.ports.catalog import Cause, Claim, Detached, TopicState
+from logstore.ports.catalog import Cause, Claim, DetachedBatch, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World
 from tests.every_topic import every_topic
@@ -47,9 +47,9 @@ def batch(house: House) -> str:
 def failing(house: House, monkeypatch: pytest.MonkeyPatch, errors: dict[TopicId, list[SextonError]]) -> None:
     """Let detaches of some topics fail, as often as there are errors."""
     trims = house.world.catalog.phase_one
-    real: Callable[..., Detached] = trims.detach_into
+    real: Callable[..., DetachedBatch] = trims.detach_into
 
-    def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> Detached:
+    def detach_into(topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
         if errors.get(topic_id):
             raise errors[topic_id].pop()
         return real(topic_id, batch_id=batch_id, claim=claim, cause=cause)

@@ -10,7 +10,14 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from activities.deletion.values import ChunkInput, ChunkResult, DetachInput, DetachResult, OneInput, OneResult
+from activities.deletion.values import (
+    ChunkInput,
+    ChunkResult,
+    DeleteIntentInput,
+    DeleteIntentResult,
+    DetachInput,
+    DetachResult,
+)
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CorruptData, NotOwner, ServiceFailed, StoreUnavailable
 from logstore.log.ledgers import ledger_prefix
@@ -338,7 +345,7 @@ async def test_one_of_an_overtaken_lease_is_not_buried(house: House, street: Nei
     _, key = handed_over(house)
 
     @activity.defn(name="deletion.delete_one")
-    def delete_one(request: OneInput) -> OneResult:
+    def delete_one(request: DeleteIntentInput) -> DeleteIntentResult:
         raise NotOwner(0, expected="a", found="b")
 
     async with street.shared(instead=[delete_one]):

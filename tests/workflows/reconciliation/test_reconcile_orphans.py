@@ -4,7 +4,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 
-from logstore.deletion.intents import Refusal
+from logstore.deletion.intents import GuardRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.findings import FindingKind
@@ -120,7 +120,7 @@ async def test_refused_comparison_completes_with_its_sentence(house: House) -> N
             await result_of(house.client, handle, lambda _: None)
     assert isinstance(caught.value.cause, ApplicationError)
     assert caught.value.cause.type == "PreconditionFailed"
-    assert isinstance(result.refused, Refusal)
+    assert isinstance(result.refused, GuardRefusal)
     assert result.found is None
     assert "verify-findings" not in [job.name for job in house.world.bulk.ran]
     assert unfinished(house)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.deletion.intents import Finding, missing_property
+from logstore.deletion.intents import CopyVerdict, find_missing_property
 from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledgers import CopyKind, CopyState, segment_key
 from logstore.names import TopicName
@@ -66,17 +66,17 @@ def _examine_copy(storages: "Storages", copy: KnownCopy, keys: Sequence[str]) ->
         keys: Keys of the registered segments of a primary copy.
     """
     intent = copy.intent
-    storage, missing = storages.get(intent.copy.value), intent.damage or missing_property(intent)
+    storage, missing = storages.get(intent.copy.value), intent.damage or find_missing_property(intent)
     if missing or storage is None:
         cause = f"its row lacks {missing}" if missing else f"this build has no storage for {intent.copy.value}"
         return ExaminedCopy(copy=copy, finding=None, detail=f"not asked: {cause}")
     try:
         stored, statement = storage.inspect(intent), storage.statement(intent)
         own_keys = frozenset(keys if intent.copy is CopyKind.LEDGER else ())
-        absent = len(own_keys.difference(stored.data_keys)) if stored.finding is Finding.OWN else 0
+        absent = len(own_keys.difference(stored.data_keys)) if stored.verdict is CopyVerdict.OWN else 0
         return ExaminedCopy(
             copy=copy,
-            finding=stored.finding,
+            finding=stored.verdict,
             objects=stored.objects,
             size_bytes=stored.size_bytes,
             statement=None if statement is None else dict(statement),
@@ -96,7 +96,7 @@ def _compare_digests(
     A segment that was registered without a digest is not compared.
     """
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
-    if not is_live_primary or copy.finding is not Finding.OWN or copy.absent:
+    if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
         return copy
     from logstore.log.services.segment_file import compare_segment  # noqa: PLC0415 - start-up time
 

@@ -16,7 +16,7 @@ from workers.cli.output import Answer, ConvertedRows, SpooledRows, note
 from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
-    from logstore.deletion.intents import Certificate
+    from logstore.deletion.intents import BatchCertificate
     from logstore.ports.catalog import Ledger, Tombstone, Topic
 
 _TOMBSTONES_PER_PAGE = 1_000
@@ -125,7 +125,7 @@ def delete(
         }
         return Answer(document=document)
 
-    def answer(workflow_id: str, result: "Certificate") -> Answer:
+    def answer(workflow_id: str, result: "BatchCertificate") -> Answer:
         document = {"workflow_id": workflow_id}
         return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=ledger_ids)
 
@@ -173,7 +173,7 @@ def operate(
         counts = {"detached": len(ledger_ids), "ledger_ids": ledger_ids}
         return Answer(document={"dry_run": True, "copies": copies, **counts})
 
-    def answer(workflow_id: str, result: "Certificate") -> Answer:
+    def answer(workflow_id: str, result: "BatchCertificate") -> Answer:
         document = {"workflow_id": workflow_id}
         return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id])
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.deletion.intents import DeletionState, Finding, Outcome
+from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
 from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from workers.pages.texts import decode_topic_name, format_time_us
@@ -28,7 +28,7 @@ class ExaminedCopy:
     """Copy in the catalog, and what storage holds of it."""
 
     copy: KnownCopy
-    finding: Finding | None  # None: storage could not be asked
+    finding: CopyVerdict | None  # None: storage could not be asked
     objects: int = 0
     size_bytes: int = 0
     statement: dict[str, str] | None = None
@@ -58,10 +58,12 @@ def summarize_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> 
 
 def _describe_damage(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
     live = [copy for copy in copies if copy.copy.state == CopyState.LIVE]
-    has_sound_copy = any(copy.finding is not Finding.ABSENT and not copy.absent and not copy.corrupt for copy in live)
+    has_sound_copy = any(
+        copy.finding is not CopyVerdict.ABSENT and not copy.absent and not copy.corrupt for copy in live
+    )
     rest = "and it is read from its other copy" if has_sound_copy else "and no other copy: this is data loss"
     for copy in live:
-        if copy.finding is Finding.ABSENT:
+        if copy.finding is CopyVerdict.ABSENT:
             return f"listed, but storage holds nothing of its {copy.kind} copy, {rest}"
         if copy.absent:
             count = f"{copy.absent:,} of {copy.segments:,} segments"
@@ -74,7 +76,7 @@ def _describe_damage(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | 
                 f"listed, but {count} of its {copy.kind} copy that were compared are corrupt (entries {entries}),"
                 f" {rest}; {advice}"
             )
-        if copy.finding is Finding.FOREIGN:
+        if copy.finding is CopyVerdict.FOREIGN:
             return f"listed, but storage says that its {copy.kind} copy is somebody else's: {copy.detail}"
     return None
 
@@ -153,7 +155,7 @@ def _describe_deleted(history: LedgerHistory, copies: Sequence[ExaminedCopy]) ->
             return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
         return "given out once, and nothing is known of it any more"
     deleted_at = _format_second(max(filed.finished_us or filed.created_us for filed in history.intents))
-    stored = next((copy for copy in copies if copy.finding is Finding.OWN), None)
+    stored = next((copy for copy in copies if copy.finding is CopyVerdict.OWN), None)
     if stored:
         return f"deleted on {deleted_at}, and yet storage holds {stored.objects} objects of its {stored.kind} copy now"
     if all(filed.intent.outcome is Outcome.ALREADY_GONE for filed in history.intents):

@@ -81,7 +81,7 @@ def delete(
     """
     topic = context.get_topic(name)
     if dry_run:
-        contents = context.catalog.phase_one.contents(topic.topic_id)
+        contents = context.catalog.phase_one.count_contents(topic.topic_id)
         copies = {component: dict(kinds) for component, kinds in contents.copies.items()}
         counts = {"ledgers": dict(contents.ledgers), "copies": copies, "subscriptions": contents.subscriptions}
         return Answer(document={"dry_run": True, **counts})

@@ -6,7 +6,7 @@ from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import Acknowledged, Ended, RowRange, TopicState
+from logstore.ports.catalog import Acknowledged, IntentResult, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import (
     CURSOR,
@@ -315,7 +315,7 @@ def test_publication_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(
     world.age(late.ledger_id, seconds=601)
     world.phase_one(topic_id)
     abandoned = _intent(world, late.ledger_id)
-    gone = Ended(row_id=abandoned.row_id, outcome=Outcome.ALREADY_GONE)
+    gone = IntentResult(row_id=abandoned.row_id, outcome=Outcome.ALREADY_GONE)
     world.catalog.deletions.finish([gone], holder=abandoned.batch_id)
     assert not world.catalog.cursors.publish_snapshot(change, late, size_bytes=50)
     assert world.catalog.cursors.get(topic_id, CURSOR).snapshot_ledger is None

@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import CopyState
-from logstore.ports.catalog import Chosen, Ledger, Topic
+from logstore.ports.catalog import DetachChosenResult, Ledger, Topic
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, filled, listed, new_topic
 from tests.contracts.catalog.transactions.steps import begin, produce
@@ -21,7 +21,9 @@ def read(world: World, topic: Topic, *ledger_ids: LedgerId) -> list[Ledger]:
     return [one for one in world.catalog.ledgers.listed(topic.topic_id) if one.ledger_id in ledger_ids]
 
 
-def detach(world: World, topic: Topic, chosen: list[Ledger], *, by: str = "w", durable: bool | None = None) -> Chosen:
+def detach(
+    world: World, topic: Topic, chosen: list[Ledger], *, by: str = "w", durable: bool | None = None
+) -> DetachChosenResult:
     """Into one batch."""
     return world.catalog.phase_one.detach_chosen(
         topic.topic_id, chosen, batch_id=BATCH, claim=claim(by), cause=CAUSE, durable=durable
@@ -36,12 +38,12 @@ def test_each_that_may_go_goes_and_the_others_are_named(world: World) -> None:
     acknowledge(world, topic.topic_id, "billing", up_to=(ledgers[2], 9))
     world.add_copy(ledgers[1], CopyState.WRITING, uuid="u")
     chosen = read(world, topic, *ledgers)
-    told = world.catalog.phase_one.must_stay(topic.topic_id, chosen)
+    told = world.catalog.phase_one.reasons_to_keep(topic.topic_id, chosen)
     done = detach(world, topic, chosen)
     assert (done.detached.ledgers, done.detached.intents) == (2, 2)
     assert listed(world, topic.topic_id) == [ledgers[1], *ledgers[3:]]
     assert (
-        done.kept
+        done.reason_by_kept_ledger
         == told
         == {
             ledgers[1]: "a copy of it is being written",
@@ -59,7 +61,7 @@ def test_ledger_with_messages_of_an_open_transaction_stays(sql_world: SqlWorld) 
     produce(sql_world, topic, (txn, 3))
     filled(sql_world, topic.topic_id, 1)
     done = detach(sql_world, topic, read(sql_world, topic, ledger))
-    assert done.kept == {ledger: "it has messages of a transaction that is not over"}
+    assert done.reason_by_kept_ledger == {ledger: "it has messages of a transaction that is not over"}
 
 
 def test_ledger_that_has_changed_since_it_was_read_stays(world: World) -> None:
@@ -71,8 +73,8 @@ def test_ledger_that_has_changed_since_it_was_read_stays(world: World) -> None:
     append(world, topic.topic_id, ledgers[2])
     filled(world, topic.topic_id, 1)
     done = detach(world, topic, chosen)
-    assert sorted(done.kept) == [ledgers[0], ledgers[2]]
-    assert all(reason.startswith("it has changed") for reason in done.kept.values())
+    assert sorted(done.reason_by_kept_ledger) == [ledgers[0], ledgers[2]]
+    assert all(reason.startswith("it has changed") for reason in done.reason_by_kept_ledger.values())
     assert listed(world, topic.topic_id)[:2] == [ledgers[0], ledgers[2]]
 
 
@@ -84,8 +86,8 @@ def test_repeated_call_finds_them_gone_and_adds_nothing(world: World) -> None:
     first = detach(world, topic, chosen)
     again = detach(world, topic, chosen)
     assert (first.detached.ledgers, again.detached.ledgers) == (2, 0)
-    assert again.kept == dict.fromkeys(ledgers[:2], "it is in its list no more")
-    whole = world.catalog.phase_one.detached_into(BATCH)
+    assert again.reason_by_kept_ledger == dict.fromkeys(ledgers[:2], "it is in its list no more")
+    whole = world.catalog.phase_one.count_detached(BATCH)
     assert (whole.ledgers, whole.intents) == (2, 2)
 
 
@@ -96,9 +98,9 @@ def test_call_that_takes_nothing_leaves_no_trace(world: World) -> None:
     before = world.everything()
     done = detach(world, topic, chosen)
     assert done.detached.ledgers == 0
-    assert list(done.kept.values()) == ["it is OPEN"]
+    assert list(done.reason_by_kept_ledger.values()) == ["it is OPEN"]
     assert world.everything() == before
-    world.catalog.phase_one.must_stay(topic.topic_id, chosen)
+    world.catalog.phase_one.reasons_to_keep(topic.topic_id, chosen)
     assert world.everything() == before
 
 
@@ -108,7 +110,7 @@ def test_pages_of_many_topics_share_a_batch(sql_world: SqlWorld) -> None:
     for topic in topics:
         for ledger in filled(sql_world, topic.topic_id, 3)[:2]:
             assert detach(sql_world, topic, read(sql_world, topic, ledger)).detached.ledgers == 1
-    whole = sql_world.catalog.phase_one.detached_into(BATCH)
+    whole = sql_world.catalog.phase_one.count_detached(BATCH)
     assert (whole.ledgers, whole.intents) == (4, 4)
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [1, 1, 1, 1]
@@ -146,7 +148,10 @@ def test_unknown_topic_is_refused(world: World) -> None:
     """By name."""
     nowhere = new_topic(world)
     world.remove_topic(nowhere.topic_id)
-    for ask in (lambda: detach(world, nowhere, []), lambda: world.catalog.phase_one.must_stay(nowhere.topic_id, [])):
+    for ask in (
+        lambda: detach(world, nowhere, []),
+        lambda: world.catalog.phase_one.reasons_to_keep(nowhere.topic_id, []),
+    ):
         with pytest.raises(UnknownObject, match="topic"):
             ask()
 
@@ -163,7 +168,7 @@ def test_crash_leaves_all_or_nothing(world: World, side: str) -> None:
     disarm()
     assert (ledgers[0] in listed(world, topic.topic_id)) is (side == "before")
     detach(world, topic, chosen)
-    assert world.catalog.phase_one.detached_into(BATCH).ledgers == 1
+    assert world.catalog.phase_one.count_detached(BATCH).ledgers == 1
 
 
 def test_chosen_are_of_the_topic_alone(world: World) -> None:
@@ -171,7 +176,7 @@ def test_chosen_are_of_the_topic_alone(world: World) -> None:
     topic, other = (new_topic(world, f"persistent://a/b/{name}") for name in "ab")
     ledgers = filled(world, other.topic_id, 2)
     done = detach(world, topic, read(world, other, ledgers[0]))
-    assert done.kept == {ledgers[0]: "it is in its list no more"}
+    assert done.reason_by_kept_ledger == {ledgers[0]: "it is in its list no more"}
     assert ledgers[0] in listed(world, other.topic_id)
 
 

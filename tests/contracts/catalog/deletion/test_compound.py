@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import LedgerStillNeeded, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Detached, Topic
+from logstore.ports.catalog import DetachedBatch, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound
 from tests.contracts.catalog.offload.test_offloads import offloaded
@@ -26,7 +26,7 @@ def operate(
     generation: int | None = None,
     durable: bool | None = None,
     batch_id: str = "compound",
-) -> Detached:
+) -> DetachedBatch:
     """One operation."""
     operation = Compound(
         ledger_id=LedgerId(ledger_id),

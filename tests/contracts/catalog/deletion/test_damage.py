@@ -3,10 +3,10 @@
 import pytest
 
 from infra.catalog.log.inspection import SqlInspection
-from logstore.deletion.intents import DeletionState, Outcome, refusal
+from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Cause, Claim, Ended, Inflight, RowRange
+from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn
 from tests.contracts.catalog.worlds import SqlWorld, claim
@@ -45,11 +45,11 @@ def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     found = sql_world.catalog.deletions.intents("b", _ALL)
     assert [one.row_id for one in found] == [first, bad, last]
     assert [one.damage is not None for one in found] == [False, True, False]
-    refused = refusal(found[1])
+    refused = find_refusal(found[1])
     assert refused
     assert refused[0] is Outcome.INVALID
     assert refused[1].startswith(f"damaged {named} (found ")
-    sql_world.catalog.deletions.finish([Ended(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
+    sql_world.catalog.deletions.finish([IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
     assert sql_world.catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
 
 
@@ -59,7 +59,7 @@ def test_inflight_says_since_when_the_first_unfinished_row_is_filed(sql_world: S
     ended, first, last = _three(sql_world)
     for row, filed_us in ((ended, 10), (first, 20), (last, 30)):
         sql_world.sql("UPDATE pending_deletion SET created_us = :filed WHERE row_id = :row", filed=filed_us, row=row)
-    sql_world.catalog.deletions.finish([Ended(row_id=ended, outcome=Outcome.DELETED)], holder="b")
+    sql_world.catalog.deletions.finish([IntentResult(row_id=ended, outcome=Outcome.DELETED)], holder="b")
     assert sql_world.catalog.deletions.inflight().oldest_us == 20
 
 
@@ -111,12 +111,12 @@ def test_bytes_that_are_no_text_stop_no_neighbour_and_no_certificate(sqlite_url:
     world.sql(f"UPDATE pending_deletion SET {column} = x'ff' WHERE row_id = :row", row=bad)
     listing = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
     assert sorted(listing) == [first, bad, last]
-    refused = refusal(listing[bad])
+    refused = find_refusal(listing[bad])
     assert refused
     assert refused[0] is Outcome.INVALID
     assert refused[1].startswith(f"damaged {column} (found ")
-    ended = [Ended(row_id=row, outcome=Outcome.DELETED) for row in (first, last)]
-    world.catalog.deletions.finish([*ended, Ended(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
+    ended = [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in (first, last)]
+    world.catalog.deletions.finish([*ended, IntentResult(row_id=bad, outcome=refused[0], error=refused[1])], holder="b")
     cause = Cause(actor="tests", reason="", workflow_id="w")
     assert world.catalog.deletions.close("b", cause).outcomes["DELETED"] == 2
     redriven = world.catalog.upkeep.redrive(None, batch_id="again", claim=claim("w"), cause=cause)
@@ -140,7 +140,7 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     damaged, kept = _with_tiered(world, "persistent://a/b/damaged", context)
     other = new_topic(world, "persistent://a/b/other")
     first, _ = filled(world, other.topic_id, 2)
-    assert world.catalog.upkeep.due(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.count_backlog(older_than_s=60).uploads == 0
     assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).intents == 0
     born = newborn(world, other.topic_id)
     world.age(born, seconds=601)
@@ -163,7 +163,7 @@ def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: Sql
     world.add_copy(first, CopyState.WRITING)
     value = ":context" if world.database.is_sqlite else "CAST(:context AS json)"
     world.sql(f"UPDATE ledger_copy SET context = {value} WHERE kind = 'OFFLOADED_LEDGER'", context=context)
-    assert world.catalog.upkeep.due(older_than_s=60).uploads == 0
+    assert world.catalog.upkeep.count_backlog(older_than_s=60).uploads == 0
     world.age(newborn(world, topic.topic_id), seconds=601)
     assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("w"), limit=9).ledgers == 1
     assert world.phase_one(topic.topic_id).ledgers == 0
@@ -198,7 +198,7 @@ def test_detached_copy_whose_context_cannot_be_read_ends_alone(sqlite_url: str, 
     assert copies
     assert copies.primary
     assert world.phase_one(topic, batch_id="b").intents == 2
-    refused = {one.copy: refusal(one) for one in world.catalog.deletions.intents("b", _ALL)}
+    refused = {one.copy: find_refusal(one) for one in world.catalog.deletions.intents("b", _ALL)}
     assert refused[CopyKind.LEDGER] is None
     tiered = refused[CopyKind.OFFLOADED_LEDGER]
     assert tiered

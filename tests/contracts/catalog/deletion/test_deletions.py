@@ -9,7 +9,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, InvalidInput, StaleCatalog, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Cause, Ended, Inflight, RowRange, Tally
+from logstore.ports.catalog import Cause, Inflight, IntentResult, RowRange, Tally
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
@@ -40,8 +40,8 @@ def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -
     assert [part.rows for part in world.catalog.deletions.ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
 
 
-def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> Ended:
-    return Ended(row_id=intent.row_id, outcome=outcome, objects=objects, size_bytes=10 * objects)
+def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> IntentResult:
+    return IntentResult(row_id=intent.row_id, outcome=outcome, objects=objects, size_bytes=10 * objects)
 
 
 def _now(world: World, intent: DeletionIntent) -> DeletionIntent:
@@ -63,7 +63,7 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     assert deletions.ranges("b", after=rows[5], rows=3, limit=2) == [RowRange(first=rows[6], last=rows[6], rows=1)]
     assert deletions.ranges("b", after=rows[6], rows=3, limit=2) == []
     assert deletions.ranges("nobody", after=0, rows=3, limit=2) == []
-    deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
+    deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
     assert deletions.ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
 
 
@@ -71,7 +71,7 @@ def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
     """A run that goes on where slices left off meets, and counts, only what is left of the batch."""
     rows = [intent.row_id for intent in _batch(world, 7)]
     deletions = world.catalog.deletions
-    deletions.finish([Ended(row_id=row, outcome=Outcome.DELETED) for row in (rows[0], rows[2])], holder="b")
+    deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in (rows[0], rows[2])], holder="b")
     deletions.hand_over({rows[5]: "own"}, batch_id="b", errors={}, ttl_s=60)
     alone = [RowRange(first=row, last=row, rows=1) for row in (rows[1], rows[6])]
     between = RowRange(first=rows[3], last=rows[4], rows=2)
@@ -94,10 +94,14 @@ def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
     """A zombie that finishes late changes nothing: state, outcome, counts and error stay (PostHog#78455)."""
     intent = _batch(world, 1)[0]
     deletions = world.catalog.deletions
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)], holder="b")
+    deletions.finish(
+        [IntentResult(row_id=intent.row_id, outcome=Outcome.DELETED, objects=5, size_bytes=50)], holder="b"
+    )
     first = _now(world, intent)
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")], holder="b")
-    deletions.finish([Ended(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)], holder="b")
+    deletions.finish(
+        [IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, objects=1, error="late")], holder="b"
+    )
+    deletions.finish([IntentResult(row_id=intent.row_id, outcome=Outcome.ALREADY_GONE)], holder="b")
     deletions.hand_over({intent.row_id: "late"}, batch_id="b", errors={intent.row_id: "late"}, ttl_s=60)
     deletions.hold(intent.row_id, claim("w"), error="late")
     assert _now(world, intent) == first
@@ -128,7 +132,7 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
 def test_finish_outcome_decides_the_state(world: World, outcome: Outcome) -> None:
     """Success is DELETED; refusals and exhausted attempts stay listed with their reason, never dropped (PIP-186)."""
     intent = _batch(world, 1)[0]
-    world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome, error="why")], holder="b")
+    world.catalog.deletions.finish([IntentResult(row_id=intent.row_id, outcome=outcome, error="why")], holder="b")
     found = _now(world, intent)
     assert (found.state, found.outcome, found.last_error) == (outcome.state, outcome, "why")
     dead = outcome.state is DeletionState.DEAD_LETTERED
@@ -374,7 +378,7 @@ def test_finish_of_a_row_alone_leaves_an_audit_row_of_its_own(world: World) -> N
     deletions = world.catalog.deletions
     deletions.finish([_ended(first)], holder="b")
     deletions.hand_over({second.row_id: "delete-ledger/9"}, batch_id="b", errors={}, ttl_s=60)
-    letter = Ended(row_id=second.row_id, outcome=Outcome.DEAD_LETTERED, error="StoreUnavailable: 503")
+    letter = IntentResult(row_id=second.row_id, outcome=Outcome.DEAD_LETTERED, error="StoreUnavailable: 503")
     for _ in range(2):
         deletions.finish([letter], holder="delete-ledger/9")
     (row,) = world.audited("delete-ledger")

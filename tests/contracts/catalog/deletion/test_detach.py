@@ -7,7 +7,7 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import SHARDS, CopyKind, CopyState
-from logstore.ports.catalog import Detached, Ended, Filed, RowRange, TopicState
+from logstore.ports.catalog import DetachedBatch, FiledCount, IntentResult, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (
     acknowledge,
@@ -29,7 +29,7 @@ def test_detach_by_retention_replaces_consumed_ledgers_by_intents(world: World) 
     before = world.rows().versions[0]
     assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
     done = world.phase_one(topic.topic_id, batch_id="b")
-    assert done == Detached(batch_id="b", ledgers=3, intents=3)
+    assert done == DetachedBatch(batch_id="b", ledgers=3, intents=3)
     assert listed(world, topic.topic_id) == ledgers[3:]
     assert world.rows().versions == [before + 1]  # one metadata update for a batch of any size
     assert world.rows().segments == world.rows().copies == [ledgers[3]]
@@ -104,7 +104,7 @@ def test_attach_of_a_newborn_abandoned_too_early_lets_phase_two_look_again(world
     world.age(late, seconds=601)
     world.phase_one(topic.topic_id)
     row = world.catalog.deletions.list(None, limit=1)[0]
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id)
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder=row.batch_id)
     assert not world.catalog.ledgers.attach(late, after=None)
     assert world.catalog.deletions.inflight().estimated_inflight == 1
     assert world.phase_one(topic.topic_id).intents == 1
@@ -118,7 +118,7 @@ def test_attach_of_a_newborn_whose_deletion_is_at_work_takes_the_row_from_it(wor
     world.phase_one(topic.topic_id, batch_id="early")
     row = world.catalog.deletions.list(None, limit=1)[0]
     assert not world.catalog.ledgers.attach(late, after=None)
-    gone = [Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)]
+    gone = [IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)]
     assert world.catalog.deletions.finish(gone, holder="early") == frozenset()
     assert world.catalog.deletions.inflight().estimated_inflight == 1
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
@@ -130,7 +130,7 @@ def test_detach_of_ids_that_another_batch_works_on_tells_so(world: World) -> Non
     ledgers = filled(world, topic.topic_id, 3)
     world.phase_one(topic.topic_id, ledgers[:2], batch_id="first")
     second = world.phase_one(topic.topic_id, ledgers[:2], batch_id="second")
-    assert second == Detached(batch_id="second", ledgers=0, intents=0, finished={"RETRYING": 2})
+    assert second == DetachedBatch(batch_id="second", ledgers=0, intents=0, finished={"RETRYING": 2})
     assert {intent.batch_id for intent in world.catalog.deletions.list(None, limit=10)} == {"first"}
 
 
@@ -181,7 +181,7 @@ def test_detach_ledger_with_two_copies_files_an_intent_each(world: World) -> Non
     ledger = filled(world, topic.topic_id, 2)[0]
     world.add_copy(ledger, CopyState.LIVE, uuid="u-1", bucket="cold")
     assert world.catalog.ledgers.listed(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
-    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=1, intents=2)
+    assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=2)
     tiered, primary = world.catalog.deletions.list(None, limit=10)
     assert (primary.copy, primary.context) == (CopyKind.LEDGER, {})
     assert (tiered.copy, tiered.context) == (CopyKind.OFFLOADED_LEDGER, {"uuid": "u-1", "bucket": "cold"})
@@ -204,9 +204,9 @@ def test_detach_thirty_two_at_once_take_each_ledger_once(world: World) -> None:
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 6)
     answers = race(lambda number: world.phase_one(topic.topic_id, batch_id=f"b{number % 4}"))
-    assert all(isinstance(answer, Detached) for answer in answers), answers
+    assert all(isinstance(answer, DetachedBatch) for answer in answers), answers
     assert world.intents() == ledgers[:5]
-    assert sum({one.batch_id: one.ledgers for one in answers if isinstance(one, Detached)}.values()) == 5
+    assert sum({one.batch_id: one.ledgers for one in answers if isinstance(one, DetachedBatch)}.values()) == 5
 
 
 def test_detach_explicit_ids_is_all_or_nothing(world: World) -> None:
@@ -271,10 +271,12 @@ def test_detach_ids_that_ended_before_answers_their_outcomes(world: World) -> No
     world.phase_one(topic.topic_id, ledgers[:2])
     rows = world.catalog.deletions.list(None, limit=9)
     outcomes = (Outcome.DELETED, Outcome.METADATA_MISMATCH)
-    ended = [Ended(row_id=row.row_id, outcome=one) for row, one in zip(rows, outcomes, strict=True)]
+    ended = [IntentResult(row_id=row.row_id, outcome=one) for row, one in zip(rows, outcomes, strict=True)]
     world.catalog.deletions.finish(ended, holder=rows[0].batch_id)
     again = world.phase_one(topic.topic_id, ledgers[:3], batch_id="again")
-    assert again == Detached(batch_id="again", ledgers=1, intents=1, finished={"DELETED": 1, "METADATA_MISMATCH": 1})
+    assert again == DetachedBatch(
+        batch_id="again", ledgers=1, intents=1, finished={"DELETED": 1, "METADATA_MISMATCH": 1}
+    )
     assert world.phase_one(topic.topic_id, ledgers[:3], batch_id="again") == again
 
 
@@ -320,7 +322,7 @@ def test_detach_newborn_is_abandoned_after_the_timeout_only(world: World) -> Non
     old, young, theirs = (newborn(world, one.topic_id) for one in (topic, topic, other))
     for ledger_id, seconds in ((old, 601), (young, 590), (theirs, 601), (last, 601)):  # the last one is listed
         world.age(ledger_id, seconds=seconds)
-    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=0, intents=1)
+    assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=0, intents=1)
     assert world.intents() == [old]
     assert not world.catalog.ledgers.attach(old, after=last)
     assert world.catalog.ledgers.attach(young, after=last)
@@ -431,8 +433,11 @@ def test_detach_says_what_it_filed_and_nothing_when_it_is_repeated(world: World)
     topic = new_topic(world)
     a, b, *_ = filled(world, topic.topic_id, 4)
     first = world.phase_one(topic.topic_id, [a], force=True, batch_id="first", ttl_s=-1)
-    assert list(first.filed) == [Filed(component="MANAGED_LEDGER", copy="LEDGER", rows=1)]
+    assert list(first.filed_counts) == [FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)]
     again = world.phase_one(topic.topic_id, [a], force=True, batch_id="first")
-    assert (again, list(again.filed)) == (first, [])
+    assert (again, list(again.filed_counts)) == (first, [])
     second = world.phase_one(topic.topic_id, [a, b], force=True, batch_id="second")
-    assert (second.intents, list(second.filed)) == (2, [Filed(component="MANAGED_LEDGER", copy="LEDGER", rows=1)])
+    assert (second.intents, list(second.filed_counts)) == (
+        2,
+        [FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1)],
+    )

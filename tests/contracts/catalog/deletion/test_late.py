@@ -5,7 +5,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import LedgerFenced
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import Ended, Topic
+from logstore.ports.catalog import IntentResult, Topic
 from logstore.positions import LedgerId
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race, segment
@@ -20,7 +20,9 @@ def _intents(world: World, ledger_id: LedgerId) -> dict[CopyKind, DeletionIntent
 def _end(world: World, ledger_id: LedgerId, outcome: Outcome = Outcome.DELETED) -> DeletionIntent:
     """Phase two ends for the primary copy; its row."""
     row = _intents(world, ledger_id)[CopyKind.LEDGER]
-    ended = world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=outcome, error="e")], holder=row.batch_id)
+    ended = world.catalog.deletions.finish(
+        [IntentResult(row_id=row.row_id, outcome=outcome, error="e")], holder=row.batch_id
+    )
     assert ended == {row.row_id}
     return _intents(world, ledger_id)[CopyKind.LEDGER]
 
@@ -74,7 +76,7 @@ def test_give_up_while_phase_two_is_at_work_takes_the_row_from_it(world: World) 
     world.phase_one(topic.topic_id, [gone], batch_id="early")
     row = _intents(world, gone)[CopyKind.LEDGER]
     world.catalog.ledgers.gave_up(gone, epoch=1)
-    late = Ended(row_id=row.row_id, outcome=Outcome.DELETED)
+    late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)
     assert world.catalog.deletions.finish([late], holder="early") == frozenset()
     assert world.phase_one(topic.topic_id, batch_id="next").intents == 1
 
@@ -121,7 +123,7 @@ def test_give_up_speaks_of_the_primary_copy_alone(world: World) -> None:
     first, _ = filled(world, topic.topic_id, 2)
     offloaded(world, first)
     assert world.phase_one(topic.topic_id, [first], batch_id="b").intents == 2
-    ended = [Ended(row_id=row.row_id, outcome=Outcome.DELETED) for row in _intents(world, first).values()]
+    ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in _intents(world, first).values()]
     assert len(world.catalog.deletions.finish(ended, holder="b")) == 2
     world.catalog.ledgers.gave_up(first, epoch=1)
     states = {copy: row.state for copy, row in _intents(world, first).items()}
@@ -175,7 +177,7 @@ def test_give_up_racing_with_phase_two_never_leaves_the_row_ended(world: World) 
     *gone, _ = filled(world, topic.topic_id, 9)
     world.phase_one(topic.topic_id, gone, batch_id="b")
     rows = [_intents(world, ledger_id)[CopyKind.LEDGER] for ledger_id in gone]
-    ended = [Ended(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
+    ended = [IntentResult(row_id=row.row_id, outcome=Outcome.DELETED) for row in rows]
 
     def act(number: int) -> object:
         if number == 0:

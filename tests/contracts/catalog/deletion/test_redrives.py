@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Detached, Ended, Inflight, RowRange
+from logstore.ports.catalog import DetachedBatch, Inflight, IntentResult, RowRange
 from tests.contracts.catalog.steps import filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
 
@@ -17,13 +17,13 @@ def _dead(world: World, count: int, *, name: str = "b") -> list[DeletionIntent]:
     filled(world, topic.topic_id, count + 3)
     world.phase_one(topic.topic_id, batch_id=name)
     rows = world.catalog.deletions.intents(name, _ALL)
-    dead = [Ended(row_id=one.row_id, outcome=Outcome.DEAD_LETTERED, error="503") for one in rows[:count]]
-    gone = Ended(row_id=rows[count].row_id, outcome=Outcome.DELETED, objects=2, size_bytes=20)
+    dead = [IntentResult(row_id=one.row_id, outcome=Outcome.DEAD_LETTERED, error="503") for one in rows[:count]]
+    gone = IntentResult(row_id=rows[count].row_id, outcome=Outcome.DELETED, objects=2, size_bytes=20)
     world.catalog.deletions.finish([*dead, gone], holder=name)
     return rows
 
 
-def _redrive(world: World, ids: list[int] | None, batch_id: str = "again", *, ttl_s: float = 60) -> Detached:
+def _redrive(world: World, ids: list[int] | None, batch_id: str = "again", *, ttl_s: float = 60) -> DetachedBatch:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
     return world.catalog.upkeep.redrive(ids, batch_id=batch_id, claim=owner, cause=CAUSE)
 
@@ -32,7 +32,7 @@ def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
     """Pending, counted from none again, with the last error until there is another, in a claimed batch (PIP-186)."""
     first, second, *_ = _dead(world, 2)
     world.exhaust(second.row_id)
-    assert _redrive(world, [second.row_id]) == Detached(batch_id="again", ledgers=0, intents=1)
+    assert _redrive(world, [second.row_id]) == DetachedBatch(batch_id="again", ledgers=0, intents=1)
     (found,) = world.catalog.deletions.intents("again", _ALL)
     assert (found.row_id, found.state, found.outcome) == (second.row_id, DeletionState.PENDING, None)
     assert (found.attempts, found.last_error, found.handed_to) == (0, "503", None)
@@ -47,7 +47,7 @@ def test_redrive_forgets_how_often_storage_kept_as_many_keys(world: World) -> No
     deletions, own = world.catalog.deletions, claim("w")
     deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
     assert [deletions.hold(open_one.row_id, own, keys_left=3) for _ in range(4)] == [1, 2, 3, 4]
-    deletions.finish([Ended(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w")
+    deletions.finish([IntentResult(row_id=open_one.row_id, outcome=Outcome.DEAD_LETTERED, error="stuck")], holder="w")
     _redrive(world, [open_one.row_id], ttl_s=-1)
     deletions.take(open_one.ledger_id, open_one.copy, open_one.generation, own)
     assert deletions.hold(open_one.row_id, own, keys_left=3) == 1
@@ -66,7 +66,7 @@ def test_redrive_leaves_a_row_in_the_audit_log(world: World) -> None:
 def test_redrive_all_takes_every_dead_letter_and_nothing_else(world: World) -> None:
     """Of every topic."""
     mine, theirs = _dead(world, 2), _dead(world, 1, name="c")
-    assert world.catalog.upkeep.redrivable(None) == 3
+    assert world.catalog.upkeep.count_redrivable(None) == 3
     assert _redrive(world, None).intents == 3
     found = world.catalog.deletions.intents("again", _ALL)
     assert [one.row_id for one in found] == [mine[0].row_id, mine[1].row_id, theirs[0].row_id]
@@ -79,7 +79,7 @@ def test_redrive_mends_what_an_earlier_hand_left(sql_world: SqlWorld) -> None:
     (dead, *_) = _dead(sql_world, 1)
     sql_world.exhaust(dead.row_id)
     sql_world.sql("UPDATE pending_deletion SET state = 'LOST' WHERE row_id = :row", row=dead.row_id)
-    assert sql_world.catalog.upkeep.redrivable(None) == 0
+    assert sql_world.catalog.upkeep.count_redrivable(None) == 0
     assert _redrive(sql_world, None, "all").intents == 0
     assert _redrive(sql_world, [dead.row_id]).intents == 1
     (found,) = sql_world.catalog.deletions.intents("again", _ALL)
@@ -92,7 +92,7 @@ def test_redrive_all_of_none_leaves_no_trace(world: World) -> None:
     """Nothing to do is done."""
     _dead(world, 0)
     before = world.everything()
-    assert world.catalog.upkeep.redrivable(None) == 0
+    assert world.catalog.upkeep.count_redrivable(None) == 0
     assert _redrive(world, None).intents == 0
     assert world.everything() == before
 
@@ -102,7 +102,7 @@ def test_redrive_of_rows_that_are_no_dead_letters_names_each_and_changes_nothing
     """All or nothing: the operator learns what each id is (promise 2)."""
     dead, gone, pending = (one.row_id for one in _dead(world, 1))
     before = world.everything()
-    for ask in (_redrive, lambda world, ids: world.catalog.upkeep.redrivable(ids)):
+    for ask in (_redrive, lambda world, ids: world.catalog.upkeep.count_redrivable(ids)):
         with pytest.raises(PreconditionFailed) as caught:
             ask(world, [dead, gone, pending, 99])
         assert f"found {gone} DELETED, {pending} PENDING, 99 unknown; nothing was changed" in str(caught.value)
@@ -146,7 +146,7 @@ def test_redrive_at_once_starts_each_row_once(world: World) -> None:
     """Two operators with the same idea."""
     _dead(world, 6)
     answers = race(lambda number: _redrive(world, None, f"r{number}"), 8)
-    assert sum(one.intents for one in answers if isinstance(one, Detached)) == 6, answers
+    assert sum(one.intents for one in answers if isinstance(one, DetachedBatch)) == 6, answers
     assert sum(one.detail["rows"] for one in world.audited("redrive")) == 6
 
 
@@ -156,4 +156,4 @@ def test_redrive_of_the_same_rows_at_once_is_refused_but_to_one(world: World) ->
     (dead, *_) = _dead(world, 1)
     answers = race(lambda number: _redrive(world, [dead.row_id], f"r{number}"), 8)
     assert sorted({type(one).__name__ for one in answers}) == ["Detached", "PreconditionFailed"]
-    assert sum(isinstance(one, Detached) for one in answers) == 1
+    assert sum(isinstance(one, DetachedBatch) for one in answers) == 1

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from logstore.deletion.intents import Outcome
-from logstore.ports.catalog import Ended, RowRange
+from logstore.ports.catalog import IntentResult, RowRange
 from tests.contracts.catalog.steps import filled, new_topic
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 
@@ -37,7 +37,7 @@ def test_an_intent_names_the_trace_of_its_detach_and_then_of_each_attempt(world:
     assert {first.trace_id, second.trace_id, third.trace_id} == {detached}
     with traced(2) as batch:
         deletions.hand_over({first.row_id: "alone"}, batch_id="b", errors={first.row_id: "503"}, ttl_s=60)
-        deletions.finish([Ended(row_id=second.row_id, outcome=Outcome.DELETED)], holder="b")
+        deletions.finish([IntentResult(row_id=second.row_id, outcome=Outcome.DELETED)], holder="b")
     assert [_trace_of(world, one.row_id) for one in (first, second, third)] == [batch, batch, detached]
     with traced(3) as alone:
         taken = deletions.take(first.ledger_id, first.copy, first.generation, claim("alone"))
@@ -45,7 +45,9 @@ def test_an_intent_names_the_trace_of_its_detach_and_then_of_each_attempt(world:
         deletions.hold(first.row_id, claim("alone"), error="503")
     assert _trace_of(world, first.row_id) == alone
     with traced(4) as given_up:
-        deletions.finish([Ended(row_id=first.row_id, outcome=Outcome.DEAD_LETTERED, error="503")], holder="alone")
+        deletions.finish(
+            [IntentResult(row_id=first.row_id, outcome=Outcome.DEAD_LETTERED, error="503")], holder="alone"
+        )
     assert _trace_of(world, first.row_id) == given_up
     with traced(5) as redriven:
         world.catalog.upkeep.redrive([first.row_id], batch_id="again", claim=claim("again"), cause=CAUSE)
@@ -59,7 +61,7 @@ def test_a_row_of_work_that_is_not_traced_names_no_trace(world: World) -> None:
     with traced(1):
         world.phase_one(topic.topic_id, batch_id="b")
     (first,) = deletions.intents("b", _ALL)
-    deletions.finish([Ended(row_id=first.row_id, outcome=Outcome.DELETED)], holder="b")
+    deletions.finish([IntentResult(row_id=first.row_id, outcome=Outcome.DELETED)], holder="b")
     assert _trace_of(world, first.row_id) is None
 
 

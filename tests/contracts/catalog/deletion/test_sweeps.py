@@ -4,7 +4,7 @@ import pytest
 
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Detached, Due, Ended, Forgotten, RowRange, Tally
+from logstore.ports.catalog import DetachedBatch, ForgottenCounts, IntentResult, RowRange, SweepBacklog, Tally
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
@@ -20,7 +20,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
     return world.catalog.deletions.intents(name, _ALL)
 
 
-def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> Detached:
+def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> DetachedBatch:
     owner = claim(f"delete-ledgers/{batch_id}", ttl_s=ttl_s)
     return world.catalog.upkeep.adopt(batch_id=batch_id, claim=owner, limit=limit)
 
@@ -35,7 +35,7 @@ def test_adopt_takes_stalled_rows_of_every_topic_and_of_none(world: World) -> No
     a, b = _batch(world, 2, ttl_s=-1, name="a"), _batch(world, 1, ttl_s=-1, name="c")
     world.remove_topic(b[0].topic_id)
     found = _adopt(world)
-    assert found == Detached(batch_id="sweep", ledgers=0, intents=3)
+    assert found == DetachedBatch(batch_id="sweep", ledgers=0, intents=3)
     assert _ids(world, "sweep") == [one.ledger_id for one in (*a, *b)]
     assert all(one.handed_to is None for one in world.catalog.deletions.intents("sweep", _ALL))
     world.catalog.deletions.renew("sweep", claim("delete-ledgers/sweep"))
@@ -47,7 +47,7 @@ def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
     alone, ended = _batch(world, 2, name="dead")
     deletions = world.catalog.deletions
     deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="dead", errors={}, ttl_s=60)
-    deletions.finish([Ended(row_id=ended.row_id, outcome=Outcome.INVALID)], holder="dead")
+    deletions.finish([IntentResult(row_id=ended.row_id, outcome=Outcome.INVALID)], holder="dead")
     world.lapse("dead")
     before = world.everything()
     assert _adopt(world).intents == 0
@@ -73,7 +73,7 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
         deletions.renew("mine", claim("thief"))
     deletions.renew("mine", claim("w", ttl_s=-1))
     assert {one.batch_id: one.paused for one in deletions.list(None, limit=9)} == {"mine": True, "sweep": False}
-    assert world.catalog.upkeep.due(older_than_s=_MONTH).stalled == 0
+    assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH).stalled == 0
     deletions.resume("mine")
     assert _adopt(world, "next").intents == len(mine)
 
@@ -114,7 +114,7 @@ def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None
     world.catalog.deletions.pause("b")
     assert world.catalog.deletions.release("b")
     assert _adopt(world).intents == 1
-    assert _forget(world) == Forgotten()
+    assert _forget(world) == ForgottenCounts()
 
 
 @pytest.mark.postgres
@@ -178,7 +178,7 @@ def test_adopt_with_nothing_to_do_leaves_no_trace(world: World) -> None:
     newborn(world, world.catalog.topics.get("persistent://a/b/young").topic_id)
     before = world.everything()
     for number in range(3):
-        assert _adopt(world, f"s{number}") == Detached(batch_id=f"s{number}", ledgers=0, intents=0)
+        assert _adopt(world, f"s{number}") == DetachedBatch(batch_id=f"s{number}", ledgers=0, intents=0)
     assert world.everything() == before
 
 
@@ -205,7 +205,7 @@ def test_adopt_sixteen_at_once_gives_each_row_to_one(world: World) -> None:
     """Overlapping sweeps neither lose a row nor count it twice."""
     _batch(world, 30, ttl_s=-1)
     answers = race(lambda number: _adopt(world, f"s{number}", limit=3), 16)
-    taken = [one for one in answers if isinstance(one, Detached)]
+    taken = [one for one in answers if isinstance(one, DetachedBatch)]
     assert len(taken) == 16, answers
     found = [ledger for number in range(16) for ledger in _ids(world, f"s{number}")]
     assert len(found) == len(set(found)) == sum(one.intents for one in taken)
@@ -238,7 +238,7 @@ def test_adopt_detaches_newborn_ledgers_of_idle_topics(world: World) -> None:
     for one in born[:2]:
         world.age(one, seconds=601)
     found = _adopt(world)
-    assert found == Detached(batch_id="sweep", ledgers=2, intents=2)
+    assert found == DetachedBatch(batch_id="sweep", ledgers=2, intents=2)
     assert _ids(world, "sweep") == born[:2]
     assert world.rows().ledgers == sorted([*kept, born[2]])
     assert listed(world, topics[0].topic_id) == kept
@@ -252,15 +252,15 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
     ledgers = [filled(world, topic.topic_id, 2)[0] for topic in topics]
     for at, ledger in enumerate(ledgers):
         world.catalog.offloads.begin(ledger, uuid=f"u-{at}", driver_metadata={"bucket": "cold"}, timeout_s=60)
-    assert _adopt(world, "early") == Detached(batch_id="early", ledgers=0, intents=0)
+    assert _adopt(world, "early") == DetachedBatch(batch_id="early", ledgers=0, intents=0)
     for ledger in ledgers:
         world.let_upload_end(ledger)
     world.catalog.offloads.begin(ledgers[2], uuid="u-9", driver_metadata={"bucket": "cold"}, timeout_s=2**30)
-    assert world.catalog.upkeep.due(older_than_s=_MONTH).uploads == 2
+    assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH).uploads == 2
     assert _adopt(world).ledgers == 0
     rows = world.catalog.deletions.intents("sweep", _ALL)
     assert sorted(row.context["uuid"] for row in rows) == ["u-0", "u-1", "u-2"]
-    assert _adopt(world, "again") == Detached(batch_id="again", ledgers=0, intents=0)
+    assert _adopt(world, "again") == DetachedBatch(batch_id="again", ledgers=0, intents=0)
     assert [listed(world, topic.topic_id)[0] for topic in topics] == ledgers
     assert world.catalog.offloads.publish(ledgers[2], "u-9")
 
@@ -268,13 +268,13 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
 def _finished(world: World, *, days: int) -> list[DeletionIntent]:
     rows = _batch(world, 4)
     ends = (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH)
-    ended = [Ended(row_id=row.row_id, outcome=outcome) for row, outcome in zip(rows, ends, strict=False)]
+    ended = [IntentResult(row_id=row.row_id, outcome=outcome) for row, outcome in zip(rows, ends, strict=False)]
     world.catalog.deletions.finish(ended, holder="b")
     world.end_earlier(days=days)
     return rows
 
 
-def _forget(world: World, *, limit: int = 100) -> Forgotten:
+def _forget(world: World, *, limit: int = 100) -> ForgottenCounts:
     return world.catalog.upkeep.forget(older_than_s=_MONTH, limit=limit, cause=CAUSE)
 
 
@@ -285,17 +285,21 @@ def test_due_counts_what_a_sweep_would_find_and_changes_nothing(world: World) ->
     late = newborn(world, new_topic(world, "persistent://a/b/young").topic_id)
     world.age(late, seconds=601)
     old = _batch(world, 3, name="old")
-    ended = [Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in old]
+    ended = [IntentResult(row_id=one.row_id, outcome=Outcome.DELETED) for one in old]
     world.catalog.deletions.finish(ended, holder="old")
     world.catalog.deletions.close("old", CAUSE)
     world.end_earlier(days=31)
     before = world.everything()
-    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=2, newborn=1, uploads=0, rows=3, runs=0)
+    assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH) == SweepBacklog(
+        stalled=2, newborn=1, uploads=0, rows=3, runs=0
+    )
     assert world.everything() == before
     assert _adopt(world).intents == 3
     assert _forget(world).rows == 3
-    assert _forget(world) == Forgotten()
-    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=0, rows=0, runs=0)
+    assert _forget(world) == ForgottenCounts()
+    assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH) == SweepBacklog(
+        stalled=0, newborn=0, uploads=0, rows=0, runs=0
+    )
 
 
 def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
@@ -306,7 +310,9 @@ def test_due_counts_each_dead_upload_of_a_topic(world: World) -> None:
         world.catalog.offloads.begin(ledger, uuid=f"u-{at}", driver_metadata={"bucket": "cold"}, timeout_s=patience_s)
     for ledger in ledgers[:2]:
         world.let_upload_end(ledger)
-    assert world.catalog.upkeep.due(older_than_s=_MONTH) == Due(stalled=0, newborn=0, uploads=2, rows=0, runs=0)
+    assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH) == SweepBacklog(
+        stalled=0, newborn=0, uploads=2, rows=0, runs=0
+    )
     assert _adopt(world).intents == 2
 
 
@@ -315,7 +321,7 @@ def test_forget_removes_what_ended_long_ago_and_never_a_dead_letter(world: World
     gone, also, dead, open_one = _finished(world, days=31)
     world.catalog.deletions.close("b", CAUSE)
     world.end_earlier(days=31)
-    assert _forget(world) == Forgotten(rows=2, runs=0)
+    assert _forget(world) == ForgottenCounts(rows=2, runs=0)
     assert _ids(world, "b") == [dead.ledger_id, open_one.ledger_id]
     with pytest.raises(UnknownObject, match="deletion"):
         world.catalog.deletions.take(gone.ledger_id, gone.copy, gone.generation, claim())
@@ -330,14 +336,14 @@ def test_forget_leaves_what_is_younger(world: World) -> None:
     _finished(world, days=29)
     world.catalog.deletions.close("b", CAUSE)
     before = world.everything()
-    assert _forget(world) == Forgotten()
+    assert _forget(world) == ForgottenCounts()
     assert world.everything() == before
 
 
 def test_forget_keeps_the_rows_of_a_batch_at_work(world: World) -> None:
     """A batch that was paused for longer than a month still certifies all of its rows."""
     _finished(world, days=40)
-    assert _forget(world) == Forgotten()
+    assert _forget(world) == ForgottenCounts()
     assert world.catalog.deletions.tally("b") == Tally(
         outcomes={"ALREADY_GONE": 1, "DELETED": 1, "METADATA_MISMATCH": 1, "RETRYING": 1}, objects=0, size_bytes=0
     )
@@ -348,7 +354,9 @@ def test_forget_keeps_the_rows_of_a_batch_at_work(world: World) -> None:
 def test_forget_goes_page_by_page_and_then_takes_the_empty_batch(world: World) -> None:
     """The run goes with its last row, not before."""
     rows = _batch(world, 5)
-    world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
+    world.catalog.deletions.finish(
+        [IntentResult(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b"
+    )
     world.catalog.deletions.close("b", CAUSE)
     world.end_earlier(days=31)
     pages = [_forget(world, limit=2) for _ in range(4)]
@@ -360,9 +368,9 @@ def test_forget_takes_the_batch_of_a_workflow_that_vanished_once_its_rows_are_an
     """Never closed, and empty since a sweep: it would stay for ever."""
     _batch(world, 1, ttl_s=-1)
     _adopt(world)
-    assert _forget(world) == Forgotten()
+    assert _forget(world) == ForgottenCounts()
     world.lapse("b")
-    assert _forget(world) == Forgotten(rows=0, runs=1)
+    assert _forget(world) == ForgottenCounts(rows=0, runs=1)
     assert world.rows().runs == ["sweep"]
 
 
@@ -370,11 +378,13 @@ def test_forget_takes_the_batch_of_a_workflow_that_vanished_once_its_rows_are_an
 def test_forget_at_once_counts_each_row_once(world: World) -> None:
     """Two sweeps that overlap tell the audit log of each row once."""
     rows = _batch(world, 20)
-    world.catalog.deletions.finish([Ended(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b")
+    world.catalog.deletions.finish(
+        [IntentResult(row_id=one.row_id, outcome=Outcome.DELETED) for one in rows], holder="b"
+    )
     world.catalog.deletions.close("b", CAUSE)
     world.end_earlier(days=31)
     answers = race(lambda _: _forget(world, limit=6), 8)
-    assert sum(one.rows for one in answers if isinstance(one, Forgotten)) == 20 - len(_ids(world, "b"))
+    assert sum(one.rows for one in answers if isinstance(one, ForgottenCounts)) == 20 - len(_ids(world, "b"))
     told = sum(one.detail["rows"] for one in world.audited("forget"))
     assert told + len(_ids(world, "b")) == 20
 
@@ -387,7 +397,7 @@ def test_forget_row_opened_again_behind_it_stays(world: World) -> None:
     world.age(late, seconds=601)
     _adopt(world)
     (row,) = world.catalog.deletions.intents("sweep", _ALL)
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="sweep")
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="sweep")
     world.catalog.deletions.close("sweep", CAUSE)
     world.end_earlier(days=31)
     assert not world.catalog.ledgers.attach(late, after=None)

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import Ended, Registered, Topic
+from logstore.ports.catalog import IntentResult, Registered, Topic
 from tests.contracts.catalog.delayed.steps import bucket, seal_of
 from tests.contracts.catalog.delayed.steps import newborn as sealing
 from tests.contracts.catalog.deletion.topic_deletion_steps import (
@@ -60,7 +60,7 @@ def test_creator_that_wakes_late_has_its_intent_opened_again(world: World, remov
     begin(world, topic)
     detach_all(world, topic)
     (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
     assert not removed or remove(world, topic)
     assert world.catalog.ledgers.attach(born, after=None) is False
     (again,) = world.catalog.deletions.list(None, limit=9)
@@ -99,7 +99,7 @@ def test_creator_of_a_component_that_wakes_late_has_its_intent_opened_again(
     begin(world, topic)
     detach_all(world, topic)
     (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="all")
     assert not removed or remove(world, topic)
     assert not publish()
     (again,) = world.catalog.deletions.list(None, limit=9)
@@ -214,7 +214,7 @@ def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World
     world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])  # its row is there: nothing was deleted yet
     detach_all(world, topic)
     (row,) = world.catalog.deletions.list(None, limit=9)
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.DELETED, objects=2)], holder="all")
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.DELETED, objects=2)], holder="all")
     assert not removed or remove(world, topic)
     stale = segment(topic.topic_id, ledger, 6, epoch=7)
     world.catalog.commits.commit([stale])  # of another catalog: not our ledger
@@ -227,7 +227,7 @@ def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World
     assert world.catalog.deletions.inflight().estimated_inflight == 1
     (row,) = world.catalog.deletions.list(None, limit=9)
     assert (row.ledger_id, row.batch_id, row.handed_to) == (ledger, "", None)
-    late = Ended(row_id=row.row_id, outcome=Outcome.DELETED)
+    late = IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)
     assert world.catalog.deletions.finish([late], holder="all") == frozenset()  # what it saw is no longer true
 
 
@@ -238,7 +238,7 @@ def test_writer_that_comes_late_to_a_dead_letter_leaves_it_to_people(world: Worl
     begin(world, topic)
     detach_all(world, topic)
     (row,) = world.catalog.deletions.list(None, limit=9)
-    letter = Ended(row_id=row.row_id, outcome=Outcome.METADATA_MISMATCH, error="theirs")
+    letter = IntentResult(row_id=row.row_id, outcome=Outcome.METADATA_MISMATCH, error="theirs")
     world.catalog.deletions.finish([letter], holder="all")
     world.catalog.commits.commit([segment(topic.topic_id, ledger, 6)])
     assert world.catalog.deletions.list(None, limit=9)[0].outcome is Outcome.METADATA_MISMATCH

@@ -7,7 +7,16 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import AlreadyExists, PreconditionFailed, SextonError, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ports.catalog import Acknowledge, Cause, Detached, Ended, Registered, Topic, TopicContents, TopicState
+from logstore.ports.catalog import (
+    Acknowledge,
+    Cause,
+    DetachedBatch,
+    IntentResult,
+    Registered,
+    Topic,
+    TopicContents,
+    TopicState,
+)
 from logstore.positions import TopicId
 from tests.contracts.catalog.deletion.topic_deletion_steps import (
     OTHER,
@@ -40,7 +49,7 @@ def test_delete_topic_leaves_intents_and_audit_only(world: World) -> None:
     theirs = filled(world, other.topic_id, 2)
     begin(world, topic)
     ledgers = {ledger_id for ledger_id, _ in copies}
-    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=len(ledgers), intents=len(copies))
+    assert detach_all(world, topic) == DetachedBatch(batch_id="all", ledgers=len(ledgers), intents=len(copies))
     assert intents(world) == copies
     keys = {one.component: one.keys for one in world.catalog.deletions.list(None, limit=10)}
     assert keys["MANAGED_CURSOR"] == {"cursor": CURSOR}
@@ -120,7 +129,7 @@ def test_detach_all_repeated_with_its_batch_id_answers_the_same(world: World) ->
     assert detach_all(world, topic) == first
     assert remove(world, topic)
     assert detach_all(world, topic) == first
-    assert detach_all(world, topic, "second") == Detached(batch_id="second", ledgers=0, intents=0)
+    assert detach_all(world, topic, "second") == DetachedBatch(batch_id="second", ledgers=0, intents=0)
     begin(world, other)
     with pytest.raises(PreconditionFailed, match="another request"):
         detach_all(world, other)
@@ -133,7 +142,7 @@ def test_detach_all_takes_up_stalled_intents_and_leaves_live_ones(world: World) 
     world.phase_one(topic.topic_id, ledgers[:1], batch_id="dead", ttl_s=-1)
     world.phase_one(topic.topic_id, ledgers[1:2], batch_id="live")
     begin(world, topic)
-    assert detach_all(world, topic) == Detached(batch_id="all", ledgers=2, intents=3)
+    assert detach_all(world, topic) == DetachedBatch(batch_id="all", ledgers=2, intents=3)
     batches = {one.ledger_id: one.batch_id for one in world.catalog.deletions.list(None, limit=9)}
     assert batches == {ledgers[0]: "all", ledgers[1]: "live", ledgers[2]: "all", ledgers[3]: "all"}
 
@@ -221,8 +230,8 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     sql_world.phase_one(topic.topic_id, ledgers[:2], batch_id="before")
     old, dead = (one.row_id for one in reversed(sql_world.catalog.deletions.list(None, limit=9)))
     finish = sql_world.catalog.deletions.finish
-    finish([Ended(row_id=old, outcome=Outcome.DELETED, objects=7, size_bytes=70)], holder="before")
-    finish([Ended(row_id=dead, outcome=Outcome.METADATA_MISMATCH, error="theirs")], holder="before")
+    finish([IntentResult(row_id=old, outcome=Outcome.DELETED, objects=7, size_bytes=70)], holder="before")
+    finish([IntentResult(row_id=dead, outcome=Outcome.METADATA_MISMATCH, error="theirs")], holder="before")
     sql_world.sql("UPDATE pending_deletion SET finished_us = 1 WHERE state = 'DELETED'")
     since_us = begin(sql_world, topic)
     detach_all(sql_world, topic)
@@ -230,7 +239,7 @@ def test_dead_letters_and_retrying_rows_outlive_the_topic(sql_world: SqlWorld) -
     ended = (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.DEAD_LETTERED)
     finish(
         [
-            Ended(row_id=rows[one], outcome=outcome, objects=2, size_bytes=20, error=f"{one}")
+            IntentResult(row_id=rows[one], outcome=outcome, objects=2, size_bytes=20, error=f"{one}")
             for one, outcome in zip(ledgers[2:5], ended, strict=True)
         ],
         holder="all",
@@ -260,7 +269,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     rich(world, topic)
     new_topic(world, OTHER)
     before = left_of(world, topic.topic_id)
-    assert world.catalog.phase_one.contents(topic.topic_id) == TopicContents(
+    assert world.catalog.phase_one.count_contents(topic.topic_id) == TopicContents(
         ledgers={"DELAYED_INDEX": 1, "MANAGED_CURSOR": 1, "MANAGED_LEDGER": 4, "SCHEMA_STORAGE": 1},
         copies={
             "DELAYED_INDEX": {"LEDGER": 1},
@@ -272,7 +281,7 @@ def test_contents_counts_what_would_go_and_changes_nothing(world: World) -> None
     )
     assert left_of(world, topic.topic_id) == before
     with pytest.raises(UnknownObject):
-        world.catalog.phase_one.contents(TopicId(topic.topic_id + 9))
+        world.catalog.phase_one.count_contents(TopicId(topic.topic_id + 9))
 
 
 @pytest.mark.postgres

@@ -5,7 +5,7 @@ import pytest
 from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, CorruptData, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.ports.catalog import Detached, Ended, Topic
+from logstore.ports.catalog import DetachedBatch, IntentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import acknowledge, filled, listed, new_topic, newborn, race, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
@@ -14,7 +14,7 @@ BATCH = "trim-1"
 NAMES = [f"persistent://a/b/{name}" for name in "cab"]
 
 
-def trim(world: World, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> Detached:
+def trim(world: World, topic: Topic, batch_id: str = BATCH, *, by: str = "w", ttl_s: float = 60) -> DetachedBatch:
     """One topic's part."""
     return world.catalog.phase_one.detach_into(
         topic.topic_id, batch_id=batch_id, claim=claim(by, ttl_s=ttl_s), cause=CAUSE
@@ -36,9 +36,9 @@ def test_topics_share_a_batch_that_is_one_run(sql_world: SqlWorld) -> None:
     """Each topic's ledgers leave in a transaction of their own, with an audit row of their own."""
     topics = three(sql_world)
     for topic, ledgers in topics:
-        assert trim(sql_world, topic) == Detached(batch_id=BATCH, ledgers=2, intents=2)
+        assert trim(sql_world, topic) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
         assert listed(sql_world, topic.topic_id) == ledgers[2:]
-    assert sql_world.catalog.phase_one.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=6, intents=6)
+    assert sql_world.catalog.phase_one.count_detached(BATCH) == DetachedBatch(batch_id=BATCH, ledgers=6, intents=6)
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [2, 2, 2]
     rows = sql_world.catalog.deletions.ranges(BATCH, after=0, rows=100, limit=10)
@@ -50,10 +50,10 @@ def test_topic_trimmed_again_into_its_batch_is_counted_and_left_alone(sql_world:
     (topic, _), (other, _), _ = three(sql_world)
     first = trim(sql_world, topic)
     trim(sql_world, other)
-    assert [one.rows for one in first.filed] == [2]
+    assert [one.rows for one in first.filed_counts] == [2]
     more = filled(sql_world, topic.topic_id, 2)
     again = trim(sql_world, topic)
-    assert (again, again.filed) == (first, ())
+    assert (again, again.filed_counts) == (first, ())
     assert trim(sql_world, topic, "trim-2").ledgers == 2
     assert listed(sql_world, topic.topic_id) == more[1:]
 
@@ -86,7 +86,7 @@ def test_trim_takes_up_stalled_intents_and_newborn_ledgers(sql_world: SqlWorld) 
     sql_world.phase_one(topic.topic_id, ledgers[:1], batch_id="dead", ttl_s=-1)
     born = newborn(sql_world, topic.topic_id)
     sql_world.age(born, seconds=601)
-    assert trim(sql_world, topic) == Detached(batch_id=BATCH, ledgers=2, intents=3)
+    assert trim(sql_world, topic) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=3)
     assert set(batches(sql_world).values()) == {BATCH}
 
 
@@ -110,7 +110,7 @@ def test_trim_of_an_unknown_topic_is_refused(sql_world: SqlWorld) -> None:
     trim(sql_world, topic)
     with pytest.raises(UnknownObject):
         sql_world.catalog.phase_one.detach_into(TopicId(99), batch_id=BATCH, claim=claim(), cause=CAUSE)
-    assert sql_world.catalog.phase_one.detached_into(BATCH).intents == 2
+    assert sql_world.catalog.phase_one.count_detached(BATCH).intents == 2
 
 
 def test_trim_repeated_after_its_topic_has_gone_is_answered_by_its_batch(world: World) -> None:
@@ -152,7 +152,7 @@ def test_batch_counts_exclude_what_another_took_up(sql_world: SqlWorld) -> None:
     trim(sql_world, topic, ttl_s=-1)
     assert sql_world.phase_one(topic.topic_id, batch_id="another").intents == 2
     assert trim(sql_world, other).intents == 2
-    assert sql_world.catalog.phase_one.detached_into(BATCH) == Detached(batch_id=BATCH, ledgers=2, intents=2)
+    assert sql_world.catalog.phase_one.count_detached(BATCH) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
 
 
 @pytest.mark.postgres
@@ -168,10 +168,10 @@ def test_promising_topics_are_those_in_which_something_may_be_found(sql_world: S
         sql_world.phase_one(ids[name], batch_id=name, ttl_s=ttl_s)
     sql_world.age(newborn(sql_world, ids["newborn"]), seconds=601)
     newborn(sql_world, ids["young"])
-    found = sql_world.catalog.phase_one.promising(list(ids.values()))
+    found = sql_world.catalog.phase_one.select_promising(list(ids.values()))
     assert {name for name, topic_id in ids.items() if topic_id in found} == {"closed", "stalled", "newborn"}
-    assert sql_world.catalog.phase_one.promising([ids["idle"]]) == frozenset()
-    assert sql_world.catalog.phase_one.promising([]) == frozenset()
+    assert sql_world.catalog.phase_one.select_promising([ids["idle"]]) == frozenset()
+    assert sql_world.catalog.phase_one.select_promising([]) == frozenset()
 
 
 @pytest.mark.postgres
@@ -184,7 +184,7 @@ def test_trim_interrupted_loses_no_ledger(sql_world: SqlWorld, point: str) -> No
         trim(sql_world, topic)
     disarm()
     assert sorted([*listed(sql_world, topic.topic_id), *batches(sql_world)]) == ledgers
-    assert trim(sql_world, topic) == Detached(batch_id=BATCH, ledgers=2, intents=2)
+    assert trim(sql_world, topic) == DetachedBatch(batch_id=BATCH, ledgers=2, intents=2)
 
 
 @pytest.mark.postgres
@@ -192,9 +192,9 @@ def test_trims_thirty_two_at_once_take_each_ledger_once(sql_world: SqlWorld) -> 
     """Several topics, several batches, several attempts of each."""
     topics = three(sql_world)
     answers = race(lambda number: trim(sql_world, topics[number % 3][0], f"trim-{number % 4}"))
-    assert all(isinstance(answer, Detached) for answer in answers), answers
+    assert all(isinstance(answer, DetachedBatch) for answer in answers), answers
     assert sql_world.intents() == sorted(one for _, ledgers in topics for one in ledgers[:2])
-    counted = [sql_world.catalog.phase_one.detached_into(f"trim-{number}") for number in range(4)]
+    counted = [sql_world.catalog.phase_one.count_detached(f"trim-{number}") for number in range(4)]
     assert sum(one.ledgers for one in counted) == 6
 
 
@@ -203,7 +203,7 @@ def test_row_of_the_batch_that_ended_is_not_taken_out_again(sql_world: SqlWorld)
     (topic, _), *_ = three(sql_world)
     trim(sql_world, topic)
     for one in sql_world.catalog.deletions.list(None, limit=9):
-        ended = Ended(row_id=one.row_id, outcome=Outcome.DELETED)
+        ended = IntentResult(row_id=one.row_id, outcome=Outcome.DELETED)
         sql_world.catalog.deletions.finish([ended], holder=BATCH)
     assert trim(sql_world, topic).intents == 0
     assert sql_world.catalog.deletions.tally(BATCH).outcomes == {"DELETED": 2}

@@ -1,7 +1,7 @@
 """Steps of a topic's deletion, and what is left of it."""
 
 from logstore.log.ledgers import Component, CopyState
-from logstore.ports.catalog import Cause, Detached, Registered, Topic
+from logstore.ports.catalog import Cause, DetachedBatch, Registered, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -22,7 +22,7 @@ def begin(world: World, topic: Topic, cause: Cause = CAUSE) -> int:
     return world.catalog.phase_one.begin_topic(topic.topic_id, topic.name, cause)
 
 
-def detach_all(world: World, topic: Topic, batch_id: str = "all", *, ttl_s: float = 60) -> Detached:
+def detach_all(world: World, topic: Topic, batch_id: str = "all", *, ttl_s: float = 60) -> DetachedBatch:
     """Phase one for all of it."""
     return world.catalog.phase_one.detach_all(topic.topic_id, batch_id=batch_id, claim=claim(ttl_s=ttl_s), cause=CAUSE)
 

@@ -3,7 +3,7 @@
 from logstore.deletion.intents import Outcome
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import Ended, RowRange
+from logstore.ports.catalog import IntentResult, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, new_topic, newborn
 from tests.contracts.catalog.worlds import World
@@ -49,8 +49,8 @@ def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> Non
     world.phase_one(topic.topic_id, [a, b], force=True, batch_id="b")
     first, second = (one.row_id for one in world.catalog.deletions.intents("b", RowRange(first=0, last=99, rows=0)))
     ends = [
-        Ended(row_id=first, outcome=Outcome.DEAD_LETTERED, error="no permission"),
-        Ended(row_id=second, outcome=Outcome.DELETED),
+        IntentResult(row_id=first, outcome=Outcome.DEAD_LETTERED, error="no permission"),
+        IntentResult(row_id=second, outcome=Outcome.DELETED),
     ]
     world.catalog.deletions.finish(ends, holder="b")
     assert _ids(world, Role.PRIMARY)[1:] == [("DEAD_LETTERED", a)]

@@ -6,7 +6,7 @@ from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Acknowledged, Ended, RowRange
+from logstore.ports.catalog import Acknowledged, IntentResult, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, at, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import World, claim
@@ -40,7 +40,7 @@ def test_ledger_of_a_boundary_id_lives_and_goes_as_any_other(world: World, first
     assert listed(world, topic.topic_id) == [last]
     for ledger_id in ledgers:
         taken = deletions.take(ledger_id, CopyKind.LEDGER, 1, claim())
-        assert deletions.finish([Ended(row_id=taken.row_id, outcome=Outcome.DELETED)], holder="w")
+        assert deletions.finish([IntentResult(row_id=taken.row_id, outcome=Outcome.DELETED)], holder="w")
     assert sorted(one.ledger_id for one in deletions.list(DeletionState.DELETED, limit=9)) == ledgers
 
 

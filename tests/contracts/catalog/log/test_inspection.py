@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import Decision, Ended, LedgerHistory, Reference, ReferenceKind
+from logstore.ports.catalog import Decision, IntentResult, LedgerHistory, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.steps import acknowledge, at, filled, new_topic, newborn
@@ -131,7 +131,7 @@ def test_ledger_that_was_detached_is_shown_with_its_intents_and_decisions(sql_wo
     assert [(one.state, one.intent.topic) for one in waiting.copies] == [("PENDING", topic.name)]
     assert [(one.stalled, one.finished_us) for one in waiting.intents] == [(False, None)]
     row = waiting.intents[0].intent.row_id
-    end = Ended(row_id=row, outcome=Outcome.DELETED, objects=3, size_bytes=30)
+    end = IntentResult(row_id=row, outcome=Outcome.DELETED, objects=3, size_bytes=30)
     sql_world.catalog.deletions.finish([end], holder="b")
     sql_world.catalog.deletions.close("b", CAUSE)
     (ended,) = _ledger(sql_world, a).intents

@@ -27,8 +27,8 @@ from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
     Acknowledge,
     Acknowledged,
-    Detached,
-    Ended,
+    DetachedBatch,
+    IntentResult,
     ProducerAdvance,
     Registered,
     RegisterSegment,
@@ -92,11 +92,11 @@ def test_sweep_behind_an_attach_keeps_the_newborn(sql_world: SqlWorld) -> None:
     sql_world.age(born, seconds=601)
     attached = f"UPDATE ledger SET state = 'OPEN', place = {born} WHERE ledger_id = {born}"
 
-    def sweep() -> Detached:
+    def sweep() -> DetachedBatch:
         return sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
 
     swept = behind(sql_world, [_LIST], sweep, [attached])
-    assert isinstance(swept, Detached), swept
+    assert isinstance(swept, DetachedBatch), swept
     assert (swept.ledgers, swept.intents) == (0, 0)
     assert sql_world.intents() == []
     assert born in listed(sql_world, topic.topic_id)
@@ -251,7 +251,7 @@ def test_deletion_begins_beside_who_works_on_the_topic_and_detaches_what_it_leav
     copied = f"INSERT INTO ledger (ledger_id, {columns}) SELECT {late}, {columns.replace('place', '9')} FROM ledger"
     detach = partial(phase_one.detach_all, topic.topic_id, batch_id="all", claim=claim(ttl_s=60), cause=CAUSE)
     done = behind(world, [share], detach, [copied])
-    assert isinstance(done, Detached), done
+    assert isinstance(done, DetachedBatch), done
     assert world.intents() == [*ledgers, late]
     world.database.close()
 
@@ -300,7 +300,7 @@ def test_finish_hand_over_and_hold_behind_a_finish_change_nothing(sql_world: Sql
     intent = _intent(sql_world, ttl_s=60)
     deletions = sql_world.catalog.deletions
     held = "UPDATE pending_deletion SET state = 'DELETED', outcome = 'DELETED', attempts = 1, claim_workflow = NULL"
-    late = Ended(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error="late")
+    late = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error="late")
     works: list[Callable[[], object]] = [
         lambda: deletions.finish([late], holder=intent.batch_id),
         lambda: deletions.hand_over({intent.row_id: "late"}, batch_id=intent.batch_id, errors={}, ttl_s=60),
@@ -378,6 +378,6 @@ def test_trim_behind_a_sweep_leaves_it_the_rows(sql_world: SqlWorld) -> None:
         " VALUES ('sweep', 'delete-ledgers', 0, '{}', 'w', 9000000000000000, 1)"
     )
     answer = behind(sql_world, [adopted, run], lambda: sql_world.phase_one(intent.topic_id, batch_id="trim"))
-    assert isinstance(answer, Detached), answer
+    assert isinstance(answer, DetachedBatch), answer
     assert answer.intents == 0
     assert [one.batch_id for one in sql_world.catalog.deletions.list(None, limit=9)] == ["sweep"]

@@ -9,7 +9,16 @@ from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered import CopyLengths, parse_lengths
-from logstore.ports.catalog import Copies, Detached, Ended, Offload, OffloadAnswer, Published, Topic, TopicState
+from logstore.ports.catalog import (
+    Copies,
+    DetachedBatch,
+    IntentResult,
+    Offload,
+    OffloadAnswer,
+    Published,
+    Topic,
+    TopicState,
+)
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, race
 from tests.contracts.catalog.world import CAUSE, World, claim
@@ -35,7 +44,7 @@ def tiered_intents(world: World) -> list[DeletionIntent]:
     return [row for row in rows if row.copy is CopyKind.OFFLOADED_LEDGER]
 
 
-def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primaries") -> Detached:
+def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primaries") -> DetachedBatch:
     """Phase one for primary copies; without ids for all of them."""
     return world.catalog.offloads.remove_primaries(
         topic.topic_id, list(ids) or None, proved=proved(world, topic), batch_id=batch_id, claim=claim(), cause=CAUSE
@@ -54,7 +63,7 @@ def proved(world: World, topic: Topic) -> dict[LedgerId, str]:
 
 def end(world: World, intent: DeletionIntent, outcome: Outcome = Outcome.ALREADY_GONE) -> None:
     """Phase two has ended."""
-    world.catalog.deletions.finish([Ended(row_id=intent.row_id, outcome=outcome)], holder=intent.batch_id)
+    world.catalog.deletions.finish([IntentResult(row_id=intent.row_id, outcome=outcome)], holder=intent.batch_id)
 
 
 def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) -> None:
@@ -284,7 +293,7 @@ def test_offload_that_lives_keeps_its_ledger_from_every_detach(world: World) -> 
     topic = new_topic(world)
     ledgers = filled(world, topic.topic_id, 3)
     begin(world, ledgers[0])
-    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=0, intents=0)
+    assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=0, intents=0)
     for force in (True, False):
         with pytest.raises(LedgerStillNeeded, match="a copy of it is being written"):
             world.phase_one(topic.topic_id, [ledgers[0]], force=force)
@@ -300,8 +309,8 @@ def test_offload_that_died_does_not_keep_its_ledger_for_ever(world: World) -> No
     for ledger in ledgers:
         world.let_upload_end(ledger)
     assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:3]
-    assert world.phase_one(topic.topic_id, [ledgers[0]]) == Detached(batch_id="batch-1", ledgers=1, intents=2)
-    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-2", ledgers=2, intents=3)
+    assert world.phase_one(topic.topic_id, [ledgers[0]]) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=2)
+    assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-2", ledgers=2, intents=3)
     assert [row.context["uuid"] for row in tiered_intents(world)] == ["u-0", "u-1"]
     assert world.rows().copies == [ledgers[3]]
 
@@ -314,7 +323,7 @@ def test_upload_whose_end_cannot_be_read_is_at_work(world: World, until: str) ->
     begin(world, ledgers[1], "u-1")
     world.say_upload_ends(ledgers[1], until)
     assert world.catalog.phase_one.preview(topic.topic_id, None, force=False) == ledgers[:1]
-    assert world.phase_one(topic.topic_id) == Detached(batch_id="batch-1", ledgers=1, intents=1)
+    assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=1)
     with pytest.raises(LedgerStillNeeded, match="is being written"):
         world.phase_one(topic.topic_id, [ledgers[1]])
     begin(world, ledgers[1], "u-2")
@@ -338,7 +347,7 @@ def test_trim_takes_a_dead_copy_away_from_a_ledger_that_stays(world: World) -> N
     world.catalog.cursors.subscribe(topic.topic_id, "slow", latest=False)
     begin(world, ledger)
     world.let_upload_end(ledger)
-    assert world.phase_one(topic.topic_id, batch_id="b") == Detached(batch_id="b", ledgers=0, intents=1)
+    assert world.phase_one(topic.topic_id, batch_id="b") == DetachedBatch(batch_id="b", ledgers=0, intents=1)
     assert [(row.batch_id, row.generation) for row in tiered_intents(world)] == [("b", 1)]
     assert world.phase_one(topic.topic_id).intents == 0
     assert begin(world, ledger, "u-2").answer is OffloadAnswer.BEGUN
@@ -386,7 +395,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     begin(world, ledgers[2], "u-2")
     before = world.rows()
     assert [one.statement.ledger_id for one in removable(world, topic)] == ledgers[:2]
-    assert remove(world, topic) == Detached(batch_id="primaries", ledgers=2, intents=2)
+    assert remove(world, topic) == DetachedBatch(batch_id="primaries", ledgers=2, intents=2)
     assert listed(world, topic.topic_id) == ledgers
     after = world.rows()
     assert (after.segments, after.versions) == (before.segments, [before.versions[0] + 1])
@@ -409,9 +418,11 @@ def test_remove_primaries_never_takes_the_only_copy(world: World) -> None:
     ledgers = filled(world, topic.topic_id, 3)
     begin(world, ledgers[0])
     offloaded(world, ledgers[1])
-    assert remove(world, topic, ledgers[0], ledgers[2], batch_id="a") == Detached(batch_id="a", ledgers=0, intents=0)
-    assert remove(world, topic, *ledgers[:2], batch_id="b") == Detached(batch_id="b", ledgers=1, intents=1)
-    assert remove(world, topic, batch_id="c") == Detached(batch_id="c", ledgers=0, intents=0)
+    assert remove(world, topic, ledgers[0], ledgers[2], batch_id="a") == DetachedBatch(
+        batch_id="a", ledgers=0, intents=0
+    )
+    assert remove(world, topic, *ledgers[:2], batch_id="b") == DetachedBatch(batch_id="b", ledgers=1, intents=1)
+    assert remove(world, topic, batch_id="c") == DetachedBatch(batch_id="c", ledgers=0, intents=0)
     assert world.intents() == [ledgers[1]]
     assert world.rows().runs == ["b"]
 
@@ -456,7 +467,7 @@ def test_remove_primaries_takes_up_what_an_earlier_batch_left(world: World) -> N
         topic.topic_id, None, proved=proved(world, topic), batch_id="a", claim=ended, cause=CAUSE
     )
     assert (removed.ledgers, removed.intents) == (1, 1)
-    assert remove(world, topic, batch_id="b") == Detached(batch_id="b", ledgers=0, intents=1)
+    assert remove(world, topic, batch_id="b") == DetachedBatch(batch_id="b", ledgers=0, intents=1)
     batches = {row.copy: row.batch_id for row in world.catalog.deletions.list(None, limit=10)}
     assert batches == {CopyKind.LEDGER: "b", CopyKind.OFFLOADED_LEDGER: ""}
 
@@ -470,7 +481,7 @@ def test_remove_primaries_repeated_with_its_batch_id_answers_the_same(world: Wor
     offloaded(world, ledgers[1], "u-2")
     again = remove(world, topic)
     assert again == first
-    assert [sum(one.rows for one in done.filed) for done in (first, again)] == [1, 0]  # which tells them apart
+    assert [sum(one.rows for one in done.filed_counts) for done in (first, again)] == [1, 0]  # which tells them apart
     assert world.intents() == [ledgers[0]]
     assert len(world.audited("remove-primaries")) == 1
     with pytest.raises(PreconditionFailed, match="never used"):

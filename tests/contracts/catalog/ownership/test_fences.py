@@ -10,7 +10,7 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, NotOwner
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
-from logstore.ports.catalog import Ended, Fence, RowRange
+from logstore.ports.catalog import Fence, IntentResult, RowRange
 from logstore.positions import LedgerId
 from logstore.records.tombstones import Compound
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
@@ -52,7 +52,7 @@ def operate(world: World, lease: Lease | None) -> object:
 
 
 def finish(world: World, lease: Lease | None) -> object:
-    ended = [Ended(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
+    ended = [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
     return world.catalog.deletions.under(lease).finish(ended, holder="b")
 
 

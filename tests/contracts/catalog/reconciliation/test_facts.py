@@ -14,7 +14,7 @@ from infra.catalog.reconciliation import facts
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import Ended, SnapshotSwitch, Topic, TopicState
+from logstore.ports.catalog import IntentResult, SnapshotSwitch, Topic, TopicState
 from logstore.positions import EARLIEST
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.log.component_steps import CURSOR, cursor_newborn, publish
@@ -187,8 +187,8 @@ def test_intents_are_those_with_something_left_and_say_who_is_at_work(sql_world:
     sql_world.phase_one(topic.topic_id, batch_id="b", ttl_s=60)
     rows = sorted(sql_world.catalog.deletions.list(None, limit=10), key=lambda one: one.row_id)
     ended = [
-        Ended(row_id=rows[0].row_id, outcome=Outcome.DELETED),
-        Ended(row_id=rows[1].row_id, outcome=Outcome.METADATA_MISMATCH, error="another's"),
+        IntentResult(row_id=rows[0].row_id, outcome=Outcome.DELETED),
+        IntentResult(row_id=rows[1].row_id, outcome=Outcome.METADATA_MISMATCH, error="another's"),
     ]
     sql_world.catalog.deletions.finish(ended, holder="b")
     sql_world.catalog.deletions.hand_over({rows[2].row_id: "own"}, batch_id="b", errors={}, ttl_s=-1)
@@ -215,7 +215,7 @@ def test_stalled_is_what_a_sweep_would_take(sql_world: SqlWorld) -> None:
     assert len(stalled) == 3
     asked = facts.stalled_intents([*stalled[:2], 10**9])
     assert sorted(row["row_id"] for row in _read(sql_world, asked)) == stalled[:2]
-    assert sql_world.catalog.upkeep.due(older_than_s=0).stalled == 3
+    assert sql_world.catalog.upkeep.count_backlog(older_than_s=0).stalled == 3
     sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=100)
     assert not any(row["stalled"] for row in _read(sql_world, facts.intents(*_ALL)))
     assert _read(sql_world, asked) == []

@@ -10,7 +10,7 @@ from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
-from logstore.ports.catalog import Ended, Filed, SnapshotSwitch
+from logstore.ports.catalog import FiledCount, IntentResult, SnapshotSwitch
 from logstore.ports.catalog.reconciliation import FiledCopy, Filing
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
@@ -38,14 +38,14 @@ def test_orphan_becomes_an_intent_that_says_what_storage_says(world: World) -> N
     done = file(world, orphans=[orphan(topic, gone, number=7)])
     (intent,) = intents(world, gone)
     assert (done.kept, done.detached.batch_id, done.detached.ledgers, done.detached.intents) == ({}, "apply", 0, 1)
-    assert done.detached.filed == (Filed(component="MANAGED_LEDGER", copy="LEDGER", rows=1),)
+    assert done.detached.filed_counts == (FiledCount(component="MANAGED_LEDGER", copy="LEDGER", rows=1),)
     assert (intent.state, intent.batch_id, intent.generation, intent.copy) == (
         DeletionState.PENDING, "apply", 1, CopyKind.LEDGER
     )  # fmt: skip
     assert intent.owner == orphan(topic, gone).statement.owner
     assert (intent.ledger_created_us, intent.epoch, intent.segments, intent.last_segment) == (5, 1, 0, -1)
     assert (intent.size_bytes, intent.actor, intent.reason) == (700, CAUSE.actor, CAUSE.reason)
-    assert world.catalog.upkeep.due(older_than_s=0).stalled == 0
+    assert world.catalog.upkeep.count_backlog(older_than_s=0).stalled == 0
     (audited,) = world.audited("file-findings")
     told = {name: audited.detail[name] for name in ("orphans", "unreferenced", "stalled", "kept")}
     assert told == {"orphans": 1, "unreferenced": 0, "stalled": 0, "kept": 0}
@@ -57,7 +57,7 @@ def test_orphan_whose_intent_had_ended_gets_another_generation(world: World) -> 
     (first, _) = filled(world, topic.topic_id, 2)
     world.detach(topic.topic_id, [first])
     (ended,) = intents(world, first)
-    end = Ended(row_id=ended.row_id, outcome=Outcome.DELETED, objects=2, size_bytes=9)
+    end = IntentResult(row_id=ended.row_id, outcome=Outcome.DELETED, objects=2, size_bytes=9)
     world.catalog.deletions.finish([end], holder=ended.batch_id)
     again = orphan(topic, first, created_us=created_us(world, topic, first))
     assert file(world, orphans=[again]).detached.intents == 1
@@ -74,7 +74,7 @@ def test_orphan_that_the_catalog_knows_is_kept(world: World) -> None:
     world.detach(topic.topic_id, ids[:1])
     world.detach(topic.topic_id, ids[1:2])
     (dead,) = intents(world, ids[1])
-    refused = Ended(row_id=dead.row_id, outcome=Outcome.METADATA_MISMATCH, error="another's")
+    refused = IntentResult(row_id=dead.row_id, outcome=Outcome.METADATA_MISMATCH, error="another's")
     world.catalog.deletions.finish([refused], holder=dead.batch_id)
     before = world.intents()
     asked = [
@@ -138,7 +138,9 @@ def test_primary_orphan_of_a_ledger_that_lives_in_tiered_storage_is_filed(world:
     offloaded(world, ids[0])
     remove(world, topic, ids[0])
     (removed,) = intents(world, ids[0])
-    world.catalog.deletions.finish([Ended(row_id=removed.row_id, outcome=Outcome.DELETED)], holder=removed.batch_id)
+    world.catalog.deletions.finish(
+        [IntentResult(row_id=removed.row_id, outcome=Outcome.DELETED)], holder=removed.batch_id
+    )
     stray = orphan(topic, ids[0], created_us=created_us(world, topic, ids[0]))
     assert file(world, orphans=[stray]).kept == {}
     again = intents(world, ids[0])[-1]
@@ -198,7 +200,7 @@ def test_objects_that_state_another_owner_than_the_catalog_s_own_history_are_kep
     at_us = [created_us(world, topic, one) for one in ids]
     world.detach(topic.topic_id, ids[:1])
     (row,) = intents(world, ids[0])
-    world.catalog.deletions.finish([Ended(row_id=row.row_id, outcome=Outcome.DELETED)], holder=row.batch_id)
+    world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.DELETED)], holder=row.batch_id)
     asked = [
         orphan(other, ids[0], number=1, created_us=at_us[0]),
         orphan(topic, ids[0], number=2, created_us=at_us[0] + 1),
@@ -358,9 +360,9 @@ def test_stalled_deletion_joins_the_batch_unless_somebody_works_on_it(world: Wor
     world.phase_one(topic.topic_id, ids[:3], force=True, batch_id="dead", ttl_s=-1)
     world.phase_one(topic.topic_id, ids[3:4], force=True, batch_id="alive")
     first, second, third, fourth = (intents(world, one)[0].row_id for one in ids[:4])
-    world.catalog.deletions.finish([Ended(row_id=third, outcome=Outcome.DELETED)], holder="dead")
+    world.catalog.deletions.finish([IntentResult(row_id=third, outcome=Outcome.DELETED)], holder="dead")
     done = file(world, stalled={1: first, 2: second, 3: third, 4: fourth, 5: fourth + 1_000})
-    assert (sorted(done.kept), done.detached.intents, done.detached.filed) == ([3, 4, 5], 2, ())
+    assert (sorted(done.kept), done.detached.intents, done.detached.filed_counts) == ([3, 4, 5], 2, ())
     assert [intents(world, one)[0].batch_id for one in ids[:4]] == ["apply", "apply", "dead", "alive"]
     assert [one.row_id for one in world.catalog.reconciliation.filed("apply", after=0, limit=9)] == [first, second]
 
@@ -374,7 +376,7 @@ def test_file_repeated_answers_the_same_and_changes_nothing(world: World) -> Non
     before = world.everything()
     again = file(world, orphans=asked)
     assert again == first
-    assert (sorted(again.kept), again.detached.intents, again.detached.filed) == ([2], 1, ())
+    assert (sorted(again.kept), again.detached.intents, again.detached.filed_counts) == ([2], 1, ())
     assert world.everything() == before
     with pytest.raises(PreconditionFailed, match="batch apply: expected a name never used"):
         file(world, orphans=asked[:1])
@@ -494,7 +496,7 @@ def test_filed_rows_say_how_they_ended(world: World) -> None:
     assert [(one.ledger_id, one.copy.value, one.uuid, one.outcome) for one in rows] == [
         (gone, "LEDGER", "", None), (tiered, "OFFLOADED_LEDGER", "u", None)
     ]  # fmt: skip
-    ended = partial(Ended, row_id=rows[0].row_id, objects=3, size_bytes=30)
+    ended = partial(IntentResult, row_id=rows[0].row_id, objects=3, size_bytes=30)
     world.catalog.deletions.finish([ended(outcome=Outcome.METADATA_MISMATCH, error="other")], holder="apply")
     (first,) = world.catalog.reconciliation.filed("apply", after=0, limit=1)
     assert first == FiledCopy(

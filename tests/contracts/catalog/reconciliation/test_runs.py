@@ -142,7 +142,7 @@ def test_sweep_forgets_no_plan_and_no_apply(world: World) -> None:
     world.catalog.reconciliation.close_run("plan-1", {})
     _open(world, "apply-1", RunKind.APPLY, ttl_s=-1)
     world.end_earlier(days=400)
-    assert world.catalog.upkeep.due(older_than_s=0).runs == 0
+    assert world.catalog.upkeep.count_backlog(older_than_s=0).runs == 0
     assert world.catalog.upkeep.forget(older_than_s=0, limit=9, cause=CAUSE).runs == 0
     assert world.rows().runs == ["apply-1", "plan-1"]
 

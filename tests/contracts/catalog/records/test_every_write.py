@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, Ended, SnapshotSwitch, Topic
+from logstore.ports.catalog import BucketSwitch, IntentResult, SnapshotSwitch, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.kinds import RecordKind
 from tests.contracts.catalog.delayed.steps import delay, merge, seal
@@ -142,9 +142,9 @@ def test_deletions(log: _Log, durable: bool) -> None:
     log.follows(lambda: detach([ledgers[2]], "two"))
     log.follows(lambda: detach(None, "rest"))
     rows = {one.ledger_id: one for one in world.catalog.deletions.list(None, limit=10)}
-    ended = Ended(row_id=rows[ledgers[1]].row_id, outcome=Outcome.DELETED, objects=2)
+    ended = IntentResult(row_id=rows[ledgers[1]].row_id, outcome=Outcome.DELETED, objects=2)
     log.follows(lambda: world.catalog.deletions.finish([ended], holder="one"))
-    dead = Ended(row_id=rows[ledgers[2]].row_id, outcome=Outcome.METADATA_MISMATCH, error="e")
+    dead = IntentResult(row_id=rows[ledgers[2]].row_id, outcome=Outcome.METADATA_MISMATCH, error="e")
     log.follows(lambda: world.catalog.deletions.finish([dead], holder="two"))
     log.follows(lambda: world.catalog.upkeep.redrive(None, batch_id="again", claim=claim(), cause=CAUSE))
 
