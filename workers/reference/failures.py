@@ -28,7 +28,8 @@ _ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
 _PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
 _FUNCTION_NODES: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-_REFUSAL_HANDLERS: Final = frozenset({"refused", "refusal_of"})  # turn only a guard's refusal into a result
+_REFUSAL_HANDLERS: Final = frozenset({"refused", "find_refusal", "require_refusal", "refusal_certificate"})
+"""Functions that turn only a guard's refusal into a result."""
 _FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # turn any failure into a sentence of the result
 
 CodePieces = tuple[tuple[ModuleType, ast.AST], ...]

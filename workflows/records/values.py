@@ -160,9 +160,7 @@ class EndRecordsResult:
     kept: int = 0  # that the function ended, and that stay
     ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
     because: list[str] = field(default_factory=list)  # why some stay: a sample
-    certificate: BatchCertificate | None = (
-        None  # of phase two; None: there was none, or it ended early, and its rows go on
-    )
+    certificate: BatchCertificate | None = None  # None: there was no phase two, or it ended early, and its rows go on
     stopped: GuardRefusal | None = None  # why nothing more ended from some page on: the function failed, say
     refused: GuardRefusal | None = None  # nothing changed
 
