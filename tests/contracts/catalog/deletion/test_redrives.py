@@ -155,5 +155,5 @@ def test_redrive_of_the_same_rows_at_once_is_refused_but_to_one(world: World) ->
     """Who comes second is told that the row is pending."""
     (dead, *_) = _dead(world, 1)
     answers = race(lambda number: _redrive(world, [dead.row_id], f"r{number}"), 8)
-    assert sorted({type(one).__name__ for one in answers}) == ["Detached", "PreconditionFailed"]
+    assert sorted({type(one).__name__ for one in answers}) == ["DetachedBatch", "PreconditionFailed"]
     assert sum(isinstance(one, DetachedBatch) for one in answers) == 1
