@@ -17,7 +17,7 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
 from logstore.reconciliation.jobs import LEFT_OUT, BulkJob, BulkSummary
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _TOPICS: Final = "topic_ids"
 _COUNTS: Final = "counts"
@@ -119,7 +119,7 @@ class TopicBuilding:
         done = Counter[str]()
         with renewing_many(self._renew, lambda: (done.total(),)):
             for topic in topics:
-                between_units()
+                raise_if_stopped()
                 try:
                     done["switched" if switch(topic) else "superseded"] += 1
                 except (UnknownObject, PreconditionFailed):

@@ -11,7 +11,7 @@ from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities
 from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
-from logstore.whole_files import put_first
+from logstore.whole_files import create_or_read
 
 RUN_CLAIM_S: Final = 86_400.0
 """Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
@@ -49,7 +49,7 @@ class OwnedBulkOutput:
             PreconditionFailed: It is another catalog's.
         """
         with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
-            owner = put_first(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
+            owner = create_or_read(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
         self._require(run_id, owner)
 
     def _require(self, run_id: str, owner: str | None) -> None:

@@ -123,7 +123,7 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     if not is_topic_name(name):
         return  # none, or damaged in the catalog: no other topic was meant
     try:
-        found = topics.by_id(TopicId(topic_id))
+        found = topics.get_by_id(TopicId(topic_id))
     except UnknownObject:
         return  # the work itself finds out, and may have been done when the topic was there
     if found.name != name:

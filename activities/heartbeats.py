@@ -18,7 +18,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from logstore.errors import SextonError, TerminalError
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ def defined(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Define a synchronous activity under its name, `capability.verb`; it ends between two units once cancelled."""
 
     def define(method: Callable[P, R]) -> Callable[P, R]:
-        stoppable = ended_by(raise_if_cancelled)(method)
+        stoppable = use_stop_check(raise_if_cancelled)(method)
         return activity.defn(name=name, no_thread_cancel_exception=True)(stoppable)
 
     return define

@@ -12,9 +12,9 @@ from activities.heartbeats import beating, defined
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.writing import Evidence, UploadedCopy
 from logstore.offload.tiered import CopyLengths
-from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, Published, Topics
+from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, PublishedCopy, Topics
 from logstore.positions import LedgerId, TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _SAMPLE = 20  # doubts that are told by name
 
@@ -25,7 +25,7 @@ class Uploader(Protocol):
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadedCopy:
         """Upload one ledger under a new uuid."""
 
-    def prove(self, copy: Published) -> Evidence:
+    def prove(self, copy: PublishedCopy) -> Evidence:
         """Ask storage for a published copy, now."""
 
 
@@ -177,9 +177,9 @@ class LedgerOffload:
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
-        gone = self._offloads.missing(topic_id, asked) if request.check and asked is not None else []
+        gone = self._offloads.find_missing(topic_id, asked) if request.check and asked is not None else []
         after = LedgerId(request.after)
-        found = self._offloads.candidates(topic_id, asked, after=after, limit=request.limit)
+        found = self._offloads.list_candidates(topic_id, asked, after=after, limit=request.limit)
         return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found], gone=len(gone))
 
     @defined(name="offload.remove_primaries")
@@ -196,7 +196,7 @@ class LedgerOffload:
         """
         topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
         try:
-            page = self._offloads.removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
+            page = self._offloads.list_removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
         except UnknownObject:
             page = []  # the topic may be gone since an earlier call, which its batch then answers for
         doubts = self._doubts(page)
@@ -214,11 +214,11 @@ class LedgerOffload:
         told = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
         return replace(result, unproved=len(doubts), doubts=told, next_after=last)
 
-    def _doubts(self, page: Sequence[Published]) -> dict[LedgerId, str]:
+    def _doubts(self, page: Sequence[PublishedCopy]) -> dict[LedgerId, str]:
         """Ledgers whose tiered copy storage does not show now, and why; a silent store shows nothing either."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
-            between_units()
+            raise_if_stopped()
             try:
                 self._uploader.prove(copy)
             except SextonError as error:
@@ -226,7 +226,7 @@ class LedgerOffload:
         return doubts
 
 
-def _id(copy: Published) -> LedgerId:
+def _id(copy: PublishedCopy) -> LedgerId:
     return copy.statement.ledger_id
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from logstore.errors import OutcomeUnknown, RetryableError
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _Result = TypeVar("_Result")
 
@@ -53,7 +53,7 @@ class Clock:
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def patiently(
+    def retry(
         self,
         ask: Callable[[], _Result],
         *,
@@ -87,4 +87,4 @@ class Clock:
                 if self.monotonic_s() + pause_s >= deadline_s:
                     raise
             self.sleep(pause_s)
-            between_units()  # not before the first attempt: what cleans up after an end is asked for once
+            raise_if_stopped()  # not before the first attempt: what cleans up after an end is asked for once

@@ -17,7 +17,7 @@ _STEERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 """Control characters, line and paragraph separators, and what overrides the direction of text."""
 _FOLDERS = frozenset({".", ".."})
 _PARTITION = re.compile(r"-partition-(?P<number>[0-9]+)$")
-MAX_ENCODED = 200
+MAX_ENCODED_CHARACTERS = 200
 """Longest encoded name, characters, inclusive: Temporal on SQL keeps ids and keywords in 255."""
 
 _MOST_NAME = 200
@@ -29,7 +29,7 @@ class TopicName:
     """A valid topic name. Build it with `parse`, `known` or `from_encoded`, never by hand."""
 
     encoded: str
-    """ASCII, at most `MAX_ENCODED` characters; what ids, search attributes and metadata carry."""
+    """ASCII, at most `MAX_ENCODED_CHARACTERS` characters; what ids, search attributes and metadata carry."""
 
     @property
     def partition(self) -> int | None:
@@ -45,7 +45,7 @@ class TopicName:
             InvalidInput: As `known`, or it holds control characters or signs that override the direction of text,
                 or a part of it is `.` or `..`.
         """
-        name = TopicName.known(text)
+        name = TopicName.parse_existing(text)
         if _STEERS.search(text):
             raise InvalidInput("topic", expected="a name without control and direction characters", found=text)
         if _FOLDERS & set(text.removeprefix(_PREFIX).split("/")):
@@ -53,7 +53,7 @@ class TopicName:
         return name
 
     @staticmethod
-    def known(text: str) -> "TopicName":
+    def parse_existing(text: str) -> "TopicName":
         """Validate what a user wrote of a topic that there may be: earlier builds took more names than `parse`.
 
         Raises:
@@ -68,8 +68,8 @@ class TopicName:
             encoded = _PREFIX + "/".join(quote(part, safe=_SAFE) for part in parts)
         except UnicodeEncodeError:
             raise InvalidInput("topic", expected="text that UTF-8 can hold", found=text) from None
-        if len(encoded) > MAX_ENCODED:
-            raise InvalidInput("topic", expected=f"at most {MAX_ENCODED} characters encoded", found=text)
+        if len(encoded) > MAX_ENCODED_CHARACTERS:
+            raise InvalidInput("topic", expected=f"at most {MAX_ENCODED_CHARACTERS} characters encoded", found=text)
         found = _PARTITION.search(encoded)
         if found and str(int(found["number"])) != found["number"]:
             raise InvalidInput("topic", expected="a partition number without leading zeros", found=text)
@@ -82,7 +82,7 @@ class TopicName:
         Raises:
             InvalidInput: The text is not the encoded form of any name.
         """
-        name = TopicName.known(unquote(encoded))
+        name = TopicName.parse_existing(unquote(encoded))
         if name.encoded != encoded:
             raise InvalidInput("topic", expected="a name in canonical encoded form", found=encoded)
         return name
@@ -91,7 +91,7 @@ class TopicName:
         return self.encoded
 
 
-def encoded_beginning(text: str) -> str:
+def encode_prefix(text: str) -> str:
     """How the encoded names begin of all topics whose names, as a person writes them, begin so.
 
     Args:

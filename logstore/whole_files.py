@@ -14,18 +14,18 @@ from typing import BinaryIO
 from uuid import uuid4
 
 
-def unnamed(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A new path at which to write this file's content: each call has its own, because several may write at once."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """A path to write to, which becomes the file when the block ends, in the place of one that was there before.
 
     A block that raises leaves everything as it was.
     """
-    new = unnamed(path)
+    new = temporary_path(path)
     try:
         yield new
         new.replace(path)
@@ -33,14 +33,14 @@ def replacing(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-def put_first(path: Path, text: str) -> str:
+def create_or_read(path: Path, text: str) -> str:
     """Write the file unless it is there; the text that stands in it, which is that of the first of all that write it.
 
     It is on the disk before it has its name, and the name before this returns: what others act upon must outlive the
     machine too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = unnamed(path)
+    new = temporary_path(path)
     try:
         with new.open("x", encoding="utf-8") as file:
             file.write(text)

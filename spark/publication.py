@@ -25,7 +25,7 @@ from uuid import uuid4
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import effect
 from logstore.reconciliation.jobs import BulkSummary
-from logstore.whole_files import put_first
+from logstore.whole_files import create_or_read
 
 _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
@@ -72,7 +72,7 @@ class Publication:
         complete_summary = replace(summary, folder=str(folder), files=_file_lengths(folder))
         text = json.dumps(asdict(complete_summary), sort_keys=True)
         with effect("bulk.publish"):
-            if put_first(self._pointer(run_id, name), text) != text:
+            if create_or_read(self._pointer(run_id, name), text) != text:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.read_summary(run_id, name) or complete_summary
 

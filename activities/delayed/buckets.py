@@ -36,7 +36,7 @@ from logstore.delayed.services.sealing import Sealer, SealResult
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _SAMPLE: Final = 5  # troubles told of a page
 _TOLD: Final = 300  # characters of each
@@ -79,7 +79,7 @@ class DelayedBuckets:
         """
         done = SealedTopics()
         for topic_id in request.topic_ids:
-            between_units()
+            raise_if_stopped()
             done = _added(done, self._seal(TopicId(topic_id), lambda: (done.topics,), force=False))  # noqa: B023 - read here
         return done
 
@@ -93,7 +93,7 @@ class DelayedBuckets:
             CatalogBusy, OutcomeUnknown (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        found = self._topics.by_id(TopicId(request.topic_id))
+        found = self._topics.get_by_id(TopicId(request.topic_id))
         if found.state is not TopicState.ACTIVE:
             raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
         return self._seal(found.topic_id, tuple, force=True)
@@ -151,7 +151,7 @@ class DelayedBuckets:
 
     def _name(self, topic_id: TopicId) -> str:
         try:
-            return self._topics.by_id(topic_id).name
+            return self._topics.get_by_id(topic_id).name
         except UnknownObject:  # it was deleted meanwhile
             return str(topic_id)
 
@@ -201,7 +201,7 @@ class DelayedBuckets:
 
     def _stands(self, topic_id: TopicId) -> bool:
         try:
-            return self._topics.by_id(topic_id).state is TopicState.ACTIVE
+            return self._topics.get_by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 

@@ -37,7 +37,7 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Deletions, IntentResult
-from logstore.ports.objects import CopyStorage, Removal, Storages
+from logstore.ports.objects import CopyStorage, RemovalResult, Storages
 from logstore.records.services.flush_requests import FlushRequests
 
 
@@ -80,7 +80,7 @@ def _look(found: Examination, intents: Sequence[DeletionIntent], storage: CopySt
 
     A copy that this catalog's own store lacks is gone; the absence from another store says nothing.
     """
-    inspect, absent = storage.inspecting(intents), list[DeletionIntent]()
+    inspect, absent = storage.prepare_inspection(intents), list[DeletionIntent]()
     for intent in intents:
         try:
             stored = inspect(intent)
@@ -122,9 +122,9 @@ def remove(
 
 def _remove(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats, pace: DeletionPace
-) -> tuple[dict[int, Removal], dict[int, SextonError]]:
+) -> tuple[dict[int, RemovalResult], dict[int, SextonError]]:
     """Part by part; a row that failed in one is left out of the next, so that its statement outlives its data."""
-    done: dict[int, Removal] = {}
+    done: dict[int, RemovalResult] = {}
     errors: dict[int, SextonError] = {}
     for part in pace.parts(copies):
         going = {row: piece for row, piece in part.items() if row not in errors}
@@ -139,14 +139,14 @@ def _remove(
         for row, removal in removals.items():
             if removal.error:
                 errors[row] = _incomplete(copies[row], done.get(row), removal)
-            before = done.get(row, Removal())
+            before = done.get(row, RemovalResult())
             objects, size_bytes = before.objects + removal.objects, before.size_bytes + removal.size_bytes
             done[row] = replace(removal, objects=objects, size_bytes=size_bytes)
         pace.wait(going, heartbeats)
     return {row: removal for row, removal in done.items() if row not in errors}, errors
 
 
-def _incomplete(copy: StoredCopy, before: Removal | None, removal: Removal) -> DeletionIncomplete:
+def _incomplete(copy: StoredCopy, before: RemovalResult | None, removal: RemovalResult) -> DeletionIncomplete:
     """The error of a copy that keeps keys, counted in those of its whole, whatever part of it was asked for."""
     gone = removal.objects + (before.objects if before else 0)
     left = len(copy.data_keys) + len(copy.meta_keys) - gone

@@ -14,7 +14,7 @@ from activities.heartbeats import beating, defined
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
 from logstore.positions import TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class IdleRoller(Protocol):
     """Rolls the last ledger of a topic if it is past its age."""
 
-    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Those of the topics that it would roll now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -70,12 +70,12 @@ class Retention:
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        return self.prepare(self._topics.by_id(TopicId(request.topic_id)))
+        return self.prepare(self._topics.get_by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:
         """Those of the topics for which `prepare` has something to do, found in a few reads for all of them."""
         ids = [topic.topic_id for topic in topics]
-        wanted = self._roller.due(ids) | self._settler.outgrown(ids)
+        wanted = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
         return [topic for topic in topics if topic.topic_id in wanted]
 
     def prepare(self, topic: Topic) -> bool:
@@ -167,7 +167,7 @@ class Trimming:
         Idempotency: reads only; pages go by topic id, so that none is left out or met twice while others come and go.
         Raises: StoreUnavailable (retry).
         """
-        found = self._topics.active(after=TopicId(request.after), limit=request.topics * request.limit)
+        found = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
         cut = [found[at : at + request.topics] for at in range(0, len(found), request.topics)]
         return NextPagesResult(
             pages=[TopicIdRange(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
@@ -188,13 +188,13 @@ class Trimming:
         with suppress(UnknownObject):  # nothing was detached into it yet
             self._deletions.renew(request.batch_id, batch["claim"])
         page = request.page  # topics that are still there; more than it had never come, because ids only grow
-        active = self._topics.active(after=TopicId(page.first - 1), limit=page.topics)
+        active = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active if topic.topic_id <= page.last]
         troubles = self._prepare(topics)
         promising = self._phase_one.select_promising([topic.topic_id for topic in topics])
         done, failed = list[DetachedBatch](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising]:
-            between_units()
+            raise_if_stopped()
             try:
                 done.append(self._phase_one.detach_into(topic.topic_id, **batch))
                 metrics.sent(done[-1].filed_counts)
@@ -225,7 +225,7 @@ class Trimming:
         """Settle and roll, best effort; once the store gives no answer, the other topics do not wait for it."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
-            between_units()
+            raise_if_stopped()
             try:
                 self._idle.prepare(topic)
             except StoreUnavailable as error:

@@ -52,7 +52,7 @@ from logstore.reconciliation.findings import (
 from logstore.reconciliation.jobs import VerifyFindings
 from logstore.reconciliation.services.orphans import StoredOrphans, is_object
 from logstore.reconciliation.services.runs import appliable_plan, apply_of, require_counted, require_epoch
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _ASKING: Final = 8
 """Copies that storage is asked about at a time."""
@@ -201,7 +201,7 @@ class Applying:
     def _filed(self, batch_id: str) -> list[FiledCopy]:
         rows: list[FiledCopy] = []
         while more := self._runs.filed(batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS):
-            between_units()
+            raise_if_stopped()
             rows += more
         return rows
 
@@ -218,7 +218,7 @@ class Applying:
             files, kept = self._files(request.run_id), finding_fates.fate_files(self._folder(request.run_id))
             whole = ApplyCounts()
             for page in range(files.pages):
-                between_units()
+                raise_if_stopped()
                 ended = kept.page(page)
                 if ended is None:
                     raise PreconditionFailed(

@@ -12,7 +12,7 @@ from typing import Any
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
-from logstore.whole_files import put_first
+from logstore.whole_files import create_or_read
 
 Looked = Mapping[int, OrphanCopy | str]
 """Finding's number → the copy as storage stated it, or why it must be kept."""
@@ -53,7 +53,7 @@ def _objects(folder: Path, page: int) -> Path:
 
 
 def _put(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    return _parsed(path, put_first(path, json.dumps(told, sort_keys=True)))
+    return _parsed(path, create_or_read(path, json.dumps(told, sort_keys=True)))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

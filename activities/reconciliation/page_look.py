@@ -11,7 +11,7 @@ from logstore.ports.catalog import FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _MAX_COPIES_AT_A_TIME: Final = 8  # about which storage is asked
 _ROWS_OF_THE_CATALOG: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
@@ -41,7 +41,7 @@ def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: in
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
     def ask(number: int, finding: Finding) -> OrphanCopy | str:
-        between_units()
+        raise_if_stopped()
         return stored.copy(number, finding, before_us=before_us)
 
     answers = _spread([partial(ask, number, finding) for number, finding in copies.items()])
@@ -51,7 +51,10 @@ def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: in
 
 
 def ask_objects(
-    stored: StoredOrphans, objects: Mapping[int, Finding], before_us: int, proceed: Callable[[], None] = between_units
+    stored: StoredOrphans,
+    objects: Mapping[int, Finding],
+    before_us: int,
+    proceed: Callable[[], None] = raise_if_stopped,
 ) -> ObjectLook:
     """Ask storage for segments and uploads, one by one; `proceed` is called before each."""
     segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()

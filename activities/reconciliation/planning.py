@@ -37,7 +37,7 @@ from logstore.reconciliation.jobs import (
     VerifyFindings,
 )
 from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _MOST_FORGOTTEN: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
@@ -106,10 +106,10 @@ class Planning:
 
     def _forget_old_runs(self) -> None:
         while self._runs.forget(older_than_s=self._retention_s, limit=_MOST_FORGOTTEN):
-            between_units()
+            raise_if_stopped()
         own = self._identities.catalog_id()
         for run_id in self._bulk.runs():
-            between_units()
+            raise_if_stopped()
             try:
                 self._runs.run(run_id)
             except UnknownObject:

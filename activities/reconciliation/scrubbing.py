@@ -30,8 +30,8 @@ from logstore.reconciliation.files import FindingFiles
 from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
 from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.units import between_units
-from logstore.whole_files import replacing
+from logstore.units import raise_if_stopped
+from logstore.whole_files import replace_atomically
 
 _CLAIM_S: Final = 300.0
 """Renewed with heartbeats: so long another scrub waits for one whose worker was lost, and then goes on with it."""
@@ -84,7 +84,7 @@ class Scrubbing:
         try:
             cut = self._bulk.published(run.run_id, CutScrub.name)
             for page in range(cut.counts["pages"] if cut else 0):
-                between_units()
+                raise_if_stopped()
                 self._bulk.published(run.run_id, _page(run.run_id, page).name)
         except CorruptData:
             return False
@@ -150,7 +150,7 @@ class Scrubbing:
             pages = self._output.published(request.run_id, CutScrub.name).counts["pages"]
             left_out = set[str]()
             for page in range(pages):
-                between_units()
+                raise_if_stopped()
                 summary = self._output.published(request.run_id, _page(request.run_id, page).name)
                 left_out |= {
                     f"{fact.removeprefix(LEFT_OUT)}: {why}"
@@ -192,7 +192,7 @@ def _page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPage:
 
 def _copy(published: Path, folder: Path, page: int) -> None:
     for path in sorted(published.glob("*.parquet")):
-        with replacing(folder / f"page-{page:06d}-{path.name}") as new:
+        with replace_atomically(folder / f"page-{page:06d}-{path.name}") as new:
             shutil.copyfile(path, new)
 
 

@@ -18,7 +18,7 @@ from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, ends
 from logstore.records.jobs import Place
 from logstore.records.tombstones import asked_for
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _TOPICS: Final = 100  # of a page: each costs two reads
 _SAMPLE: Final = 10  # reasons told of a page
@@ -68,7 +68,7 @@ class RecordEnding:
         asked_for(request.durable_delete)
         if request.topic_id:
             check_topic_name(self._topics, request.topic_id, request.topic)
-            self._topics.by_id(TopicId(request.topic_id))
+            self._topics.get_by_id(TopicId(request.topic_id))
         state = self._records.state()
         if state.adopting:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
@@ -105,7 +105,7 @@ class RecordEnding:
         found = self._ask(request, self._functions.named(request.function))
         ended, because, kept = list[LedgerId](), list[str](), 0
         for topic_id, going in found.going.items():
-            between_units()
+            raise_if_stopped()
             stays = self._stay(request, topic_id, going)
             if stays is None:
                 continue
@@ -127,7 +127,7 @@ class RecordEnding:
         for topic in self._of_page(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
             left = request.page - found.ledgers
-            for ledger in self._ledgers.listed(topic.topic_id, from_ledger=LedgerId(first), limit=left):
+            for ledger in self._ledgers.list_ledgers(topic.topic_id, from_ledger=LedgerId(first), limit=left):
                 if found.ledgers and self._clock.monotonic_s() > until_s:
                     return found
                 found.ledgers += 1
@@ -144,9 +144,9 @@ class RecordEnding:
     def _of_page(self, request: EndPageInput) -> Iterator[Topic]:
         """ACTIVE topics from the place on; the one that was asked for, if it is that still."""
         if not request.topic_id:
-            yield from self._topics.active(after=TopicId(request.after.topic_id - 1), limit=_TOPICS)
+            yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_TOPICS)
             return
-        topic = self._topics.by_id(TopicId(request.topic_id))
+        topic = self._topics.get_by_id(TopicId(request.topic_id))
         if topic.state is TopicState.ACTIVE:
             yield topic
 
@@ -173,7 +173,7 @@ class RecordEnding:
 
 
 def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:
-    between_units()
+    raise_if_stopped()
     record = LedgerRecord(
         topic=topic.name,
         ledger_id=ledger.ledger_id,

@@ -19,7 +19,7 @@ from logstore.errors import SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import FlushedRecords
 from logstore.records.services.flushing import Flusher, raised
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _LEAST_S: Final = 0.05  # between two looks
 
@@ -51,7 +51,7 @@ class RecordFlushing:
 
         with beating(far):
             while True:
-                between_units()
+                raise_if_stopped()
                 done = done.plus(self._look(now=not request.watch_s, far=far))
                 left_s = until - time.monotonic()
                 if left_s <= 0 or activity.is_worker_shutdown():

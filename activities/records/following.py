@@ -10,7 +10,7 @@ from temporalio import activity
 from activities.heartbeats import beating, defined, raise_if_cancelled
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.following import Follower
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class RecordFollowing:
         with beating(lambda: (done.manifest, done.records)):
             done = self._step(seed=request.seed)
             while (left_s := until - time.monotonic()) > 0 and not activity.is_worker_shutdown():
-                between_units()
+                raise_if_stopped()
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, left_s))
                 done = done.plus(self._step(seed=False))
         return done

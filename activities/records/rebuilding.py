@@ -35,7 +35,7 @@ from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildId, RebuildRe
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _SHOWN: Final = 20  # blocks that were left out
 _IN_FLIGHT_S: Final = 5.0  # from the last question of a process of the old catalog to the end of its upload
@@ -184,7 +184,7 @@ class Rebuilding:
     def _await_old_processes(self, epoch_age_s: float) -> None:
         until_s = self._clock.monotonic_s() + MAX_UNANSWERED_S + _IN_FLIGHT_S - max(epoch_age_s, 0.0)
         while self._clock.monotonic_s() < until_s:
-            between_units()
+            raise_if_stopped()
             self._clock.sleep(1.0)
 
     @defined(name="rebuild.adopt_shards")
@@ -207,7 +207,7 @@ class Rebuilding:
         objects = staged = done = 0
         with beating(lambda: (done,)):
             for shard in range(request.first, request.end):
-                between_units()
+                raise_if_stopped()
                 found = adopter.adopt(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
                 objects, staged, done = objects + found.objects, staged + found.staged, done + 1
         return AdoptedShards(objects=objects, staged=staged)

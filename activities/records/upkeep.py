@@ -20,7 +20,7 @@ from logstore.records.services.defragmenting import Defragmented, Defragmenter
 from logstore.records.services.raiding import Raided, Raider
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
 _TOLD: Final = 300  # characters of why a replica was left out
@@ -139,7 +139,7 @@ class RecordReplication:
         done: list[ShippedBlocks] = []
         with beating(lambda: (len(done),)):
             for name in self._replication.names:
-                between_units()
+                raise_if_stopped()
                 done.append(self._one(name))
         return done
 

@@ -24,7 +24,7 @@ from logstore.transactions.transactions import (
     TransactionId,
     summarize_failures,
 )
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _BATCH: Final = 500
 """Transactions that are told at once."""
@@ -127,7 +127,7 @@ class Coordination:
         """
         count, found = 0, 1
         while True:
-            between_units()
+            raise_if_stopped()
             work = self._transactions.work_of(tc_id)  # a read: a look locks no row
             if not found or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
                 return count, work

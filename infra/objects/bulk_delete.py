@@ -21,7 +21,7 @@ from infra.objects.retries import DeleteRate, Retries
 from infra.objects.single_delete import DeleteOutcomes, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -129,7 +129,7 @@ class BulkDelete:
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
         """Delete one page from `offset` on, in bulk or singly. Return the number of its keys."""
-        between_units()
+        raise_if_stopped()
         refusal: _BulkRefused | None = None
         if self._bulk_support.should_try:
             try:

@@ -9,7 +9,7 @@ from infra.objects.responses import translate_s3_errors
 from infra.objects.retries import Retries
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.objects import ObjectInfo
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -58,7 +58,7 @@ class BucketListing:
             else:
                 yield from (item for item in objects if item.key > self._start_after)
 
-    def level(self) -> Iterator[str | ObjectInfo]:
+    def list_folder(self) -> Iterator[str | ObjectInfo]:
         """Yield the objects and folders directly at the prefix, each once."""
         self._request["Delimiter"] = "/"
         previous_folders: set[str] = set()
@@ -85,7 +85,7 @@ class BucketListing:
             yield page
             if not page["IsTruncated"]:
                 return
-            between_units()
+            raise_if_stopped()
             token = page.get("NextContinuationToken")
             if not token or token == self._request.get("ContinuationToken"):
                 raise StoreUnavailable(f"{self._operation}: the answer is truncated, yet names no way to its rest")

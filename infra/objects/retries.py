@@ -35,7 +35,7 @@ class Retries:
             StoreUnavailable, ServiceRefused: The error of the last attempt. Any other error, and a refusal that cannot
                 pass by itself, is raised at once.
         """
-        return self.clock.patiently(
+        return self.clock.retry(
             attempt,
             deadline_s=self.clock.monotonic_s() + self.give_up_after_s,
             backoff=self.backoff,

@@ -13,7 +13,7 @@ from infra.objects.responses import ABSENT_CODES, BAD_REQUEST_CODES, error_code,
 from infra.objects.retries import DeleteRate, Retries
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -60,7 +60,7 @@ class SingleDelete:
         """Return the reason if the store refuses this key. Do nothing once `stopped` is set."""
         if stopped.is_set():
             raise StoreUnavailable(f"delete {self._bucket}/{key}: not asked, the store had stopped answering")
-        between_units()
+        raise_if_stopped()
         try:
             return self._retries.call(lambda: self._delete_key(key))
         except SextonError:

@@ -98,11 +98,13 @@ class S3ObjectStore:
         check_key(key)
         return self._retries.call(lambda: self._get_once(key))
 
-    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+    def get_range(
+        self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
-        return self._retries.call(lambda: self._get_range_once(key, start, length, stating or {}))
+        return self._retries.call(lambda: self._get_range_once(key, start, length, expected_metadata or {}))
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         check_key(key)
@@ -112,8 +114,8 @@ class S3ObjectStore:
         listing = BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after=start_after)
         return listing.objects(first_page)
 
-    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
-        return BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after="").level()
+    def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        return BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after="").list_folder()
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         return self._bulk_delete.delete(keys)
@@ -174,7 +176,7 @@ class S3ObjectStore:
                 _require_no_such_key(error)
                 return None
 
-    def _get_range_once(self, key: str, start: int, length: int, stating: Mapping[str, str]) -> bytes | None:
+    def _get_range_once(self, key: str, start: int, length: int, expected_metadata: Mapping[str, str]) -> bytes | None:
         with translate_s3_errors(self._describe("get", key)):
             try:
                 response = self._client.get_object(
@@ -186,9 +188,9 @@ class S3ObjectStore:
                     return b""
                 _require_no_such_key(error)
                 return None
-        if not stating.items() <= response["Metadata"].items():
-            stated = {name: response["Metadata"].get(name) for name in stating}
-            raise CorruptData(f"{self.bucket}/{key}: expected an object of {dict(stating)}, found {stated}")
+        if not expected_metadata.items() <= response["Metadata"].items():
+            stated = {name: response["Metadata"].get(name) for name in expected_metadata}
+            raise CorruptData(f"{self.bucket}/{key}: expected an object of {dict(expected_metadata)}, found {stated}")
         if response["ResponseMetadata"]["HTTPStatusCode"] != 206:
             return body[start : start + length]  # a store may ignore the range and send the whole object
         content_range = response["ContentRange"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 
 MAX_PARTS_PER_JOB: Final = 256
 """Most lists of topics that one job writes."""
@@ -103,7 +103,7 @@ class IndexFiles:
             }
             for built in built_indexes
         ]
-        with replacing(self._part_path(part)) as new:
+        with replace_atomically(self._part_path(part)) as new:
             new.write_text(json.dumps(documents), encoding="utf-8")
 
     def read_part(self, part: int) -> list[BuiltIndex]:

@@ -2,7 +2,7 @@
 
 The footer tells all positions of the bucket and the times of each segment. Each segment is one byte range of the file.
 Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has a digest of each segment. The
-footer itself has no checksum: its digest is compared before it is parsed (`logstore.log.entries.FooterMark`).
+footer itself has no checksum: its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
 
 Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket. The proposal
 has bitmaps of each segment, which take as long to make as the merge itself.
@@ -17,8 +17,8 @@ from logstore.delayed.bitmaps import Bitmaps, add_entries
 from logstore.delayed.rows import COLUMNS, DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, compress_bitmaps, to_metadata
 from logstore.errors import CorruptData, InvalidInput
-from logstore.log.chunk_digests import chunk_digest
-from logstore.log.entries import unreadable
+from logstore.log.chunk_digests import digest_chunk
+from logstore.log.entries import parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _SegmentSink:
         return self._target.tell()
 
     def end_segment(self) -> str:
-        digest = chunk_digest(self._segment_content)
+        digest = digest_chunk(self._segment_content)
         self._segment_content.clear()
         return digest
 
@@ -223,5 +223,5 @@ def _read_row_group(source: BinaryIO, number: int, metadata: "pq.FileMetaData", 
         opened = pa.PythonFile(source, mode="r")
         with pq.ParquetFile(opened, metadata=metadata, page_checksum_verification=True) as file:
             return file.read_row_group(number, columns=list(COLUMNS), use_threads=False)
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{name}, segment {number}: cannot be read: {error}") from error

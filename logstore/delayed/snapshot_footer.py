@@ -15,8 +15,8 @@ from pyroaring import BitMap
 from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import Bitmaps, count_entries
 from logstore.errors import CorruptData
-from logstore.log.chunk_digests import chunk_digest
-from logstore.log.entries import unreadable
+from logstore.log.chunk_digests import digest_chunk
+from logstore.log.entries import parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def check_segment_digest(footer: SnapshotFooter, number: int, content: bytes) ->
     Raises:
         CorruptData: The bytes have another digest.
     """
-    if chunk_digest(content) != footer.digests[number]:
-        expected, found = footer.digests[number], chunk_digest(content)
+    if digest_chunk(content) != footer.digests[number]:
+        expected, found = footer.digests[number], digest_chunk(content)
         raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
 
 
@@ -161,7 +161,7 @@ def _decompress_bitmaps(compressed: bytes, name: str) -> bytes:
     (length,) = _LENGTH_PREFIX.unpack_from(compressed)
     try:
         return bytes(pa.decompress(compressed[_LENGTH_PREFIX.size :], length, codec="zstd", asbytes=True))
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{name}: the bitmaps cannot be read: {error}") from error
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from logstore.errors import CorruptData
-from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_topic_of
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
 from logstore.offload.tiered import CopyLocation, find_location_problem
 from logstore.positions import LedgerId, TopicId
 
@@ -236,4 +236,4 @@ def require_topic(intent: DeletionIntent, topic: str | None) -> None:
         InvalidInput: It bears another name.
     """
     if find_refusal(intent) is None:
-        require_topic_of(intent.ledger_id, intent.topic, topic)
+        require_named_topic(intent.ledger_id, intent.topic, topic)

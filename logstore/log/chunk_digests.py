@@ -16,7 +16,7 @@ from logstore.errors import CorruptData
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-CHUNKS: Final = "chunks"
+CHUNKS_FIELD: Final = "chunks"
 """Name under which a segment's own metadata holds the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
@@ -55,7 +55,7 @@ def column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
     ]
 
 
-def chunk_digest(content: bytes | bytearray | memoryview) -> str:
+def digest_chunk(content: bytes | bytearray | memoryview) -> str:
     """Digest of one chunk, or of one whole row group, as text of 16 characters."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:_DIGEST_BYTES]).decode()
 
@@ -67,7 +67,7 @@ def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterab
         read: Returns the bytes from an offset, of a length.
         chunks: In file order.
     """
-    return "".join(chunk_digest(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
+    return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
 
 
 def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dict[ColumnChunk, str]:
@@ -116,7 +116,7 @@ def fetch_chunks(
         start = run[0].start
         content = read(start, run[-1].end - start)
         for chunk in run:
-            found = chunk_digest(memoryview(content)[chunk.start - start : chunk.end - start])
+            found = digest_chunk(memoryview(content)[chunk.start - start : chunk.end - start])
             if found != digests[chunk]:
                 what = f"column {chunk.column} at byte {chunk.start}"
                 raise CorruptData(f"{name}: expected {what} of digest {digests[chunk]}, found {found}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-FOOTER: Final = "footer"
+FOOTER_FIELD: Final = "footer"
 """Name under which a segment's own metadata holds the mark of its footer."""
 
 _TAIL: Final = 8  # the length of what comes before, and the magic number
@@ -31,7 +31,7 @@ _MARK: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
-class FooterMark:
+class FooterDigest:
     """The length and the digest of a footer."""
 
     size_bytes: int  # with its own length and the magic number: the last bytes of the file
@@ -42,7 +42,7 @@ class FooterMark:
         return f"{self.size_bytes}-{self.sha256}"
 
     @staticmethod
-    def parse(text: str | None, *, name: str) -> "FooterMark":
+    def parse(text: str | None, *, name: str) -> "FooterDigest":
         """Read back `str(mark)`; `name` is what to call the object in an error.
 
         Raises:
@@ -51,7 +51,7 @@ class FooterMark:
         found = _MARK.fullmatch(text or "")
         if not found:
             raise CorruptData(f"{name}: expected length and digest of its footer, found {text!r}")
-        return FooterMark(int(found["size"]), found["sha256"])
+        return FooterDigest(int(found["size"]), found["sha256"])
 
     def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
         """The footer, parsed.
@@ -67,12 +67,12 @@ class FooterMark:
         return pq.read_metadata(io.BytesIO(footer))
 
 
-def mark_footer(file: BinaryIO) -> FooterMark:
+def digest_footer(file: BinaryIO) -> FooterDigest:
     """The mark of a whole file that was just written; the file is left at its end."""
     file.seek(-_TAIL, io.SEEK_END)
     size_bytes = int.from_bytes(file.read(_TAIL)[:4], "little") + _TAIL
     file.seek(-size_bytes, io.SEEK_END)
-    return FooterMark(size_bytes, hashlib.sha256(file.read(size_bytes)).hexdigest())
+    return FooterDigest(size_bytes, hashlib.sha256(file.read(size_bytes)).hexdigest())
 
 
 COLUMNS = (
@@ -91,7 +91,7 @@ COLUMNS = (
 
 
 @cache
-def schema() -> "pa.Schema":
+def entry_schema() -> "pa.Schema":
     """The columns with their types. Arrow is imported here: that takes as long as a command that only asks SQL."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -113,21 +113,21 @@ def schema() -> "pa.Schema":
 
 
 COMPRESSION = "zstd"
-REPEATED = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
+DICTIONARY_COLUMNS = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
 """Columns worth a dictionary in the file; looking for repetition in payloads doubles the time of a small segment."""
 
-COMPARED = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
+STATISTICS_COLUMNS = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
 """Columns whose least and greatest value the file states; of a payload they would be whole payloads, repeated."""
 
-FORMAT: Final[Mapping[str, Any]] = {
+PARQUET_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
-    "use_dictionary": REPEATED,
-    "write_statistics": COMPARED,
+    "use_dictionary": DICTIONARY_COLUMNS,
+    "write_statistics": STATISTICS_COLUMNS,
     "write_page_checksum": True,  # for readers of single columns, which cannot compare the digest of the whole
 }
 
 
-def unreadable() -> tuple[type[Exception], ...]:
+def parquet_errors() -> tuple[type[Exception], ...]:
     """The errors that Arrow raises at a damaged file: invalid, not implemented, out of memory and others."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -166,7 +166,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EntryMark:
     """What makes an entry a marker: the transaction that it speaks of, and how that ended."""
 
     txn: TransactionId
@@ -180,7 +180,7 @@ class ProducedEntries:
     entries: Sequence[NewEntry]
     producer: str | None = None
     txn: TransactionId | None = None  # they are part of this open transaction
-    marks: Sequence[Mark] = ()  # of each entry, if they are markers
+    marks: Sequence[EntryMark] = ()  # of each entry, if they are markers
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
@@ -204,11 +204,13 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
         "payload": [entry.payload for _, entry in rows],
         "properties": [list(entry.properties.items()) for _, entry in rows],
     }
-    named = [(columns[field.name], field.type) for field in schema()]
+    named = [(columns[field.name], field.type) for field in entry_schema()]
     arrays = [values if isinstance(values, pa.Array) else pa.array(values, kind) for values, kind in named]
     sink = io.BytesIO()
     one_group = max(1, len(rows))  # its metadata has digests of the columns of one row group
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, row_group_size=one_group, **FORMAT)
+    pq.write_table(
+        pa.Table.from_arrays(arrays, schema=entry_schema()), sink, row_group_size=one_group, **PARQUET_OPTIONS
+    )
     return sink.getvalue()
 
 
@@ -218,7 +220,7 @@ def _transactional(parts: Sequence[ProducedEntries], rows: int) -> dict[str, obj
 
     if not any(part.txn or part.marks for part in parts):
         nothing = pa.nulls(rows)
-        return {name: nothing.cast(schema().field(name).type) for name in ("txn_tc", "txn_seq", "marker")}
+        return {name: nothing.cast(entry_schema().field(name).type) for name in ("txn_tc", "txn_seq", "marker")}
     txns: list[TransactionId | None] = []
     verbs: list[str | None] = []
     for part in parts:
@@ -262,7 +264,7 @@ def decode_segment(
             opened, metadata=footer, page_checksum_verification=check_pages, pre_buffer=prefetch
         ) as file:
             table = file.read(columns=list(columns))
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{name}: not a segment: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:

@@ -130,16 +130,16 @@ class LedgerStatement:
             raise CorruptData(f"ledger statement: {error!r} in {dict(fields)!r}") from error
 
 
-DIGEST: Final = "sha256"
+DIGEST_FIELD: Final = "sha256"
 """Name under which a segment's own metadata holds the digest that its row has."""
 
 
-def digest_of(content: bytes) -> str:
+def sha256_hex(content: bytes) -> str:
     """SHA-256 of an object, hexadecimal, as its segment's row and its own metadata have it."""
     return hashlib.sha256(content).hexdigest()
 
 
-def stated(content: bytes) -> dict[str, str]:
+def parse_meta_fields(content: bytes) -> dict[str, str]:
     """The fields of any `meta.json`; what is no flat JSON object is shown as it begins."""
     try:
         fields = json.loads(content)
@@ -178,26 +178,26 @@ def segment_key(ledger_id: LedgerId, number: int) -> str:
     return f"{ledger_prefix(ledger_id)}{number:08d}.parquet"
 
 
-def ledger_in(key: str) -> LedgerId | None:
+def ledger_id_from_key(key: str) -> LedgerId | None:
     """The ledger in whose prefix a key stands, or None when it is in none."""
     found = _LEDGER.match(key)
     ledger_id = LedgerId(int(found["ledger"], 16)) if found else None
     return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None
 
 
-def meta_digest(key: str) -> str | None:
+def owner_digest_from_key(key: str) -> str | None:
     """The owner's digest in the name of a `meta.json`, or None when the key is something else."""
     found = _META.fullmatch(key.rpartition("/")[2])
     return found["digest"] if found else None
 
 
-def segment_number(key: str) -> int | None:
+def segment_number_from_key(key: str) -> int | None:
     """The number of a segment's key, or None when the key is something else."""
     found = _SEGMENT.fullmatch(key.rpartition("/")[2])
     return int(found["number"]) if found else None
 
 
-def require_topic_of(ledger_id: LedgerId, topic: str, named: str | None) -> None:
+def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> None:
     """Refuse a ledger that is of another topic than was named beside its id; None names any.
 
     Raises:
@@ -207,34 +207,34 @@ def require_topic_of(ledger_id: LedgerId, topic: str, named: str | None) -> None
         raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)
 
 
-APPEND: Final = "append"
-"""Name under which the metadata holds the `UploadMark`."""
+UPLOAD_ID_FIELD: Final = "append"
+"""Name under which the metadata holds the `SegmentUploadId`."""
 
-BEHIND: Final = "behind"
-"""Name under which the metadata holds the `Behind`."""
+EXTENT_FIELD: Final = "behind"
+"""Name under which the metadata holds the `RegisteredExtent`."""
 
 _MARK: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
 _BEHIND: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
 
 
-class UploadMark(NamedTuple):
+class SegmentUploadId(NamedTuple):
     """Which upload of which append; no other one bears it. Of an append only the last upload can be registered."""
 
-    append: str  # 32 hexadecimal digits
-    nth: int  # from 1, in the order in which they were made
+    append_id: str  # 32 hexadecimal digits
+    number: int  # from 1, in the order in which they were made
 
     def __str__(self) -> str:
         """As metadata holds it."""
-        return f"{self.append}-{self.nth}"
+        return f"{self.append_id}-{self.number}"
 
     @staticmethod
-    def parse(text: str | None) -> "UploadMark | None":
+    def parse(text: str | None) -> "SegmentUploadId | None":
         """Read back `str(mark)`; None of anything else, as of an object from before there were marks."""
         found = _MARK.fullmatch(text or "")
-        return UploadMark(found["append"], int(found["nth"])) if found else None
+        return SegmentUploadId(found["append"], int(found["nth"])) if found else None
 
 
-class Behind(NamedTuple):
+class RegisteredExtent(NamedTuple):
     """What was registered of the ledger when the upload was made: a later registration only adds to it."""
 
     last_segment: int  # no later registration is of this number or a lower one; -1: there is none
@@ -245,10 +245,10 @@ class Behind(NamedTuple):
         return f"{self.last_segment}:{self.entries}"
 
     @staticmethod
-    def parse(text: str | None) -> "Behind | None":
+    def parse(text: str | None) -> "RegisteredExtent | None":
         """Read back `str(behind)`; None of anything else."""
         found = _BEHIND.fullmatch(text or "")
-        return Behind(int(found["segment"]), int(found["entries"])) if found else None
+        return RegisteredExtent(int(found["segment"]), int(found["entries"])) if found else None
 
 
 MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
@@ -264,5 +264,5 @@ def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
         number: Of the object's key.
         metadata: Of the object.
     """
-    said = Behind.parse(metadata.get(BEHIND))
+    said = RegisteredExtent.parse(metadata.get(EXTENT_FIELD))
     return said is not None and MIN_CONFIRMATION_GAP <= number - said.last_segment <= MAX_CONFIRMATION_GAP

@@ -15,12 +15,12 @@ from logstore.transactions.transactions import TransactionId
 class ProducerSequence(NamedTuple):
     """How far a producer's ids have come in a topic. Bounds are inclusive; -1: none."""
 
-    kept: int = -1  # stored for good
+    committed: int = -1  # stored for good
     last: int = -1  # the same, or stored in `txn`
     txn: TransactionId | None = None  # open
 
     @staticmethod
-    def up_to(last: int) -> "ProducerSequence":
+    def without_transaction(last: int) -> "ProducerSequence":
         """Stored for good."""
         return ProducerSequence(last, last)
 
@@ -28,6 +28,8 @@ class ProducerSequence(NamedTuple):
         """Whether new entries in this transaction, or in none, are not taken, because another one is open."""
         return self.txn is not None and self.txn != txn
 
-    def advanced(self, last: int, txn: TransactionId | None) -> "ProducerSequence":
+    def advance(self, last: int, txn: TransactionId | None) -> "ProducerSequence":
         """Once entries up to `last` are stored in this transaction, or in none; they were not refused."""
-        return ProducerSequence.up_to(last) if txn is None else ProducerSequence(self.kept, last, txn)
+        return (
+            ProducerSequence.without_transaction(last) if txn is None else ProducerSequence(self.committed, last, txn)
+        )

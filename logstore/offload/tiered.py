@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logstore.errors import CorruptData, PreconditionFailed
-from logstore.log.entries import FORMAT, schema
+from logstore.log.entries import PARQUET_OPTIONS, entry_schema
 from logstore.log.ledgers import CopyState, LedgerState, LedgerStatement
 from logstore.positions import LedgerId
 
@@ -243,12 +243,12 @@ def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup
     """Write segments, in entry order from entry 0 on, as one file with one row group each. Memory holds one segment."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
-    entry_schema = schema()
+    schema = entry_schema()
     groups: list[RowGroup] = []
     next_entry = 0
-    with pq.ParquetWriter(sink, entry_schema, **FORMAT) as writer:
+    with pq.ParquetWriter(sink, schema, **PARQUET_OPTIONS) as writer:
         for table in segments:
-            writer.write_table(table.select(entry_schema.names).cast(entry_schema), row_group_size=table.num_rows)
+            writer.write_table(table.select(schema.names).cast(schema), row_group_size=table.num_rows)
             groups.append(RowGroup(first_entry=next_entry, entries=table.num_rows))
             next_entry += table.num_rows
     return tuple(groups)

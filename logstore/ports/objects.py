@@ -56,7 +56,7 @@ class ObjectStore(Protocol):
     Keys are text of 1 to 1,024 UTF-8 bytes, no part between slashes empty, `.` or `..`, no backslash, and come
     back as they went in: some stores keep keys as file paths and would take others for another key.
     Every method may raise `StoreUnavailable` (nothing is known to have happened, except that a put or a delete
-    may have landed). One that makes several requests asks `between_units`, and ends with what that raises.
+    may have landed). One that makes several requests asks `raise_if_stopped`, and ends with what that raises.
     """
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
@@ -97,11 +97,13 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> StoredObject | None:
         """The whole object, or None when the store says definitely that there is none."""
 
-    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+    def get_range(
+        self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
         """`length` bytes from `start` (fewer at the end), or None when there is no such object.
 
         Raises:
-            CorruptData: The metadata of the object that answered lacks one of the entries of `stating`, so these are
+            CorruptData: The metadata of the object that answered lacks one of the entries of `expected_metadata`, so these are
                 the bytes of another one; no digest could tell that of a part.
         """
 
@@ -116,7 +118,7 @@ class ObjectStore(Protocol):
         never ends early as if it were complete.
         """
 
-    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+    def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
         """What stands directly at `prefix`, in no order: objects, and a prefix for all that lie in one folder.
 
         A folder begins with `prefix` and ends with its first "/" behind it; it is told of once. Nothing below it is
@@ -132,7 +134,7 @@ class ObjectStore(Protocol):
         """
 
 
-def keys_of(objects: Iterable[ObjectInfo]) -> list[str]:
+def object_keys(objects: Iterable[ObjectInfo]) -> list[str]:
     """The keys, in the order given."""
     return [found.key for found in objects]
 
@@ -156,7 +158,7 @@ class OwnedStore(ObjectStore, Protocol):
             CatalogMismatch: It does not carry this catalog's marker.
         """
 
-    def removing(self) -> ObjectStore:
+    def begin_removal(self) -> ObjectStore:
         """The bucket for one removal that begins now, in however many requests: before each, nothing is asked again.
 
         Raises:
@@ -170,7 +172,7 @@ Buckets = Callable[[CopyLocation], OwnedStore]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class RemovalResult:
     """What storage confirmed of one copy's removal."""
 
     objects: int = 0
@@ -189,14 +191,14 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer, or contradicts itself.
         """
 
-    def inspecting(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+    def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
         """`inspect` for these, each to be asked for once; what one request tells of several is asked with the first.
 
         One that it finds `ABSENT` is gone only once `check_absence` has proved it.
         """
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """Prove that copies are gone which `inspecting` found `ABSENT`, by names and by a second listing, together.
+        """Prove that copies are gone which `prepare_inspection` found `ABSENT`, by names and by a second listing, together.
 
         Each store is asked at the end whether it is the catalog's, once: an empty answer of another store says nothing.
 
@@ -214,7 +216,9 @@ class CopyStorage(Protocol):
             StoreUnavailable: Storage did not answer.
         """
 
-    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, RemovalResult]:
         """Remove copies found `OWN`: data in pages, each ledger's own statement last, confirmed per key.
 
         Args:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Fate, Finding, FindingKind
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 
 SCHEMA: Final = pa.schema(
     [
@@ -162,7 +162,7 @@ class FateFiles:
         """Keep what became of a page: the whole file or none of it, whenever the process dies."""
         self._folder.mkdir(parents=True, exist_ok=True)
         rows = [{name: getattr(one, name) for name in FATES.names} | {"fate": one.fate.value} for one in ended]
-        with replacing(self._path(page)) as new:
+        with replace_atomically(self._path(page)) as new:
             pq.write_table(pa.Table.from_pylist(rows, schema=FATES), new)
 
     def page(self, page: int) -> dict[int, Ended] | None:

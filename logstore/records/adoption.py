@@ -12,8 +12,8 @@ been registered:
 - it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
 - all of it is stored already, as its producers' sequence ids say.
 
-Where each stands follows from what uploads say of their moment (`Behind`): which segment was registered last, and how
-many entries were registered up to it. Answered is an upload only if
+Where each stands follows from what uploads say of their moment (`RegisteredExtent`): which segment was registered
+last, and how many entries were registered up to it. Answered is an upload only if
 
 - its number is the next one after the segment that it names: if it was registered, it begins where it says; or
 - another upload names it, as a confirmation does.
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from logstore.log.ledgers import Behind, UploadMark
+from logstore.log.ledgers import RegisteredExtent, SegmentUploadId
 from logstore.log.producers import ProducerSequence
 from logstore.positions import LedgerId
 from logstore.transactions.transactions import TransactionId
@@ -79,8 +79,8 @@ class Upload:
     size_bytes: int
     sha256: str | None  # of the object, hexadecimal
     epoch: int  # of the catalog that its writer knew
-    mark: UploadMark | None = None  # None: it is of an append of its own
-    behind: Behind | None = None
+    mark: SegmentUploadId | None = None  # None: it is of an append of its own
+    behind: RegisteredExtent | None = None
     producers: tuple[Advance, ...] = ()
     numbered: int = 0  # entries with a sequence id
     transactions: tuple[Run, ...] = ()
@@ -149,13 +149,13 @@ def repeated(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) 
     """
     last: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
-        if mark and mark.nth > max(last.get(mark.append, 1), (known or {}).get(mark.append, 1)):
-            last[mark.append] = mark.nth
+        if mark and mark.number > max(last.get(mark.append_id, 1), (known or {}).get(mark.append_id, 1)):
+            last[mark.append_id] = mark.number
     return last
 
 
 def _is_last(upload: Upload, last: Mapping[str, int]) -> bool:
-    return upload.mark is None or upload.mark.nth >= last.get(upload.mark.append, 1)
+    return upload.mark is None or upload.mark.number >= last.get(upload.mark.append_id, 1)
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class _Log:
 
     def _reached(self, advance: Advance) -> int:
         known = self.sequences.get(advance.producer, ProducerSequence())
-        return known.kept if known.refuses(advance.txn) else known.last
+        return known.committed if known.refuses(advance.txn) else known.last
 
     def refuses(self, upload: Upload) -> bool:
         """Whether the log would not have taken it."""
@@ -187,23 +187,25 @@ class _Log:
     def take(self, upload: Upload) -> None:
         for one in upload.producers:
             known = self.sequences.get(one.producer, ProducerSequence())
-            self.sequences[one.producer] = known.advanced(max(one.last, known.last), one.txn)
+            self.sequences[one.producer] = known.advance(max(one.last, known.last), one.txn)
         self.decided.update(one.txn for one in upload.markers)
 
 
-def _statements(tail: Tail, uploads: Sequence[Upload], epoch: int) -> list[Behind]:
+def _statements(tail: Tail, uploads: Sequence[Upload], epoch: int) -> list[RegisteredExtent]:
     """What uploads say of their moments, also those that are left out; ascending, and none that contradicts."""
     said = {one.behind for one in uploads if one.behind and one.epoch >= epoch}
     beyond = sorted(one for one in said if one.last_segment > tail.last_segment)
-    kept: list[Behind] = []
+    kept: list[RegisteredExtent] = []
     for one in beyond:
-        before = kept[-1] if kept else Behind(tail.last_segment, tail.entries)
+        before = kept[-1] if kept else RegisteredExtent(tail.last_segment, tail.entries)
         if one.last_segment > before.last_segment and one.entries >= before.entries:
             kept.append(one)
     return kept
 
 
-def _of_ledger(tail: Tail, possible: Sequence[Upload], said: Sequence[Behind], log: _Log) -> Iterator[AdoptedSegment]:
+def _of_ledger(
+    tail: Tail, possible: Sequence[Upload], said: Sequence[RegisteredExtent], log: _Log
+) -> Iterator[AdoptedSegment]:
     """Place the uploads of one ledger between the statements, then those behind them, then those without a place."""
     entries, after, doubtful = tail.entries, tail.last_segment, list[Upload]()
     for statement in said:
@@ -223,7 +225,7 @@ def _of_ledger(tail: Tail, possible: Sequence[Upload], said: Sequence[Behind], l
 
 
 def _that_add_up(
-    between: Sequence[Upload], statement: Behind, wanted: int, log: _Log
+    between: Sequence[Upload], statement: RegisteredExtent, wanted: int, log: _Log
 ) -> tuple[Sequence[Upload], Sequence[Upload]]:
     """Which of the uploads were registered, by a statement that counts them; and which others may have been instead.
 

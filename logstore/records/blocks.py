@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.errors import CorruptData, InvalidInput, Unsupported
-from logstore.log.entries import unreadable
-from logstore.log.ledgers import digest_of
+from logstore.log.entries import parquet_errors
+from logstore.log.ledgers import sha256_hex
 from logstore.records.kinds import FORMAT, RecordKind, schema
 from logstore.records.manifest import Block
 
@@ -83,7 +83,7 @@ def describe(block_id: str, kind: RecordKind, versions: "pa.Table", file: bytes)
         records=versions.num_rows,
         tombstones=int(pc.sum(versions.column("tombstone")).as_py() or 0),
         size_bytes=len(file),
-        sha256=digest_of(file),
+        sha256=sha256_hex(file),
         first_id=ids[0].as_py(),
         last_id=ids[-1].as_py(),
     )
@@ -104,8 +104,8 @@ def decode(
         CorruptData: It is not the object that the manifest names, or cannot be read.
         Unsupported: It is of a newer format.
     """
-    if (len(file), digest_of(file)) != (block.size_bytes, block.sha256):
-        found = f"{len(file)} bytes of SHA-256 {digest_of(file)}"
+    if (len(file), sha256_hex(file)) != (block.size_bytes, block.sha256):
+        found = f"{len(file)} bytes of SHA-256 {sha256_hex(file)}"
         raise CorruptData(f"{block.key}: expected {block.size_bytes} bytes of SHA-256 {block.sha256}, found {found}")
     return read(file, block.kind, name=block.key, columns=columns, ids=ids, rows=block.records)
 
@@ -132,7 +132,7 @@ def read(
             asked = dict.fromkeys(chosen if ids is None else ["id", *chosen])
             table = opened.read_row_groups(groups, columns=list(asked), use_threads=False)
             table = table.select(list(asked)).cast(pa.schema([wanted.field(one) for one in asked]))
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{name}: expected a block of kind {kind}, found a file that cannot be read: {error}") from (
             error
         )

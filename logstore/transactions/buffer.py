@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from logstore.cursors.state import LedgerSpan, entries_after, pack_acknowledged, unite_entries, unpack_acknowledged
 from logstore.errors import CorruptData
-from logstore.log.entries import Mark, NewEntry, ProducedEntries
+from logstore.log.entries import EntryMark, NewEntry, ProducedEntries
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transactions import TransactionId, TransactionState
 
@@ -56,7 +56,7 @@ def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
         if marker.subscription:
             properties[_SUBSCRIPTION_PROPERTY] = marker.subscription
         entries.append(NewEntry(payload=pack_acknowledged(marker.positions), properties=properties))
-    return ProducedEntries(entries=entries, marks=[Mark(marker.txn, marker.verb.value) for marker in markers])
+    return ProducedEntries(entries=entries, marks=[EntryMark(marker.txn, marker.verb.value) for marker in markers])
 
 
 def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:

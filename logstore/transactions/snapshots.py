@@ -17,7 +17,7 @@ from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.buffer import Buffer, Entries
 from logstore.transactions.transactions import TransactionId
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 
 _FORMAT_VERSION: Final = 1
 
@@ -107,7 +107,7 @@ class BufferFiles:
 
         schema = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())])
         buffer_count = 0
-        with replacing(self._part_path(part)) as new, pa.ipc.new_file(str(new), schema) as file:
+        with replace_atomically(self._part_path(part)) as new, pa.ipc.new_file(str(new), schema) as file:
             for topic_id, buffer in buffers:
                 columns = [
                     pa.array([int(topic_id)], pa.int64()),

@@ -23,7 +23,7 @@ from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.reconciliation.jobs import BulkSummary
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.logs import (
     TASKS_PER_CORE,
@@ -145,7 +145,7 @@ def _write_range(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _Rang
     except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
         return _RangeResult(topic_id=topic_id, number=task.number, error=str(damage))
     if len(rows):
-        with replacing(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
+        with replace_atomically(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
             writer = SnapshotWriter(new, topic_id, log_range.first, log_range.last)
             writer.add(rows)
             writer.close()

@@ -15,7 +15,7 @@ from infra.catalog.reconciliation import facts as sql
 from logstore.reconciliation.files import PAGE, SCHEMA
 from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
 from logstore.reconciliation.rules import AGE_FLOOR_S
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 from spark.reconciliation.compare import compare, strange
 from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, TIERED_OBJECTS, drawn, read
 from spark.reconciliation.sides import Group, Ids, Limits
@@ -121,7 +121,7 @@ def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.T
 def _put(path: Path, tables: Iterable[pa.Table]) -> int:
     """How many; row groups are pages of the next job. A task may run twice at once."""
     rows = 0
-    with replacing(path) as new, pq.ParquetWriter(new, SCHEMA) as writer:
+    with replace_atomically(path) as new, pq.ParquetWriter(new, SCHEMA) as writer:
         for table in filter(len, tables):
             writer.write_table(table, row_group_size=PAGE)
             rows += len(table)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.log.ledgers import SHARDS
-from logstore.whole_files import replacing, unnamed
+from logstore.whole_files import replace_atomically, temporary_path
 
 Groups = npt.NDArray[np.int64]
 
@@ -139,7 +139,7 @@ class GroupFiles:
 
     def _writer(self, group: int) -> Any:  # noqa: ANN401 - pyarrow has no types
         if group not in self._open:
-            new = unnamed(self._path(group))
+            new = temporary_path(self._path(group))
             self._open[group] = (new, pa.ipc.new_file(str(new), self._schema))
         return self._open[group][1]
 
@@ -158,7 +158,7 @@ def put(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], s
     """Write batches that need no group into one file, and say how many rows."""
     rows = 0
     with (
-        replacing(folder / f"{stem}-{task:05d}-all.arrow") as new,
+        replace_atomically(folder / f"{stem}-{task:05d}-all.arrow") as new,
         pa.ipc.new_file(str(new), schema) as writer,
     ):
         for batch in batches:

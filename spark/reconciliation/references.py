@@ -14,7 +14,7 @@ from sqlalchemy import Select
 
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
-from infra.catalog.log.components import BY_ROW
+from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation import facts as sql
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered import parse_lengths
@@ -190,7 +190,7 @@ def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) ->
         digest[at] = _digest(here.folder, int(lists[at]), _applications(here, part)[int(ledger[at])])
     components = [_lists(here.folder).get(int(one), {}).get("component", "") for one in different]
     referenced = flags & sql.LISTED != 0
-    for at in np.flatnonzero(np.array([one in BY_ROW for one in components], np.bool_)[which]):
+    for at in np.flatnonzero(np.array([one in REFERRING_COLUMN_BY_COMPONENT for one in components], np.bool_)[which]):
         referenced[at] = (int(ledger[at]), components[which[at]]) in side.named
     primary = np.zeros(len(ledger), np.int8)
     if len(side.ids):

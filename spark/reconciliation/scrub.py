@@ -28,7 +28,7 @@ from logstore.reconciliation.files import PAGE, SCHEMA, as_table
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
 from logstore.reconciliation.services.scrubbing import Damage, check_copy, check_segment, find_damage
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 from spark.reconciliation.pace import Pace
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
@@ -104,7 +104,7 @@ def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) ->
                 counter.update(size_bytes=size_bytes, objects=objects)
     if page:
         pages.append((first, last + 1))
-    with replacing(folder / _PAGES_FILE) as new:
+    with replace_atomically(folder / _PAGES_FILE) as new:
         new.write_text(json.dumps({"topics": job.topics, "pages": pages}), encoding="utf-8")
     return {name: counts[name] for name in ("ledgers", "objects", "size_bytes")} | {"pages": len(pages)}
 
@@ -157,7 +157,7 @@ def _read(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]
         found += filter(None, [reader.copy(row, *target)] if target else [])
     target_file = folder / f"findings-{lane.number:06d}.parquet"
     if found:
-        with replacing(target_file) as new, pq.ParquetWriter(new, SCHEMA) as writer:
+        with replace_atomically(target_file) as new, pq.ParquetWriter(new, SCHEMA) as writer:
             writer.write_table(as_table(found), row_group_size=PAGE)
     else:
         target_file.unlink(missing_ok=True)  # of an earlier run of this task, whose findings do not count

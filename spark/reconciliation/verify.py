@@ -24,9 +24,9 @@ from logstore.log.ledgers import (
     LedgerStatement,
     is_confirmation,
     ledger_prefix,
-    meta_digest,
+    owner_digest_from_key,
     segment_key,
-    segment_number,
+    segment_number_from_key,
 )
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
@@ -53,7 +53,7 @@ from logstore.reconciliation.services.orphans import (
     judge,
     look,
 )
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
@@ -88,7 +88,7 @@ def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAdd
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
     with (
-        replacing(folder / f"findings-{task.number:06d}.parquet") as new,
+        replace_atomically(folder / f"findings-{task.number:06d}.parquet") as new,
         pq.ParquetWriter(new, SCHEMA) as writer,
         open_arrow_reader(addresses.database_url) as catalog,
     ):
@@ -140,7 +140,7 @@ def _stated(one: Finding, store: ObjectStore, before_us: int, application: str) 
     if isinstance(judged, Doubt):
         kind = _KIND.FOREIGN if judged.reason in {UNSTATED, OTHER_APPLICATION} else _KIND.MISMATCH
         return replace(now, kind=kind, detail=f"{judged.key}: {judged.reason}")
-    if one.kind is _KIND.ORPHAN_SEGMENT and is_confirmation(segment_number(one.key) or 0, now.statement):
+    if one.kind is _KIND.ORPHAN_SEGMENT and is_confirmation(segment_number_from_key(one.key) or 0, now.statement):
         return replace(now, kind=_KIND.CONFIRMATION, topic=judged.owner.topic, detail=_CONFIRMS)
     return replace(now, topic=judged.owner.topic)
 
@@ -170,7 +170,10 @@ def _still_missing(one: Finding, store: ObjectStore, names: Sequence[str]) -> Fi
         names: Keys of the ledger's objects.
     """
     if one.key.endswith("/"):
-        ours = (meta_digest(found.key) or segment_number(found.key) is not None for found in store.list(one.key))
+        ours = (
+            owner_digest_from_key(found.key) or segment_number_from_key(found.key) is not None
+            for found in store.list(one.key)
+        )
         return None if any(ours) or any(map(store.head, names)) else one
     seen = store.head(one.key)
     if seen is None:
@@ -278,5 +281,5 @@ def _named(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, 
 def _is_named(one: Finding, copies: set[tuple[int, str]], numbers: set[tuple[int, int]]) -> bool:
     if (one.ledger_id or 0, one.copy + one.uuid) not in copies:
         return False
-    number = segment_number(one.key)
+    number = segment_number_from_key(one.key)
     return number is None or (one.ledger_id or 0, number) in numbers

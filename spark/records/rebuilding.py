@@ -44,7 +44,7 @@ from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildRecords
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import overlapping, parted, ranges
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
 
@@ -243,7 +243,7 @@ class _Rebuilder:
             self.result.counts[table.name] += rows.num_rows
             if rows.num_rows:
                 with (
-                    replacing(self._files.path(table.name, number)) as new,
+                    replace_atomically(self._files.path(table.name, number)) as new,
                     pa.ipc.new_file(new, rows.schema, options=options) as writer,
                 ):
                     writer.write_table(rows, max_chunksize=65_536)
@@ -255,5 +255,5 @@ class _Rebuilder:
 def _save_ids(files: LoadFiles, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
     """Save the topics last: their file says that both exist."""
     for path, ids in ((files.listed(), listed_ledger_ids), (files.topics(), topic_ids)):
-        with replacing(path) as new, new.open("wb") as file:
+        with replace_atomically(path) as new, new.open("wb") as file:
             np.save(file, ids)

@@ -50,7 +50,7 @@ def deal_in_turn(items: list[T], count: int) -> list[list[T]]:
 def is_active(catalog: SqlCatalog, topic_id: TopicId) -> bool:
     """Return whether the topic exists and is not being deleted."""
     try:
-        return catalog.topics.by_id(topic_id).state is TopicState.ACTIVE
+        return catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
     except UnknownObject:
         return False
 

@@ -94,7 +94,7 @@ def list_beside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectI
     objects: list[ObjectInfo] = []
     shards = {shard_prefix(shard) for shard in range(SHARDS)}
     for level in ("", "ledgers/"):
-        for entry in store.level(level):
+        for entry in store.list_folder(level):
             if isinstance(entry, ObjectInfo):
                 objects.append(entry)
             elif entry not in shards | {"ledgers/"}:

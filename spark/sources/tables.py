@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import facts as sql
 from logstore.errors import InvalidInput
-from logstore.log.entries import schema as entry_schema
+from logstore.log.entries import entry_schema
 from logstore.log.ledgers import SHARDS
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import Segment

@@ -257,7 +257,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
         def inspect(self, _: object) -> StoredCopy:
             raise NotImplementedError
 
-        def inspecting(self, _: object) -> Any:
+        def prepare_inspection(self, _: object) -> Any:
             raise NotImplementedError
 
         def check_absence(self, _: object) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from activities import heartbeats as module
 from activities.heartbeats import Heartbeats, beating, defined, renewing, renewing_many
 from logstore.errors import ClaimHeld, StoreUnavailable
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
 
@@ -170,7 +170,7 @@ def test_beats_go_on_where_a_renewal_is_cancelled_between_its_attempts(caplog: p
 
     @defined(name="tests.work")
     def work() -> None:
-        with Heartbeats(between_units):  # which a catalog asks that is busy, before it is asked again
+        with Heartbeats(raise_if_stopped):  # which a catalog asks that is busy, before it is asked again
             env.cancel()
             before = len(beats)
             assert_eventually(lambda: len(beats) > before + 10)

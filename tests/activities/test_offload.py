@@ -151,7 +151,7 @@ def test_removed_primary_is_deleted_and_its_ledger_stays(world: World) -> None:
     assert [remove_primaries(world), remove_primaries(world)] == [1, 1]  # the same batch
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (world.left_of(ledgers[0]), len(world.left_of(ledgers[1])), len(world.tiered.keys)) == ([], 3, 2)
-    listed = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
+    listed = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
     assert listed[:2] == ledgers
 
 

@@ -128,7 +128,7 @@ class World:
         return ids[:-1]
 
     def _ledger(self, segments: int, *, apart: int = 1) -> LedgerStatement:
-        last = self.catalog.ledgers.last(self.topic.topic_id)
+        last = self.catalog.ledgers.last_ledger(self.topic.topic_id)
         self.sql("UPDATE catalog SET next_ledger_id = next_ledger_id + :more", more=apart - 1)
         made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
         self.store(made, segments)

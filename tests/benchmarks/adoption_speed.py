@@ -18,19 +18,19 @@ from uuid import uuid4
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
 from logstore.log.ledgers import (
-    APPEND,
-    BEHIND,
+    EXTENT_FIELD,
     SHARDS,
-    Behind,
+    UPLOAD_ID_FIELD,
     Component,
     LedgerOwner,
     LedgerStatement,
-    UploadMark,
-    digest_of,
+    RegisteredExtent,
+    SegmentUploadId,
     meta_key,
     segment_key,
+    sha256_hex,
 )
-from logstore.log.services.segment_file import vouching
+from logstore.log.services.segment_file import digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.faults.world import World
@@ -67,7 +67,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
 def _store(losing: Losing, topic: Topic, ledgers: int, segments: int) -> None:
     entries = [NewEntry(payload=b"%d" % one) for one in range(_ENTRIES)]
     content = encode_segment([ProducedEntries(entries=entries)], publish_ms=1)
-    vouched = vouching(content, digest_of(content))
+    vouched = digest_metadata(content, sha256_hex(content))
     owner = LedgerOwner(
         application="sexton", component=Component.MANAGED_LEDGER, topic_id=topic.topic_id, topic=topic.name, keys={}
     )
@@ -77,7 +77,10 @@ def _store(losing: Losing, topic: Topic, ledgers: int, segments: int) -> None:
         ).to_metadata()
         losing.world.store.put_if_absent(meta_key(ledger_id, owner), b"{}", metadata=statement)
         for number in range(segments):
-            said = {APPEND: str(UploadMark(uuid4().hex, 1)), BEHIND: str(Behind(number - 1, number * _ENTRIES))}
+            said = {
+                UPLOAD_ID_FIELD: str(SegmentUploadId(uuid4().hex, 1)),
+                EXTENT_FIELD: str(RegisteredExtent(number - 1, number * _ENTRIES)),
+            }
             key = segment_key(ledger_id, number)
             losing.world.store.put_if_absent(key, content, metadata=statement | said | vouched)
 

@@ -17,7 +17,7 @@ from infra.catalog import Database, SqlCatalog, upgrade
 from infra.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
-from logstore.ports.catalog import Cause, Claim, ProducerAdvance, Registered, RegisterSegment, Topic
+from logstore.ports.catalog import Cause, Claim, ProducerAdvance, RegisterSegment, RegisterSegmentResult, Topic
 from logstore.positions import LedgerId
 from tests.postgres import Postgres
 
@@ -67,7 +67,7 @@ def _commits(catalog: SqlCatalog, size: int) -> float:
     while time.perf_counter() - begun < _SECONDS:
         writes = [_write(topic, ledger, number + offset, catalog_epoch=1) for offset in range(size)]
         number += size
-        done += sum(isinstance(answer, Registered) for answer in catalog.commits.commit(writes))
+        done += sum(isinstance(answer, RegisterSegmentResult) for answer in catalog.commits.commit(writes))
     if done != number:
         raise RuntimeError(f"{number} commits, {done} registered")
     return done / (time.perf_counter() - begun)

@@ -90,7 +90,7 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
     topic = _produced(on, "building", entries, 100, tell)
     keys = [
         segment_key(segment.ledger_id, segment.number)
-        for ledger in on.log.catalog.ledgers.listed(topic.topic_id)
+        for ledger in on.log.catalog.ledgers.list_ledgers(topic.topic_id)
         for segment in on.log.catalog.ledgers.segments(ledger.ledger_id)
     ]
     found: dict[str, Any] = {"entries": entries, "segments": len(keys)}

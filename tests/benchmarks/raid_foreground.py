@@ -19,7 +19,7 @@ from sqlalchemy import text
 
 from infra.catalog import Database, SqlCatalog, open_catalog, upgrade
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog import ProducerAdvance, Registered, RegisterSegment
+from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
 from logstore.records.services.publishing import publish, standing
@@ -109,7 +109,7 @@ def _appending(catalog: SqlCatalog) -> Callable[[], None]:
             producers=(ProducerAdvance(producer="p", first=number, last=number),),
         )
         (answer,) = catalog.commits.commit([write])
-        assert isinstance(answer, Registered), answer
+        assert isinstance(answer, RegisterSegmentResult), answer
 
     return append
 

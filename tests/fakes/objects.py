@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 from infra.objects.keys import check_key, check_metadata, check_written_key, find_key_problem
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 V = TypeVar("V")
 
@@ -91,8 +91,8 @@ class FakeObjectStore:
         """As `confirm`."""
         self.confirm()
 
-    def removing(self) -> "FakeObjectStore":
-        """See `OwnedStore.removing`."""
+    def begin_removal(self) -> "FakeObjectStore":
+        """See `OwnedStore.begin_removal`."""
         return self
 
     def confirm(self) -> None:
@@ -172,14 +172,16 @@ class FakeObjectStore:
             return None
         return StoredObject(key=key, body=_cut(fault, held.body), metadata=dict(held.metadata))
 
-    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+    def get_range(
+        self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
         check_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
         fault = self._meet(Operation.GET_RANGE, key)
         held = self._held.get(key)
-        if held is not None and not (stating or {}).items() <= held.metadata.items():
-            raise CorruptData(f"{key}: expected an object of {stating}, found one of {held.metadata}")
+        if held is not None and not (expected_metadata or {}).items() <= held.metadata.items():
+            raise CorruptData(f"{key}: expected an object of {expected_metadata}, found one of {held.metadata}")
         return None if held is None else _cut(fault, held.body[start : start + length])
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
@@ -211,7 +213,7 @@ class FakeObjectStore:
                 del self.unlisted[one]
         return tuple(hidden)
 
-    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+    def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
         fault = self._meet(Operation.LIST, prefix)
         with self._lock:
             hidden = self._hidden_from(prefix)
@@ -230,7 +232,7 @@ class FakeObjectStore:
         rest: list[str] = []
         try:
             for key in todo:
-                between_units()
+                raise_if_stopped()
                 self._delete_one(key, deleted, failed)
         except StoreUnavailable as error:
             if not deleted and not failed:

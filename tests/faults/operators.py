@@ -139,7 +139,7 @@ class Operators(Programs[World]):
         self._work()
 
     def _delete_picked(self, topic: Topic, place: int) -> None:
-        listed = self._client(f"pick {topic.name}", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        listed = self._client(f"pick {topic.name}", lambda: self._process.catalog.ledgers.list_ledgers(topic.topic_id))
         batch_id = f"{topic.topic_id}-pick-{self._turn}"
         request = DeleteLedgersInput(
             batch_id=batch_id,

@@ -148,7 +148,7 @@ class Programs(Generic[SiteT]):
         return self._process.managed.roll(topic)
 
     def _acknowledge(self, plan: TopicPlan, topic: Topic) -> None:
-        listed = self._client(f"list {plan.name}", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        listed = self._client(f"list {plan.name}", lambda: self._process.catalog.ledgers.list_ledgers(topic.topic_id))
         for name, count in plan.acknowledged.items():
             if not count:
                 continue

@@ -231,7 +231,7 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
     sexton = await Sexton.connect(world.settings)
     with open_log(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
-        alone = log.catalog.ledgers.listed(topics[0].topic_id)[2].ledger_id
+        alone = log.catalog.ledgers.list_ledgers(topics[0].topic_id)[2].ledger_id
     await ended(await sexton.offload_ledger(topics[0], alone))
     for topic in topics:
         await ended(await sexton.offload_topic(topic, None, True, "a test", "tests"))

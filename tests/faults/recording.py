@@ -92,7 +92,7 @@ class Recording(Operators):
     def _operate(self) -> None:
         """The last copy of the first ledger is taken away, which ends it."""
         topic = self._topic(RECORDED[0])
-        listed = self._client("once first", lambda: self._process.catalog.ledgers.listed(topic.topic_id))
+        listed = self._client("once first", lambda: self._process.catalog.ledgers.list_ledgers(topic.topic_id))
         request = DeleteLedgersInput(
             batch_id="compound",
             topic_id=topic.topic_id,

@@ -64,7 +64,7 @@ async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:
     sexton = await Sexton.connect(world.settings)
     with world.process() as log:
         topic = log.catalog.topics.get(WRITTEN[0].name)
-        ledgers = [int(one.ledger_id) for one in log.catalog.ledgers.listed(topic.topic_id)][:-1]
+        ledgers = [int(one.ledger_id) for one in log.catalog.ledgers.list_ledgers(topic.topic_id)][:-1]
         epoch = log.catalog.ledgers.epoch()
     request = DeleteLedgersInput(
         batch_id=f"{topic.topic_id}-traced",

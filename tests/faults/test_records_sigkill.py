@@ -92,7 +92,7 @@ def _first_ledger(world: RealWorld) -> tuple[Topic, Any]:
     """One that every subscription has acknowledged."""
     with open_log(world.settings) as log:
         topic = log.catalog.topics.get(WRITTEN[0].name)
-        return topic, log.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+        return topic, log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
 
 
 def test_workers_killed_in_a_flush_a_defragmentation_and_a_raid_are_replaced(

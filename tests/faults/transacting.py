@@ -283,10 +283,10 @@ class Transacting(Operators):
         assert self._client(f"end {name}", end) is not refused
 
     def _first_ledger(self) -> Any:
-        return self._process.catalog.ledgers.listed(self._topic(_LEFT).topic_id)[0].ledger_id
+        return self._process.catalog.ledgers.list_ledgers(self._topic(_LEFT).topic_id)[0].ledger_id
 
     def _let_a_topic_be_away(self) -> None:
-        last = self._process.catalog.ledgers.last(self._topic(_RIGHT).topic_id)
+        last = self._process.catalog.ledgers.last_ledger(self._topic(_RIGHT).topic_id)
         assert last
         below = f"ledgers/{last.ledger_id % 256:02x}/{last.ledger_id:016x}/"
         away = Fault(

@@ -72,7 +72,7 @@ class World:
 
     def fill(self, entries: int = 100) -> LedgerId:
         """One more data ledger at the end of the list, with entries and nothing in storage."""
-        last = self.catalog.ledgers.last(self.topic.topic_id)
+        last = self.catalog.ledgers.last_ledger(self.topic.topic_id)
         made = self.catalog.ledgers.create(self.topic.topic_id, application="sexton")
         assert self.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
         if entries:
@@ -94,7 +94,7 @@ class World:
 
     def listed(self, component: Component = Component.MANAGED_CURSOR) -> list[Ledger]:
         """Listed ledgers of a component."""
-        found = self.catalog.components.listed(self.topic.topic_id)
+        found = self.catalog.components.list_ledgers(self.topic.topic_id)
         return [one for one in found if one.component is component]
 
     def __enter__(self) -> Self:

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import MAX_ENCODED, TopicName, check_name, check_reason, check_subscription, encoded_beginning
+from logstore.names import (
+    MAX_ENCODED_CHARACTERS,
+    TopicName,
+    check_name,
+    check_reason,
+    check_subscription,
+    encode_prefix,
+)
 
 _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
 
@@ -16,23 +23,23 @@ _PART = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"])
 def test_topic_name_any_text_round_trips_through_its_encoded_form(tenant: str, namespace: str, local: str) -> None:
     """What a person wrote comes back, and ids and metadata carry ASCII only (delta-rs#4646)."""
     text = f"persistent://{tenant}/{namespace}/{local}"
-    name = TopicName.known(text)
+    name = TopicName.parse_existing(text)
     assert unquote(name.encoded) == text
     assert name.encoded.isascii()
     assert " " not in name.encoded
     assert TopicName.from_encoded(name.encoded) == name
-    assert TopicName.known(unquote(name.encoded)) == name
+    assert TopicName.parse_existing(unquote(name.encoded)) == name
 
 
 @given(_PART, st.text("ab/ %é", max_size=3), st.integers(0, 40))
 def test_encoded_beginning_is_that_of_the_same_names(part: str, other: str, length: int) -> None:
     """A prefix as a person writes it selects as many names as its encoded form, cut wherever it was."""
-    name = TopicName.known(f"persistent://{part}/%b/é a")
+    name = TopicName.parse_existing(f"persistent://{part}/%b/é a")
     written = unquote(name.encoded)
     for prefix in (written[:length], written[:length] + other):
         if not prefix.startswith("persistent://"):
             prefix = "persistent://"[:length]  # noqa: PLW2901 - others are refused before
-        assert name.encoded.startswith(encoded_beginning(prefix)) == written.startswith(prefix)
+        assert name.encoded.startswith(encode_prefix(prefix)) == written.startswith(prefix)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,7 @@ def test_topic_name_that_steers_a_terminal_or_means_a_folder_is_no_name_of_a_new
     for text in (f"persistent://{part}/b/c", f"persistent://a/b/{part}"):
         with pytest.raises(InvalidInput, match=r"^topic: expected "):
             TopicName.parse(text)
-        assert unquote(TopicName.from_encoded(TopicName.known(text).encoded).encoded) == text
+        assert unquote(TopicName.from_encoded(TopicName.parse_existing(text).encoded).encoded) == text
 
 
 @pytest.mark.parametrize("part", ["a b", "...", "a.", "é", "日本語", "👩\u200d🚀", "क्\u200dष"])
@@ -76,9 +83,9 @@ def test_topic_name_of_another_form_is_refused(text: str) -> None:
 def test_topic_name_longest_is_taken_and_one_more_refused() -> None:
     """The limit counts encoded characters and is inclusive."""
     head = "persistent://a/b/"
-    assert len(TopicName.parse(head + "c" * (MAX_ENCODED - len(head))).encoded) == MAX_ENCODED
+    assert len(TopicName.parse(head + "c" * (MAX_ENCODED_CHARACTERS - len(head))).encoded) == MAX_ENCODED_CHARACTERS
     with pytest.raises(InvalidInput, match="at most 200"):
-        TopicName.parse(head + "c" * (MAX_ENCODED - len(head) + 1))
+        TopicName.parse(head + "c" * (MAX_ENCODED_CHARACTERS - len(head) + 1))
     with pytest.raises(InvalidInput, match="at most 200"):
         TopicName.parse(head + "é" * 40)
 

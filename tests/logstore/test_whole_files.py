@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from logstore.failpoints import SimulatedCrash
-from logstore.whole_files import put_first, replacing
+from logstore.whole_files import create_or_read, replace_atomically
 
 
 def test_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
     """Until then the old one stands."""
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with replacing(path) as new:
+    with replace_atomically(path) as new:
         new.write_text("new")
         assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
@@ -24,7 +24,7 @@ def test_block_that_raises_changes_nothing(tmp_path: Path) -> None:
     """Nor does it leave a file behind."""
 
     def write_half() -> None:
-        with replacing(tmp_path / "a.txt") as new:
+        with replace_atomically(tmp_path / "a.txt") as new:
             new.write_text("half")
             raise SimulatedCrash
 
@@ -36,8 +36,8 @@ def test_block_that_raises_changes_nothing(tmp_path: Path) -> None:
 def test_first_writer_has_said_it_for_all(tmp_path: Path) -> None:
     """The others are told what it wrote; the folder is made."""
     path = tmp_path / "folder" / "a.txt"
-    assert put_first(path, "one") == "one"
-    assert put_first(path, "two") == "one"
+    assert create_or_read(path, "one") == "one"
+    assert create_or_read(path, "two") == "one"
     assert [one.name for one in path.parent.iterdir()] == ["a.txt"]
 
 
@@ -56,5 +56,5 @@ def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "link", link)
-    put_first(tmp_path / "a.txt", "one")
+    create_or_read(tmp_path / "a.txt", "one")
     assert done == ["sync", "link", "sync"]

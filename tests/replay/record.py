@@ -302,7 +302,7 @@ async def offload_gone(house: House) -> Handle:
 async def offload_failed(house: House) -> Handle:
     """The ledger is open."""
     house.world.fill(1)
-    (last,) = house.world.catalog.ledgers.listed(house.world.topic.topic_id)[-1:]
+    (last,) = house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)[-1:]
     return await ended(house, offload(house, last.ledger_id))
 
 

@@ -51,7 +51,7 @@ def built_of(topic: Stored, files: IndexFiles, topic_id: TopicId | None = None) 
     """What a bulk job makes of the three messages; or what it would make of those of another topic."""
     topic_id = topic.topic_id if topic_id is None else topic_id
     name, listed = f"bucket-{topic_id}.parquet", topic.index.listed(topic_id)
-    first = topic.world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    first = topic.world.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
     positions = [Position(first, entry) for entry in range(3)]
     rows = DelayedRows.from_messages(
         [(topic.now_ms + (at + 1) * HOUR_MS, position) for at, position in enumerate(positions)]

@@ -99,7 +99,7 @@ class Roller:
         self.calls = 0
         self.action: Callable[[], None] = lambda: None
 
-    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(topic_ids)
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:

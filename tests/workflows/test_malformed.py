@@ -238,7 +238,7 @@ async def test_start_that_names_another_topic_than_its_id_is_refused_and_changes
     assert "expected the name" in told
     assert ", found " in told
     assert {_NAME, "persistent://tenant/namespace/another"} <= {word.strip(",'") for word in told.split()}
-    assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
+    assert len(house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)) == 3
 
 
 async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(

@@ -254,7 +254,7 @@ async def test_failed_trim_leads_with_the_sentence_of_its_activity(house: House)
 async def test_failed_offload_leads_with_the_sentence_of_its_activity(house: House) -> None:
     """An open ledger is refused by its activity."""
     house.world.fill_readable(1)
-    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
     assert last
     async with house.worker():
         failure = await failed_with(await offload(house, last.ledger_id))

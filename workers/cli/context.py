@@ -216,7 +216,7 @@ class CommandContext:
         Raises:
             UnknownObject: There is none.
         """
-        return self.catalog.topics.get(TopicName.known(name).encoded)
+        return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
 
     def with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
         """Connect to Temporal and run a coroutine with the client.

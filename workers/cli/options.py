@@ -135,7 +135,7 @@ def encode_topic(topic: str | None) -> str | None:
     Raises:
         InvalidInput: It cannot be a topic's name.
     """
-    return None if topic is None else TopicName.known(topic).encoded
+    return None if topic is None else TopicName.parse_existing(topic).encoded
 
 
 def cut_rows(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:

@@ -54,7 +54,7 @@ def list_(
     topic_bundle = None
     if topic is not None:
         context.get_topic(topic)  # a misspelt name is in some bundle, too
-        topic_bundle = bundle_of(TopicName.known(topic), bundles=context.catalog.fences.bundles())
+        topic_bundle = bundle_of(TopicName.parse_existing(topic), bundles=context.catalog.fences.bundles())
     with _open_directory(context) as directory:
         ownership = read_ownership(context.catalog.fences, directory)
     bundles = [

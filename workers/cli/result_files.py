@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.errors import InvalidInput
-from logstore.whole_files import replacing
+from logstore.whole_files import replace_atomically
 
 _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device"
 
@@ -34,7 +34,7 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
             with path.open("w", encoding="utf-8", errors="xmlcharrefreplace") as stream:
                 stream.writelines(parts)
             return path
-        with replacing(target) as new:
+        with replace_atomically(target) as new:
             with new.open("w", encoding="utf-8", errors="xmlcharrefreplace") as file:
                 file.writelines(parts)
             if target.exists():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from temporalio.common import SearchAttributePair
 
 from logstore.errors import OutcomeUnknown, UnknownObject
-from logstore.ports.catalog import Acknowledged, BeginTransaction, EndTransaction, Topic
+from logstore.ports.catalog import AcknowledgeResult, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
 from workers.client.jobs import Handle, JobClient
@@ -109,7 +109,7 @@ class TransactionClient:
         positions: Sequence[Position] = (),
         up_to: Position | None = None,
         releases: int | None = None,
-    ) -> Acknowledged:
+    ) -> AcknowledgeResult:
         """Acknowledge entries when the transaction commits. Until then no other consumer receives them.
 
         `up_to` acknowledges cumulatively and needs the `releases` of its read.

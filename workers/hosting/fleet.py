@@ -137,7 +137,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
                 alongside(watch_rebuild_pins(client, ColdStart(log.records.log))),
                 _gauges(log, shown, settings),
                 watched(log, every_s=settings.records_interval) as replaced,
-                _taking_part(owners, stop) as gave_up,
+                _taking_part(owners, stop) as abandon_upload,
                 alongside(
                     shown.readiness.watch(
                         checks_of(client, settings, log.catalog, workers),
@@ -146,7 +146,7 @@ async def _serve(client: Client, settings: Settings, queues: Sequence[str], name
                 ),
             ):
                 _log.info("serving %s as %s", ", ".join(queues), name)
-                ends = [asyncio.create_task(stop.wait()), gave_up, replaced]
+                ends = [asyncio.create_task(stop.wait()), abandon_upload, replaced]
                 async with _until(ends, workers, shown.readiness):
                     _log.info("draining for at most %s s", settings.drain_timeout)
                     end.begin()

@@ -55,7 +55,7 @@ class TopicCaches:
         """
         self._log.subscriptions.forget()
         name, count = TopicName.from_encoded, self._bundles
-        self._log.managed.load_again(lambda topic: bundle_of(name(topic.name), bundles=count) == lease.bundle)
+        self._log.managed.reload_hints(lambda topic: bundle_of(name(topic.name), bundles=count) == lease.bundle)
 
     def on_unloaded(self, bundle: BundleId) -> None:
         """Others change them from now on."""

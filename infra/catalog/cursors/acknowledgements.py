@@ -29,7 +29,7 @@ from logstore.cursors.state import (
 )
 from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Acknowledge, Acknowledged, WriteResult
+from logstore.ports.catalog import Acknowledge, AcknowledgeResult, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import hold_entries, require_not_held
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
@@ -114,7 +114,7 @@ def acknowledge_all(
     store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
     answers: list[WriteResult] = []
     for result, write in zip(results, writes, strict=True):
-        if isinstance(result, Acknowledged):  # with what the row holds at the end of the batch
+        if isinstance(result, AcknowledgeResult):  # with what the row holds at the end of the batch
             cursor = cursors[write.topic_id, write.subscription]
             answers.append(replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger))
         else:
@@ -143,13 +143,13 @@ def _apply(
             require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
             holding.hold(write, write.txn, before, listed[write.topic_id])
-            return Acknowledged(mark_delete=cursor.state.mark_delete)
+            return AcknowledgeResult(mark_delete=cursor.state.mark_delete)
         holding.require_free(write, before)
         state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])
     except TerminalError as error:
         return error
     cursor.state = state_without_snapshot(state, snapshot)
-    return Acknowledged(mark_delete=state.mark_delete)
+    return AcknowledgeResult(mark_delete=state.mark_delete)
 
 
 def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedRange]:

@@ -14,10 +14,10 @@ from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_c
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.components import born, retire, topic_of_newborn
-from infra.catalog.log.ledger_rows import component_list, data_list, publish, raise_version
+from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
+from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
 from infra.catalog.log.ledgers import epoch
-from infra.catalog.log.topic_rows import active_topic, topic_row
+from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.state import (
     CursorSnapshot,
     advance,
@@ -39,8 +39,8 @@ class SqlCursors(OnDatabase):
 
     @writes("catalog.subscribe")
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
-        active_topic(connection, topic_id)
-        list_id = data_list(connection, topic_id, lock=True)
+        lock_active_topic(connection, topic_id)
+        list_id = data_list_id(connection, topic_id, lock=True)
         existing = connection.execute(one_cursor(topic_id, name)).first()
         if existing:
             return stored(existing)
@@ -81,10 +81,12 @@ class SqlCursors(OnDatabase):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        topic = topic_of_newborn(connection, change.topic_id, snapshot.ledger_id)
+        topic = share_lock_newborn_topic(connection, change.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
-        row = born(connection, snapshot.ledger_id, _cursor_list(connection, change.topic_id, change.subscription))
+        row = read_newborn(
+            connection, snapshot.ledger_id, _cursor_list(connection, change.topic_id, change.subscription)
+        )
         if row is None or row.place is not None:
             return row is not None
         now = self._db.now_us(connection)
@@ -93,7 +95,7 @@ class SqlCursors(OnDatabase):
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
             file_intents(connection, newborn, batch_id="", now_us=now)
             return False
-        publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+        publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         cursor.state = state_without_snapshot(cursor.state, snapshot)
         reason = f"superseded by ledger {snapshot.ledger_id}"
         _move_state(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
@@ -103,7 +105,7 @@ class SqlCursors(OnDatabase):
     def fold_snapshot(
         self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        topic = topic_row(connection, change.topic_id, share=True)
+        topic = read_topic(connection, change.topic_id, share=True)
         _cursor_list(connection, change.topic_id, change.subscription)
         cursor = _unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
@@ -117,8 +119,8 @@ class SqlCursors(OnDatabase):
 
 
 def _seek(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
-    topic = active_topic(connection, topic_id)
-    list_id = data_list(connection, topic_id, lock=True)
+    topic = lock_active_topic(connection, topic_id)
+    list_id = data_list_id(connection, topic_id, lock=True)
     _cursor_list(connection, topic_id, name)
     cursor = LockedCursor.of(_existing(connection, one_cursor(topic_id, name).with_for_update(), name))
     cursor.state = seek(position, spans(connection, topic_id))
@@ -137,7 +139,7 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
 
 def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
     """Lock the list of a cursor's ledgers and return its id; -1 when there never was one."""
-    return component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
+    return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
 def _unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
@@ -152,7 +154,7 @@ def _move_state(
 ) -> None:
     """Write a cursor whose state is elsewhere from now on, and retire the ledger that had it."""
     if cursor.snapshot_ledger is not None:
-        retire(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
+        retire_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
     cursor.snapshot_ledger = snapshot
     store(connection, [cursor])
 

@@ -10,9 +10,9 @@ from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsea
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.components import born, retire
-from infra.catalog.log.ledger_rows import component_list, publish
-from infra.catalog.log.topic_rows import active_topic, topic_row
+from infra.catalog.log.components import read_newborn, retire_ledger
+from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
+from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
@@ -46,7 +46,7 @@ class SqlDelayedIndex(OnDatabase):
     @writes("catalog.claim_buckets")
     def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
         try:
-            active_topic(connection, topic_id)
+            lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
             return False
         return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
@@ -67,13 +67,13 @@ class SqlDelayedIndex(OnDatabase):
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         wanted = [one.bucket.bucket_id for one in switch.added]
         try:
-            topic = topic_row(connection, switch.topic_id, share=True)
+            topic = read_topic(connection, switch.topic_id, share=True)
         except UnknownObject:
             for ledger_id in wanted:
                 reopen_intent(connection, ledger_id)
             return False
-        mine = component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
-        newborn = {one: row for one in wanted if (row := born(connection, one, mine)) is not None}
+        mine = lock_component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
+        newborn = {one: row for one in wanted if (row := read_newborn(connection, one, mine)) is not None}
         found = lock_list(connection, switch.topic_id)
         if found.includes_change(
             expected=switch.expected, removed=switch.removed, added=wanted, sealed_to=switch.sealed_to
@@ -91,14 +91,14 @@ class SqlDelayedIndex(OnDatabase):
         change_list(connection, switch.topic_id, gone=switch.removed, born=buckets, sealed_to=switch.sealed_to)
         for one in switch.added:
             row = newborn[one.bucket.bucket_id]
-            publish(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
+            publish_newborn(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
         _retire_all(connection, switch.removed, topic, switch.reason, now)
         return True
 
     @writes("catalog.clear_buckets")
     def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
-        topic = active_topic(connection, topic_id)
-        component_list(connection, topic_id, Component.DELAYED_INDEX, {})
+        topic = lock_active_topic(connection, topic_id)
+        lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
         gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
         change_list(connection, topic_id, gone=gone, born=(), sealed_to=EARLIEST)
         _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
@@ -110,4 +110,4 @@ class SqlDelayedIndex(OnDatabase):
 
 def _retire_all(connection: Connection, gone: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
     for ledger_id in gone:
-        retire(connection, ledger_id, topic, reason=reason, now_us=now_us)
+        retire_ledger(connection, ledger_id, topic, reason=reason, now_us=now_us)

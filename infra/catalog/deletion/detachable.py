@@ -8,8 +8,8 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledgers import listed_among
-from infra.catalog.offload.uploads import abandoned
+from infra.catalog.log.ledgers import filter_listed
+from infra.catalog.offload.uploads import is_abandoned_upload
 from infra.catalog.transactions.buffer_rows import unsettled_in
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
@@ -110,7 +110,7 @@ def choose_detachable(
     if len(ids) > MAX_IDS_PER_CALL:
         raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
     rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
-    now = {ledger.ledger_id: ledger for ledger in listed_among(connection, view.topic_id, ids)}
+    now = {ledger.ledger_id: ledger for ledger in filter_listed(connection, view.topic_id, ids)}
     reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
     for facts in _read_ledger_facts(connection, rows, view.now_us):
         reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
@@ -156,7 +156,7 @@ def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us
         c.ledger_id == t.ledger.c.ledger_id,
         c.kind == CopyKind.OFFLOADED_LEDGER.value,
         c.state == CopyState.WRITING.value,
-        ~abandoned(now_us),
+        ~is_abandoned_upload(now_us),
     )
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
     transacting = unsettled_in(t.ledger.c.ledger_id).label("transacting")

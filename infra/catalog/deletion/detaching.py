@@ -18,9 +18,9 @@ from infra.catalog.deletion.detachable import Detachable, ListView, find_detacha
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
 from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, share_run
-from infra.catalog.log.ledger_rows import lock_lists, never_attached
-from infra.catalog.log.ledgers import listed_among
-from infra.catalog.offload.uploads import TIERED, abandoned
+from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
+from infra.catalog.log.ledgers import filter_listed
+from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, DetachedBatch
@@ -65,7 +65,7 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
     dead = 0
     if asked is None:
         dead = file_copy_intents(
-            connection, view.list_id, TIERED, abandoned(now), batch_id=batch_id, now_us=now, cause=order.cause
+            connection, view.list_id, TIERED, is_abandoned_upload(now), batch_id=batch_id, now_us=now, cause=order.cause
         )
     close_holes(connection, view.topic_id, gone.ids)
     intents = adopted + newborn + filed + dead
@@ -93,7 +93,7 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
 def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> int:
     """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
     lists = t.ledger_list.c.topic_id == view.topic_id
-    newborn = never_attached(view.abandoned_us)
+    newborn = is_abandoned_newborn(view.abandoned_us)
     inner = select(t.ledger_list.c.list_id).where(lists)
     where = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(inner), newborn).distinct()
     ids = lock_lists(connection, lists, t.ledger_list.c.list_id.in_(where))
@@ -123,7 +123,7 @@ def resolve_operation(
     """
     if unknown := sorted(operation.pass_over - found.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {found.topic}", found=unknown[0])
-    listed = listed_among(connection, found.topic_id, [operation.ledger_id])
+    listed = filter_listed(connection, found.topic_id, [operation.ledger_id])
     if not listed:
         raise UnknownObject("ledger", expected=f"a ledger of {found.topic}", found=operation.ledger_id)
     view = replace(found, marks={name: at for name, at in found.marks.items() if name not in operation.pass_over})

@@ -26,8 +26,8 @@ from infra.catalog.deletion.detaching import (
 from infra.catalog.deletion.runs import fingerprint, is_stalled, open_run, run_once_per_batch
 from infra.catalog.engine.database import Database, reads, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import data_list, last_id
-from infra.catalog.log.topic_rows import topic_row
+from infra.catalog.log.ledger_rows import data_list_id, last_ledger_id
+from infra.catalog.log.topic_rows import read_topic
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
@@ -247,10 +247,10 @@ class SqlPhaseOne(LeasedPort):
         return self._db.write(behind)
 
     def _read_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
-        topic = topic_row(connection, topic_id, share=lock)
-        list_id = data_list(connection, topic_id, lock=lock)
+        topic = read_topic(connection, topic_id, share=lock)
+        list_id = data_list_id(connection, topic_id, lock=lock)
         marks = marks_of(connection, topic_id)
-        last = last_id(connection, list_id)
+        last = last_ledger_id(connection, list_id)
         now = self._db.now_us(connection)
         return ListView(
             topic_id=topic_id,

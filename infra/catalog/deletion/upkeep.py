@@ -25,9 +25,9 @@ from infra.catalog.deletion.runs import (
 )
 from infra.catalog.engine.database import Database, OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import lock_lists, never_attached
-from infra.catalog.log.topic_rows import hold_topics
-from infra.catalog.offload.uploads import TIERED, abandoned
+from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
+from infra.catalog.log.topic_rows import share_lock_topics
+from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.rules import normalize_ids, require_dead_letters
 from logstore.failpoints import effect
@@ -85,14 +85,14 @@ class SqlUpkeep(OnDatabase):
         found = [*born, *dead]
         if not found:
             return 0, 0
-        hold_topics(connection, [row.topic_id for row in found])
+        share_lock_topics(connection, [row.topic_id for row in found])
         lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
         to_delete = among(connection, _L.ledger_id, [row.ledger_id for row in born])
         unattached = _L.state == LedgerState.CREATING.value
         newborn = file_intents(connection, to_delete & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
         for list_id in sorted({row.list_id for row in dead}):
-            over = abandoned(now_us)
+            over = is_abandoned_upload(now_us)
             copies += file_copy_intents(connection, list_id, TIERED, over, batch_id=batch_id, now_us=now_us)
         return newborn, copies
 
@@ -175,7 +175,7 @@ def _select_newborn(before_us: int) -> Select[Any]:
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
-    return select(*columns).select_from(source).where(never_attached(before_us))
+    return select(*columns).select_from(source).where(is_abandoned_newborn(before_us))
 
 
 def _select_abandoned(now_us: int) -> Select[Any]:
@@ -186,7 +186,7 @@ def _select_abandoned(now_us: int) -> Select[Any]:
     source = source.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     writing = c.state == literal_column("'WRITING'")
     columns = (t.ledger_list.c.list_id, t.topic.c.topic_id)
-    return select(*columns).select_from(source).where(writing, abandoned(now_us))
+    return select(*columns).select_from(source).where(writing, is_abandoned_upload(now_us))
 
 
 def _select_ended(now_us: int, before_us: int) -> Select[Any]:

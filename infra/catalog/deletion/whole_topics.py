@@ -19,10 +19,10 @@ from infra.catalog.deletion.intents import count_filed, tally_of
 from infra.catalog.deletion.runs import find_earlier_result, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import give_copies, lock_lists, remove_ledgers, remove_lists
+from infra.catalog.log.ledger_rows import insert_missing_copies, lock_lists, remove_ledgers, remove_lists
 from infra.catalog.log.producer_rows import remove_producers
 from infra.catalog.log.schemas import remove_versions
-from infra.catalog.log.topic_rows import begin_deletion, remove_topic, topic_of, topic_row
+from infra.catalog.log.topic_rows import begin_deletion, read_topic, remove_topic, to_topic
 from infra.catalog.records.tombstone_rows import bury_topic
 from infra.catalog.transactions.buffer_rows import remove_buffer
 from infra.catalog.transactions.snapshots import remove_snapshot
@@ -106,7 +106,7 @@ def _detach_ledgers(
     adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
     filed = 0
     if ledger_ids:
-        give_copies(connection, topic_id)
+        insert_missing_copies(connection, topic_id)
         filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
         detail = {"removed": _remove_rows(connection, topic_id, _NAMING)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
@@ -161,7 +161,7 @@ def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
 
 def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
     """Return counts of ledgers by component, of copies by component and kind, and of subscriptions."""
-    topic_row(connection, topic_id)
+    read_topic(connection, topic_id)
     component = t.ledger_list.c.component
     mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
     of_topic = t.ledger_list.c.topic_id == topic_id
@@ -201,7 +201,7 @@ def _remove_rows(connection: Connection, topic_id: TopicId, removals: _Removals)
 
 
 def _is_durable(topic: Row[Any], asked: bool | None) -> bool:
-    return is_durable(Ending.DELETE, topic=topic_of(topic).durable_delete, asked=asked)
+    return is_durable(Ending.DELETE, topic=to_topic(topic).durable_delete, asked=asked)
 
 
 def _require_deleting(topic: Row[Any]) -> None:

@@ -9,12 +9,12 @@ from infra.catalog.deletion.intents import INTENT, to_intent
 from infra.catalog.engine.database import Database, OnDatabase, writes
 from infra.catalog.engine.dialects import ReadableJson, insert_if_absent
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.inspection import live_copies, live_row
+from infra.catalog.log.inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import KnownCopy
+from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
 
 _KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
@@ -53,27 +53,27 @@ class SqlIdentities(OnDatabase):
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
         connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         if kind is None:
             return []
 
-        def work(connection: Connection) -> list[KnownCopy]:
+        def work(connection: Connection) -> list[InspectedCopy]:
             live = list(_live(connection, kind, bucket, limit))
             return live + list(_on_their_way_out(connection, kind, bucket, limit - len(live)))
 
         return self._db.read(work)
 
 
-def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
+def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
     here = (ReadableJson(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
     query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *here)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
-        row = live_row(connection, LedgerId(ledger_id))
-        yield from (copy for copy in live_copies(connection, row) if copy.intent.copy is kind) if row else ()
+        row = read_live_ledger(connection, LedgerId(ledger_id))
+        yield from (copy for copy in read_live_copies(connection, row) if copy.intent.copy is kind) if row else ()
 
 
-def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[KnownCopy]:
+def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
     """Yield copies of unfinished intents and dead letters, except rows that were damaged by hand."""
     query = select(*INTENT).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
     with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
@@ -82,6 +82,6 @@ def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit
             here = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
             if limit > 0 and here and not intent.damage and not find_missing_property(intent):
                 limit -= 1
-                yield KnownCopy(state=intent.state.value, intent=intent)
+                yield InspectedCopy(state=intent.state.value, intent=intent)
             if limit <= 0:
                 return

@@ -19,7 +19,7 @@ from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
-from infra.catalog.log.ledger_rows import GROWS, register
+from infra.catalog.log.ledger_rows import GROWING_COLUMNS, register
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
 from infra.catalog.log.topic_rows import holding
@@ -39,7 +39,7 @@ from logstore.ports.catalog import (
     BeginTransaction,
     EndTransaction,
     LedgerEnd,
-    Registered,
+    RegisterSegmentResult,
     RegisterSegment,
     TopicState,
     Write,
@@ -124,9 +124,9 @@ def _register_all(
     """Decide registrations in order; a refused one leaves its ledger and its producers as they were."""
     results = [_decide(locked, write, transactions) for write in writes]
     if locked.segments:
-        grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWS)) for one in locked.touched]
+        grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWING_COLUMNS)) for one in locked.touched]
         register(connection, locked.segments, grown)
-    buffer = [(write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, Registered)]
+    buffer = [(write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)]
     _buffer(
         connection, locked, [(write, one.first_entry) for write, one in buffer if write.transactions or write.markers]
     )
@@ -208,7 +208,7 @@ def _decide(
         key = (write.topic_id, part.producer)
         known = locked.sequences.get(key, ProducerSequence())
         locked.sequences[key] = locked.advanced[key] = known.advanced(part.last, part.txn)
-    return Registered(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
+    return RegisterSegmentResult(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
 
 
 def _transaction_refusal(
@@ -242,7 +242,7 @@ def _locks(dialect: str) -> _Locks:
     of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
     active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)
     listed = (t.ledger.c.ledger_id.in_(select(ledgers.source.c.ledger_id)), t.ledger.c.place.is_not(None))
-    columns = (t.ledger.c.ledger_id, t.ledger.c.state, *(t.ledger.c[name] for name in GROWS), t.ledger_list.c.topic_id)
+    columns = (t.ledger.c.ledger_id, t.ledger.c.state, *(t.ledger.c[name] for name in GROWING_COLUMNS), t.ledger_list.c.topic_id)
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
     return _Locks(
         topics=Statement(sql=holding(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),

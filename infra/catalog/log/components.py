@@ -12,15 +12,15 @@ from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import canonical, ledger_of, make_list, newborn
-from infra.catalog.log.topic_rows import active_topic, topic_row
+from infra.catalog.log.ledger_rows import canonical_json, ensure_list, insert_newborn, to_ledger
+from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
 from logstore.records.tombstones import Ending, is_durable
 
-BY_ROW: Final[Mapping[str, ColumnElement[Any]]] = {
+REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
     Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
@@ -46,17 +46,17 @@ class SqlComponents(OnDatabase):
         *,
         application: str,
     ) -> LedgerStatement:
-        topic = active_topic(connection, topic_id)
+        topic = lock_active_topic(connection, topic_id)
         owner = LedgerOwner(
             application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
         )
-        list_id = make_list(connection, topic_id, component, keys)
-        return newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
+        list_id = ensure_list(connection, topic_id, component, keys)
+        return insert_newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
-        return [ledger for page in self.pages(topic_id) for ledger in page]
+    def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
+        return [ledger for page in self.iterate_pages(topic_id) for ledger in page]
 
-    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
         lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
         alone = [[found] for found in lists if found.component is data]  # its ledgers have no bound, others have few
@@ -77,16 +77,16 @@ class SqlComponents(OnDatabase):
             page = read(page[-1].ledger_id) if limit is not None and len(page) == limit else []
 
 
-def topic_of_newborn(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
+def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
     """The topic under a share lock; None when it was deleted, and what the creator stored since is looked at again."""
     try:
-        return topic_row(connection, topic_id, share=True)
+        return read_topic(connection, topic_id, share=True)
     except UnknownObject:
         reopen_intent(connection, ledger_id)
         return None
 
 
-def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
+def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
     """The row of a ledger that its creator wants to publish, or None when it was taken for abandoned.
 
     What the creator has put into storage since is then looked at again.
@@ -103,7 +103,7 @@ def born(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] 
     return found
 
 
-def retire(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
+def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
     """Replace a component's ledger by an intent that no workflow works on yet, and say so in the audit log.
 
     A trim of the topic or a sweep takes the intent up, whatever became of that process (apache/pulsar#982).
@@ -139,7 +139,7 @@ def _lists(connection: Connection, topic_id: TopicId, component: Component | Non
         query = query.where(lists.component == component.value)
     found = [_List(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)]
     data = Component.MANAGED_LEDGER
-    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical(one.keys)))
+    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical_json(one.keys)))
 
 
 def _page(
@@ -155,7 +155,7 @@ def _page(
     for row in connection.execute(select(copy.ledger_id, copy.kind).where(*live)):
         kinds.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
     return [
-        ledger_of(
+        to_ledger(
             row,
             topic_id,
             component=chunk[place[row.list_id]].component,

@@ -12,15 +12,15 @@ from infra.catalog.deletion.runs import SEVERAL_TOPICS, is_stalled
 from infra.catalog.engine.database import OnDatabase, reads
 from infra.catalog.engine.dialects import as_text, dataclass_from_row, parse_context, parse_context_or_empty
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.ledger_rows import last_id
+from infra.catalog.log.ledger_rows import last_ledger_id
 from infra.catalog.records.tombstone_rows import tombstone_of
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
-    Decision,
-    FiledIntent,
-    KnownCopy,
+    AuditEntry,
+    InspectedIntent,
+    InspectedCopy,
     LedgerHistory,
     LiveLedger,
     Reference,
@@ -40,9 +40,9 @@ class SqlInspection(OnDatabase):
         if not 0 <= ledger_id < ceiling:
             expected = f"an id that was given to a ledger, below {ceiling}"
             raise UnknownObject("ledger", expected=expected, found=ledger_id)
-        row = live_row(connection, ledger_id)
+        row = read_live_ledger(connection, ledger_id)
         filed = _filed(connection, ledger_id, now_us=self._db.now_us(connection))
-        live = list(live_copies(connection, row)) if row else []
+        live = list(read_live_copies(connection, row)) if row else []
         topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
         # of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
@@ -62,36 +62,36 @@ class SqlInspection(OnDatabase):
     @reads
     def decisions(
         self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
-    ) -> list[Decision]:
+    ) -> list[AuditEntry]:
         of_topic = true() if topic is None else _A.topic == topic
         if ledger_id is None:
             return list(islice(_drawn(connection, of_topic), limit))
-        filed, live = _filed(connection, ledger_id, now_us=0), live_row(connection, ledger_id) is not None
+        filed, live = _filed(connection, ledger_id, now_us=0), read_live_ledger(connection, ledger_id) is not None
         named = and_(of_topic, _names(ledger_id, of_topic, filed, live=live))
         return list(islice(_concerning(connection, ledger_id, filed, named), limit))
 
 
-def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[FiledIntent]:
+def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:
     p = t.pending_deletion.c
     query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
-        dataclass_from_row(FiledIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
+        dataclass_from_row(InspectedIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
         for row in connection.execute(query.order_by(p.row_id.desc()))
     ]
 
 
-def _detached(filed: Iterable[FiledIntent], live: Iterable[KnownCopy]) -> Iterator[KnownCopy]:
+def _detached(filed: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
     """Copies that only intents know: of several generations of one copy, the newest."""
     seen = {(one.intent.copy, one.intent.context.get("uuid")) for one in live}
     for found in filed:
         key = (found.intent.copy, found.intent.context.get("uuid"))
         if key not in seen:
             seen.add(key)
-            yield KnownCopy(state=found.intent.state.value, intent=found.intent)
+            yield InspectedCopy(state=found.intent.state.value, intent=found.intent)
 
 
 def _names(
-    ledger_id: LedgerId, of_topics: ColumnElement[bool], filed: list[FiledIntent], *, live: bool
+    ledger_id: LedgerId, of_topics: ColumnElement[bool], filed: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
     """Rows on this ledger, on its batches and, of one that is gone, on a range of ledgers that it may be in."""
     within = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
@@ -100,18 +100,18 @@ def _names(
     return or_(within, _A.run_id.in_(sorted(_batches(filed))))
 
 
-def _batches(filed: list[FiledIntent]) -> set[str]:
+def _batches(filed: list[InspectedIntent]) -> set[str]:
     return {one.intent.batch_id for one in filed} - {""}
 
 
 def _concerning(
-    connection: Connection, ledger_id: LedgerId, filed: list[FiledIntent], named: ColumnElement[bool]
-) -> Iterator[Decision]:
+    connection: Connection, ledger_id: LedgerId, filed: list[InspectedIntent], named: ColumnElement[bool]
+) -> Iterator[AuditEntry]:
     own = _batches(filed)
     return (one for one in _drawn(connection, named) if not _left_out(one, ledger_id, own))
 
 
-def _left_out(found: Decision, ledger_id: LedgerId, own: Container[str | None]) -> bool:
+def _left_out(found: AuditEntry, ledger_id: LedgerId, own: Container[str | None]) -> bool:
     """Whether a range does not mean this ledger: where the sample is all of it, it tells.
 
     Where it is not, the ledgers of one topic go in a row; those of several topics have nothing in common.
@@ -122,14 +122,14 @@ def _left_out(found: Decision, ledger_id: LedgerId, own: Container[str | None]) 
     return isinstance(sample, list) and found.topic is None and found.run_id not in own
 
 
-def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[Decision]:
+def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
     """Newest first, drawn from the database no further than asked."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
-        yield from (dataclass_from_row(Decision, row) for row in result)
+        yield from (dataclass_from_row(AuditEntry, row) for row in result)
 
 
-def live_row(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
     """The ledger's row with its list's owner and its topic's name, or None."""
     lists, topics = t.ledger_list, t.topic
     source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
@@ -139,12 +139,12 @@ def live_row(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
     return connection.execute(select(*columns).select_from(source).where(t.ledger.c.ledger_id == ledger_id)).first()
 
 
-def live_copies(connection: Connection, row: Row[Any]) -> Iterator[KnownCopy]:
+def read_live_copies(connection: Connection, row: Row[Any]) -> Iterator[InspectedCopy]:
     """Its copies, each with the intent that a detach would file: what storage can be asked with."""
     c = t.ledger_copy.c
     query = select(c.kind, c.state, as_text(c.context)).where(c.ledger_id == row.ledger_id)
     for copy in connection.execute(query.order_by(c.kind)):
-        yield KnownCopy(state=copy.state, intent=_intent(row, copy))
+        yield InspectedCopy(state=copy.state, intent=_intent(row, copy))
 
 
 def _intent(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
@@ -173,7 +173,7 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     """All of them; a ledger that is in no list is named by none."""
     if row.place is None:
         return
-    last = last_id(connection, row.list_id) == row.ledger_id
+    last = last_ledger_id(connection, row.list_id) == row.ledger_id
     where = {"component": row.component, "keys": keys_of(row.owner), "place": row.place, "last": last}
     yield Reference(kind=ReferenceKind.LIST, facts=where)
     yield from _cursors(connection, row)

@@ -29,24 +29,24 @@ from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, Le
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
 
-GROWS: Final = ("entries", "size_bytes", "segments", "last_segment")
+GROWING_COLUMNS: Final = ("entries", "size_bytes", "segments", "last_segment")
 """The columns of a ledger that grow with each segment."""
 
 _LISTS = t.ledger_list.c
 
 
-def canonical(keys: Mapping[str, str]) -> str:
+def canonical_json(keys: Mapping[str, str]) -> str:
     """Keys of a component as one text, equal for equal keys."""
     return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
 
 
 def list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
     """The id of the list of one owner."""
-    mine = (_LISTS.topic_id == topic_id, _LISTS.component == component.value, _LISTS.owner == canonical(keys))
+    mine = (_LISTS.topic_id == topic_id, _LISTS.component == component.value, _LISTS.owner == canonical_json(keys))
     return select(_LISTS.list_id).where(*mine)
 
 
-def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
+def data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
     """Id of the topic's list of data ledgers, locked if asked.
 
     Raises:
@@ -59,7 +59,7 @@ def data_list(connection: Connection, topic_id: TopicId, *, lock: bool = False) 
     return int(found)
 
 
-def component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+def lock_component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
     """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
     found = connection.execute(list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if found is None else int(found)
@@ -71,7 +71,7 @@ def lock_lists(connection: Connection, *which: ColumnElement[bool]) -> list[int]
     return list(connection.execute(locked).scalars())
 
 
-def make_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+def ensure_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
     """Id of an owner's list, made if there is none, under a share lock of the topic's row; nothing is locked.
 
     Its unique key decides between racing creators.
@@ -79,7 +79,7 @@ def make_list(connection: Connection, topic_id: TopicId, component: Component, k
     query = list_query(topic_id, component, keys)
     found = connection.execute(query).scalar_one_or_none()
     if found is None:
-        made = {"topic_id": topic_id, "component": component.value, "owner": canonical(keys), "version": 0}
+        made = {"topic_id": topic_id, "component": component.value, "owner": canonical_json(keys), "version": 0}
         connection.execute(insert_if_absent(connection, t.ledger_list).values(made))
         found = connection.execute(query).scalar_one()
     return int(found)
@@ -113,7 +113,7 @@ def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us:
 
 
 def _insert(connection: Connection, list_id: int, born: Sequence[LedgerStatement]) -> None:
-    of_all = dict.fromkeys((*GROWS, "generation"), 0) | {"list_id": list_id, "last_segment": -1}
+    of_all = dict.fromkeys((*GROWING_COLUMNS, "generation"), 0) | {"list_id": list_id, "last_segment": -1}
     rows = [
         {
             **of_all,
@@ -145,20 +145,20 @@ def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: s
     _list(connection, row.list_id, born, state=LedgerState.CLOSED.value, closed_us=now_us, **grown)
 
 
-def take_in(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
+def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
     """Put data ledgers that only storage knew into a list, each in the place that its id gives it: OPEN and empty."""
     if statements:
         _insert(connection, list_id, statements)
-        take_in_newborns(connection, list_id, [one.ledger_id for one in statements])
+        list_newborns(connection, list_id, [one.ledger_id for one in statements])
 
 
-def take_in_newborns(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
+def list_newborns(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
     """Put newborn data ledgers of which storage says that they were opened into their list, OPEN."""
     if ledger_ids:
         _list(connection, list_id, among(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value)
 
 
-def close_followed(connection: Connection, *, now_us: int) -> int:
+def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
     """Close each open ledger that another one follows in its list, of all lists, and say how many."""
     c, later = t.ledger.c, t.ledger.alias()
     followed = exists().where(later.c.list_id == c.list_id, later.c.place > c.place)
@@ -180,7 +180,7 @@ def register(connection: Connection, segments: Iterable[tuple[Any, ...]], grown:
     Args:
         connection: In a writing transaction.
         segments: Rows of `segment`.
-        grown: Of each ledger its id, and what it holds from now on of what `GROWS`.
+        grown: Of each ledger its id, and what it holds from now on of what `GROWING_COLUMNS`.
     """
     inserted, grew = _registering(connection.dialect.name)
     inserted.execute(connection, segments)
@@ -192,13 +192,13 @@ def _registering(dialect: str) -> tuple[Statement, Statement]:
     added = bulk_parameter(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
     rows = select(*(added.source.c[name] for name in added.columns))
     inserted = insert(t.segment).from_select(added.columns, rows)
-    grown = bulk_parameter(dialect, "grown", dict.fromkeys(("ledger_id", *GROWS), BIG))
+    grown = bulk_parameter(dialect, "grown", dict.fromkeys(("ledger_id", *GROWING_COLUMNS), BIG))
     grew = update(t.ledger).where(t.ledger.c.ledger_id == grown.source.c.ledger_id)
-    values = {name: grown.source.c[name] for name in GROWS}
+    values = {name: grown.source.c[name] for name in GROWING_COLUMNS}
     return Statement(sql=inserted, rows=added), Statement(sql=grew.values(values), rows=grown)
 
 
-def pass_over(connection: Connection, highest: Mapping[int, int]) -> None:
+def raise_last_segments(connection: Connection, highest: Mapping[int, int]) -> None:
     """Raise the number that the next segment of each of these ledgers must be above; the caller holds their locks.
 
     Args:
@@ -227,11 +227,11 @@ def publish_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
     """WRITING → LIVE, with what its context says from now on."""
-    tell_copy(connection, ledger_id, kind, context, state=CopyState.LIVE.value)
+    set_copy_context(connection, ledger_id, kind, context, state=CopyState.LIVE.value)
     raise_version(connection, list_id)
 
 
-def tell_copy(
+def set_copy_context(
     connection: Connection, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str], **more: str
 ) -> None:
     """Set the context of a copy that is about to leave its list, which counts the change."""
@@ -239,7 +239,7 @@ def tell_copy(
     connection.execute(this.values(context=dict(context), **more))
 
 
-def give_copies(connection: Connection, topic_id: TopicId) -> None:
+def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
     """Give each ledger of a topic that has lost the rows of all of its copies its primary one, in every list.
 
     So storage is asked, and the ledger's row can go.
@@ -287,19 +287,19 @@ def set_generation(connection: Connection, ledger_id: LedgerId, generation: int)
     connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(generation=generation))
 
 
-def last_id(connection: Connection, list_id: int) -> int | None:
+def last_ledger_id(connection: Connection, list_id: int) -> int | None:
     """Id of the list's last ledger, or None when the list is empty."""
     query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
     return connection.execute(query).scalar_one_or_none()
 
 
-def never_attached(before_us: int) -> ColumnElement[bool]:
+def is_abandoned_newborn(before_us: int) -> ColumnElement[bool]:
     """Ledgers, of any component, whose creator gave up or died before listing them, if born before that time."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
 
 
-def ledger_of(
+def to_ledger(
     row: Row[Any],
     topic_id: TopicId,
     *,

@@ -12,16 +12,16 @@ from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reop
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.ledger_rows import attach, data_list, last_id, ledger_of, newborn
-from infra.catalog.log.producer_rows import sequences_of
-from infra.catalog.log.sums import backlogs_in, totals_of
-from infra.catalog.log.topic_rows import active_topic
+from infra.catalog.log.ledger_rows import attach_newborn, data_list_id, insert_newborn, last_ledger_id, to_ledger
+from infra.catalog.log.producer_rows import read_sequences
+from infra.catalog.log.sums import count_backlogs, read_totals
+from infra.catalog.log.topic_rows import lock_active_topic
 from infra.catalog.transactions.buffer_rows import views
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.log.producers import ProducerSequence
-from logstore.ports.catalog import Ledger, Segment, Totals
+from logstore.ports.catalog import Ledger, Segment, TopicTotals
 from logstore.positions import LedgerId, TopicId
 
 
@@ -31,29 +31,29 @@ class SqlLedgers(OnDatabase):
     def epoch(self) -> int:
         return self._db.read(epoch)
 
-    def listed(
+    def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
         page = _listed_query(topic_id).where(t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger))
         page = page.order_by(t.ledger.c.ledger_id).limit(limit)
         return self._db.read(lambda connection: _listed(connection, topic_id, page))
 
-    def totals(self, topic_id: TopicId) -> Totals:
+    def totals(self, topic_id: TopicId) -> TopicTotals:
         return self._db.read(
-            lambda connection: totals_of(connection, [topic_id], views(connection, [topic_id]))[topic_id]
+            lambda connection: read_totals(connection, [topic_id], views(connection, [topic_id]))[topic_id]
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         listed = _listed_query(topic_id)
-        return self._db.read(lambda connection: backlogs_in(connection, topic_id, listed, states))
+        return self._db.read(lambda connection: count_backlogs(connection, topic_id, listed, states))
 
-    def last(self, topic_id: TopicId) -> Ledger | None:
+    def last_ledger(self, topic_id: TopicId) -> Ledger | None:
         query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return ledger_of(row, topic_id) if row else None
+        return to_ledger(row, topic_id) if row else None
 
     @reads
-    def lasts(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
+    def last_ledgers(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
         lists, other = t.ledger_list.c, t.ledger.alias()
         newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
         query = (
@@ -62,14 +62,14 @@ class SqlLedgers(OnDatabase):
             .where(lists.component == Component.MANAGED_LEDGER.value)
             .where(among(connection, lists.topic_id, topic_ids))
         )
-        return [ledger_of(row, TopicId(row.topic_id)) for row in connection.execute(query)]
+        return [to_ledger(row, TopicId(row.topic_id)) for row in connection.execute(query)]
 
     @writes("catalog.create_ledger")
     def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        topic = active_topic(connection, topic_id)
+        topic = lock_active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
-        return newborn(connection, owner, data_list(connection, topic_id), now_us=self._db.now_us(connection))
+        return insert_newborn(connection, owner, data_list_id(connection, topic_id), now_us=self._db.now_us(connection))
 
     @writes("catalog.attach")
     def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
@@ -77,28 +77,28 @@ class SqlLedgers(OnDatabase):
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(of_list)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
         try:
-            topic = newborn and active_topic(connection, newborn.topic_id)
+            topic = newborn and lock_active_topic(connection, newborn.topic_id)
         except UnknownObject:  # it was deleted since
             topic = None
         if newborn is None or topic is None:
             reopen_intent(connection, ledger_id)
             return False  # a trim took it for abandoned, or its topic was deleted
-        data_list(connection, newborn.topic_id, lock=True)
+        data_list_id(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
             reopen_intent(connection, ledger_id)
         if current is None or current.place is not None:
             return current is not None
-        last = last_id(connection, newborn.list_id)
+        last = last_ledger_id(connection, newborn.list_id)
         if last != after or (last is not None and last > ledger_id):  # a list ascends by id
             file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
             return False
         now = self._db.now_us(connection)
-        attach(connection, newborn.list_id, ledger_id, after=after, now_us=now)
+        attach_newborn(connection, newborn.list_id, ledger_id, after=after, now_us=now)
         return True
 
     @writes("catalog.give_up")
-    def gave_up(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
+    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
         reopen_late(connection, [ledger_id], epoch=epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
@@ -112,18 +112,18 @@ class SqlLedgers(OnDatabase):
         return [dataclass_from_row(Segment, row) for row in rows]
 
     @reads
-    def holding(
+    def find_segments(
         self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
         ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
         found: dict[LedgerId, list[Segment]] = defaultdict(list)
-        listed = listed_among(connection, topic_id, wanted)
+        listed = filter_listed(connection, topic_id, wanted)
         for row in _within(connection.dialect.name).execute(connection, ranges):
             found[row.ledger_id].append(dataclass_from_row(Segment, row))
         return [(ledger, found[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        return self._db.read(lambda connection: sequences_of(connection, topic_id, producers))
+        return self._db.read(lambda connection: read_sequences(connection, topic_id, producers))
 
 
 def epoch(connection: Connection) -> int:
@@ -152,7 +152,7 @@ def _within(dialect: str) -> Statement:
     return Statement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
 
 
-def listed_among(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
+def filter_listed(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
     """Those of the ledgers that are in the topic's list of messages, ascending."""
     page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, ledger_ids))
     return _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
@@ -177,4 +177,4 @@ def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> lis
     live = (among(connection, c.ledger_id, [row.ledger_id for row in rows]), c.state == CopyState.LIVE.value)
     for row in connection.execute(select(c.ledger_id, c.kind).where(*live).order_by(c.kind)):
         kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
-    return [ledger_of(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]
+    return [to_ledger(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]

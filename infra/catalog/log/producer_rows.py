@@ -28,7 +28,7 @@ _COLUMNS: Final = (_P.topic_id, _P.producer, _P.sequence_id, _P.kept_id, _P.txn_
 _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 
-def sequences_of(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+def read_sequences(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
     """How far these producers are that have a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     found = _read_sequences(connection, connection.execute(query).all())
@@ -71,13 +71,15 @@ def _sequence_in_transaction(
     state = states.get(txn)
     if state is TransactionState.OPEN:
         return ProducerSequence(kept, last, txn)
-    return ProducerSequence.up_to(last if state is None or state.is_commit else kept)
+    return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept)
 
 
 def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
     """Write how far producers are, whose rows are locked."""
     plain = [(*key, one.last) for key, one in moved.items() if one.txn is None]
-    inside = [(*key, one.last, one.kept, txn.tc_id, txn.sequence) for key, one in moved.items() if (txn := one.txn)]
+    inside = [
+        (*key, one.last, one.committed, txn.tc_id, txn.sequence) for key, one in moved.items() if (txn := one.txn)
+    ]
     for rows, columns in ((plain, ()), (inside, _OF_TRANSACTION)):
         if rows:
             _putting(connection.dialect.name, columns).execute(connection, rows)

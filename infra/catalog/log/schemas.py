@@ -8,8 +8,8 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.dialects import dataclass_from_row
-from infra.catalog.log.components import born, topic_of_newborn
-from infra.catalog.log.ledger_rows import component_list, publish
+from infra.catalog.log.components import born, share_lock_newborn_topic
+from infra.catalog.log.ledger_rows import lock_component_list, publish
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
@@ -45,10 +45,10 @@ class SqlSchemas(OnDatabase):
         """A refusal is raised behind the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
-            topic = topic_of_newborn(connection, topic_id, ledger_id)
+            topic = share_lock_newborn_topic(connection, topic_id, ledger_id)
             if topic is None:
                 return None
-            list_id = component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
+            list_id = lock_component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
             row = born(connection, ledger_id, list_id)
             if row is None or row.place is not None:
                 return _newest(connection, topic_id, _V.ledger_id == ledger_id)
@@ -81,7 +81,7 @@ def remove_versions(connection: Connection, topic_id: TopicId) -> int:
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
-def leave_out(connection: Connection, gone: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
+def remove_versions_where(connection: Connection, gone: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
     """Remove versions, and return their ledgers, each with its topic."""
     rows = connection.execute(delete(t.schema_version).where(gone).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}

@@ -16,7 +16,7 @@ from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, views
 from logstore.cursors.state import CursorState, count_backlog
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import Frontier, Totals
+from logstore.ports.catalog import Frontier, TopicTotals
 from logstore.positions import LedgerId, Position, TopicId
 
 _L = t.ledger.c
@@ -29,7 +29,7 @@ Buffers = Mapping[TopicId, BufferView]
 """Of each topic what `views` answers, read behind its ledgers."""
 
 
-def totals_of(connection: Connection, topic_ids: Collection[TopicId], buffers: Buffers) -> dict[TopicId, Totals]:
+def read_totals(connection: Connection, topic_ids: Collection[TopicId], buffers: Buffers) -> dict[TopicId, TopicTotals]:
     """Sums over the listed ledgers of each topic, their first entry, and the last one that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
@@ -44,16 +44,16 @@ def totals_of(connection: Connection, topic_ids: Collection[TopicId], buffers: B
     found = {TopicId(topic_id): _totals(told, entries) for topic_id, *told in rows}
     for topic_id, view in buffers.items():
         if view.first_open is not None:
-            found[topic_id] = replace(found[topic_id], last=frontier_of(connection, topic_id, -1).last)
+            found[topic_id] = replace(found[topic_id], last=read_frontier(connection, topic_id, -1).last)
     return {topic_id: found.get(topic_id, _NOTHING) for topic_id in topic_ids}
 
 
-_NOTHING = Totals(ledgers=0, entries=0, size_bytes=0, first=None, last=None)
+_NOTHING = TopicTotals(ledgers=0, entries=0, size_bytes=0, first=None, last=None)
 
 
-def _totals(told: Iterable[Any], entries: dict[int, int]) -> Totals:
+def _totals(told: Iterable[Any], entries: dict[int, int]) -> TopicTotals:
     count, total, size_bytes, first, last = told
-    return Totals(
+    return TopicTotals(
         ledgers=count,
         entries=int(total),
         size_bytes=int(size_bytes),
@@ -78,7 +78,7 @@ def _count_backlogs_beside_transactions(
     return {key: count_backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
 
 
-def backlogs_in(
+def count_backlogs(
     connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
 ) -> list[int]:
     """Return the backlog of each state. A state may include a snapshot, which rows lack."""
@@ -100,7 +100,7 @@ def _backlog(connection: Connection, listed: Select[Any], state: CursorState) ->
     return _without(visible_entries, state, _still_listed(connection, state.acknowledged))
 
 
-def backlogs_of(
+def count_topic_backlogs(
     connection: Connection,
     topic_ids: Collection[TopicId],
     states: Mapping[tuple[TopicId, str], CursorState],
@@ -146,7 +146,7 @@ def _without(visible_entries: int, state: CursorState, listed: set[int]) -> int:
     )
 
 
-def frontier_of(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
+def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
     """The entries that readers of a topic may see at one moment; the last entry is read first, see `views`."""
     end = last_entry(connection, topic_id)
     view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import among, dataclass_from_row, insert_if_absent
-from infra.catalog.log.ledger_rows import make_list
+from infra.catalog.log.ledger_rows import ensure_list
 from logstore.deletion.retention import MAX_RETENTION_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
@@ -15,7 +15,7 @@ from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
 
 TOPIC: Final = select(t.topic)
-"""The query whose rows `topic_of` reads."""
+"""The query whose rows `to_topic` reads."""
 
 
 def create_topic(
@@ -47,7 +47,7 @@ def create_topic(
     topic_id, ceiling = made
     if topic_id >= ceiling:
         raise IdsExhausted(f"topic ids: expected one below {ceiling}, found {topic_id}; flush the record log")
-    make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+    ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
     return Topic(
         topic_id=topic_id,
         name=name,
@@ -58,7 +58,7 @@ def create_topic(
     )
 
 
-def make_again(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
+def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
     """Insert a topic that only storage knew, ACTIVE; its name is free.
 
     Its limits are not known, so it keeps what it has until an operator sets some.
@@ -78,14 +78,14 @@ def holding(topics: Select[Any]) -> Select[Any]:
     return topics.with_for_update(read=True, key_share=True)
 
 
-def hold_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
+def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
     """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it. Which of them are ACTIVE."""
     c = t.topic.c
     locked = holding(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
-def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
+def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
     """Read a topic, under a share lock if asked: a deletion of its rows waits for us or we for it.
 
     Raises:
@@ -95,10 +95,10 @@ def topic_row(connection: Connection, topic_id: TopicId, *, share: bool = False)
     found = connection.execute(holding(query) if share else query).first()
     if found is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return topic_of(found)
+    return to_topic(found)
 
 
-def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
+def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Lock a topic and require it ACTIVE.
 
     A topic that is not ACTIVE is not locked, because its deletion waits for every lock of its row.
@@ -110,8 +110,8 @@ def active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     active = TOPIC.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(holding(active)).first()
     if row is not None:
-        return topic_of(row)
-    found = topic_row(connection, topic_id)
+        return to_topic(row)
+    found = read_topic(connection, topic_id)
     raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
 
 
@@ -126,7 +126,7 @@ def remove_topic(connection: Connection, topic_id: TopicId) -> None:
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
-def topic_of(row: Row[Any]) -> Topic:
+def to_topic(row: Row[Any]) -> Topic:
     """A row of `topic` as a value."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
     durable = None if row.durable_delete is None else bool(row.durable_delete)

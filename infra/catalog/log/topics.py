@@ -9,12 +9,12 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import stored
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.sums import backlogs_of, totals_of
-from infra.catalog.log.topic_rows import TOPIC, create_topic, topic_of, topic_row
+from infra.catalog.log.sums import count_topic_backlogs, read_totals
+from infra.catalog.log.topic_rows import TOPIC, create_topic, read_topic, to_topic
 from infra.catalog.transactions.buffer_rows import views
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicPage, TopicState, TopicSummary
+from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicState, TopicSummary, TopicSummaryPage
 from logstore.positions import TopicId
 
 
@@ -32,17 +32,19 @@ class SqlTopics(OnDatabase):
         found = self._db.read(lambda connection: connection.execute(TOPIC.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
-        return topic_of(found)
+        return to_topic(found)
 
-    def by_id(self, topic_id: TopicId) -> Topic:
-        return self._db.read(lambda connection: topic_row(connection, topic_id))
+    def get_by_id(self, topic_id: TopicId) -> Topic:
+        return self._db.read(lambda connection: read_topic(connection, topic_id))
 
-    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
         c = t.topic.c
         page = TOPIC.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
-        return [topic_of(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
+        return [to_topic(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
-    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+    def page(
+        self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
+    ) -> TopicSummaryPage:
         return self._db.read(lambda c: _page_of(c, prefix=prefix, state=state, after=after, limit=limit))
 
     def summary(self, topic: Topic) -> TopicSummary:
@@ -52,7 +54,9 @@ class SqlTopics(OnDatabase):
 _PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
 
 
-def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int) -> TopicPage:
+def _page_of(
+    connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int
+) -> TopicSummaryPage:
     # as SQLite orders them; PostgreSQL has the order of its locale, unless told
     name = t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
     asked = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
@@ -60,7 +64,7 @@ def _page_of(connection: Connection, *, prefix: str, state: TopicState | None, a
         asked.append(t.topic.c.state == state.value)
     rows = connection.execute(select(t.topic).where(*asked).order_by(name).limit(limit)).all()
     count = connection.execute(select(func.count()).select_from(t.topic).where(*asked)).scalar_one()
-    return TopicPage(topics=_summaries(connection, [topic_of(row) for row in rows]), more=count - len(rows))
+    return TopicSummaryPage(topics=_summaries(connection, [to_topic(row) for row in rows]), more=count - len(rows))
 
 
 def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
@@ -69,8 +73,8 @@ def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSum
     rows = connection.execute(query).all()
     cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
     buffers = views(connection, ids)
-    totals = totals_of(connection, ids, buffers)
-    backlogs = backlogs_of(connection, ids, {key: cursor.state for key, cursor in cursors.items()}, buffers)
+    totals = read_totals(connection, ids, buffers)
+    backlogs = count_topic_backlogs(connection, ids, {key: cursor.state for key, cursor in cursors.items()}, buffers)
     cursors_by_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
     for (topic_id, _), cursor in cursors.items():
         cursors_by_topic[topic_id].append(cursor)

@@ -13,20 +13,20 @@ from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, run_once_per_batch
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, as_text, parse_context_or_empty
-from infra.catalog.log.ledger_rows import begin_copy, data_list, publish_copy
-from infra.catalog.log.topic_rows import active_topic, topic_row
-from infra.catalog.offload.uploads import TIERED, end_upload, statement_of, tiered_copy
+from infra.catalog.log.ledger_rows import begin_copy, data_list_id, publish_copy
+from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from infra.catalog.offload.uploads import TIERED, end_upload, build_statement, read_tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start
 from logstore.ports.catalog import (
     Cause,
     Claim,
-    Copies,
+    ReadableCopies,
     DetachedBatch,
-    Offload,
+    OffloadStart,
     OffloadAnswer,
-    Published,
+    PublishedCopy,
     Topic,
     TopicState,
 )
@@ -34,7 +34,7 @@ from logstore.positions import LedgerId, TopicId
 
 _LIVE = CopyState.LIVE.value
 _primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-_GONE = Offload(answer=OffloadAnswer.GONE)
+_GONE = OffloadStart(answer=OffloadAnswer.GONE)
 
 
 class _Attempt(NamedTuple):
@@ -56,24 +56,24 @@ class SqlOffloads(OnDatabase):
         driver_metadata: Mapping[str, str],
         timeout_s: float,
         topic: str | None = None,
-    ) -> Offload:
+    ) -> OffloadStart:
         row = _listed(connection, ledger_id)
         if row is None:
             return _GONE
-        found = active_topic(connection, row.topic_id)
-        require_topic_of(ledger_id, found.name, topic)
+        found = lock_active_topic(connection, row.topic_id)
+        require_named_topic(ledger_id, found.name, topic)
         if row.component != Component.MANAGED_LEDGER.value:
             raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
-        list_id = data_list(connection, row.topic_id, lock=True)
+        list_id = data_list_id(connection, row.topic_id, lock=True)
         row = _listed(connection, ledger_id)
         if row is None:
             return _GONE
         attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
         return self._begin(connection, found, row, list_id, attempt)
 
-    def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> Offload:
-        statement, now = statement_of(topic, row), self._db.now_us(connection)
-        copy = tiered_copy(connection, row.ledger_id)
+    def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> OffloadStart:
+        statement, now = build_statement(topic, row), self._db.now_us(connection)
+        copy = read_tiered_copy(connection, row.ledger_id)
         tiered = (copy.state, parse_context_or_empty(copy.context)) if copy else None
         how = decide_upload_start(
             row.ledger_id, attempt.uuid, tiered=tiered, state=row.state, primary=lambda: _primary_of(connection, row)
@@ -85,14 +85,14 @@ class SqlOffloads(OnDatabase):
             file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
             begin_copy(connection, list_id, row.ledger_id, TIERED, context)
         answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
-        return Offload(answer=answer, statement=statement, entries=row.entries, context=context)
+        return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=context)
 
     @writes("catalog.publish_offload")
     def publish(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
         list_id, state = _locked(connection, ledger_id)
-        copy = tiered_copy(connection, ledger_id)
+        copy = read_tiered_copy(connection, ledger_id)
         mine = copy is not None and parse_context_or_empty(copy.context).get("uuid") == uuid
         if copy is not None and mine and copy.state == _LIVE:
             return True
@@ -112,13 +112,13 @@ class SqlOffloads(OnDatabase):
         end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
     @reads
-    def copies(self, connection: Connection, ledger_id: LedgerId) -> Copies | None:
+    def copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
         c = t.ledger_copy.c
         query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _listed(connection, ledger_id) is None:
             return None
         live = {row.kind: parse_context_or_empty(row.context) for row in connection.execute(query)}
-        return Copies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
+        return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         for ledger_id in self.missing(topic_id, ledger_ids):
@@ -150,7 +150,7 @@ class SqlOffloads(OnDatabase):
     ) -> Sequence[Any]:
         ledger = t.ledger.c
         asked = [] if ledger_ids is None else [among(connection, ledger.ledger_id, ledger_ids)]
-        listed = (ledger.list_id == data_list(connection, topic_id), ledger.place.is_not(None))
+        listed = (ledger.list_id == data_list_id(connection, topic_id), ledger.place.is_not(None))
         query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
@@ -163,13 +163,13 @@ class SqlOffloads(OnDatabase):
         *,
         after: LedgerId,
         limit: int,
-    ) -> list[Published]:
-        topic = topic_row(connection, topic_id)
-        wanted = _removable(connection, data_list(connection, topic_id), ledger_ids)
+    ) -> list[PublishedCopy]:
+        topic = read_topic(connection, topic_id)
+        wanted = _removable(connection, data_list_id(connection, topic_id), ledger_ids)
         rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
         return [
-            Published(
-                statement=statement_of(topic, row),
+            PublishedCopy(
+                statement=build_statement(topic, row),
                 entries=row.entries,
                 context=parse_context_or_empty(row.tiered_context),
             )
@@ -191,7 +191,7 @@ class SqlOffloads(OnDatabase):
         request = fingerprint(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
-            return topic_row(connection, topic_id, share=True), data_list(connection, topic_id, lock=True)
+            return read_topic(connection, topic_id, share=True), data_list_id(connection, topic_id, lock=True)
 
         found = run_once_per_batch(connection, batch_id, request, lock)
         if isinstance(found, DetachedBatch):
@@ -237,8 +237,8 @@ def _locked(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, To
     """Lock topic and list of the ledger, in this order, as far as there are any; nothing where no list has it."""
     row = _listed(connection, ledger_id)
     try:
-        topic = topic_row(connection, row.topic_id, share=True) if row else None
-        list_id = data_list(connection, topic.topic_id, lock=True) if topic else None
+        topic = read_topic(connection, row.topic_id, share=True) if row else None
+        list_id = data_list_id(connection, topic.topic_id, lock=True) if topic else None
     except UnknownObject:
         return None, None
     if topic is None or _listed(connection, ledger_id) is None:

@@ -8,7 +8,7 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_copy_intents, refile_intent, set_intent_context
 from infra.catalog.deletion.intents import INTENT
 from infra.catalog.engine.dialects import ReadableJson, as_text, parse_context_or_empty
-from infra.catalog.log.ledger_rows import tell_copy
+from infra.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.offload.tiered import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
@@ -19,7 +19,7 @@ TIERED = CopyKind.OFFLOADED_LEDGER
 _P = t.pending_deletion
 
 
-def abandoned(now_us: int) -> ColumnElement[bool]:
+def is_abandoned_upload(now_us: int) -> ColumnElement[bool]:
     """Tiered copies that will never be published: their upload can go on no longer.
 
     Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
@@ -32,7 +32,7 @@ def abandoned(now_us: int) -> ColumnElement[bool]:
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
 
 
-def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
+def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
     """The statement of a ledger of messages, as storage should have it; `row` has `component` of its list as well."""
     owner = LedgerOwner(
         application=row.application,
@@ -44,7 +44,7 @@ def statement_of(topic: Topic, row: Row[Any]) -> LedgerStatement:
     return LedgerStatement(owner=owner, ledger_id=row.ledger_id, created_us=row.created_us, epoch=row.epoch)
 
 
-def tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
     """The row of the ledger's tiered copy, its context as text."""
     c = t.ledger_copy.c
     query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
@@ -64,11 +64,11 @@ def end_upload(
         until_us: When its last request was sent; None: all of them were answered.
         now_us: The database's clock.
     """
-    copy = tiered_copy(connection, ledger_id)
+    copy = read_tiered_copy(connection, ledger_id)
     if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        tell_copy(connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us))
+        set_copy_context(connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us))
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
 

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, li
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import DatabaseClock, as_text, text_or_empty
-from infra.catalog.log.components import BY_ROW
+from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation.known import segment_totals
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
@@ -96,7 +96,7 @@ def copies(first: int, end: int) -> Select[Any]:
 
 
 def named_ledgers(first: int, end: int) -> Select[Any]:
-    """Ledgers of these ids that a row of their component names, as `BY_ROW` has them, with that component.
+    """Ledgers of these ids that a row of their component names, as `REFERRING_COLUMN_BY_COMPONENT` has them, with that component.
 
     These components' ledgers are in use where such a row names them, a place in the list or not.
     """
@@ -104,7 +104,7 @@ def named_ledgers(first: int, end: int) -> Select[Any]:
         select(key.label("ledger_id"), literal_column(f"'{name}'", Text).label("component")).where(
             *_within(key, first, end)
         )
-        for name, key in BY_ROW.items()
+        for name, key in REFERRING_COLUMN_BY_COMPONENT.items()
     )
     named = union(*each).subquery()
     return select(named.c.ledger_id, named.c.component)
@@ -185,7 +185,7 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
         InvalidInput: More than `MOST_LEDGERS`.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
-    named = [(component == name, exists().where(key == _L.ledger_id)) for name, key in BY_ROW.items()]
+    named = [(component == name, exists().where(key == _L.ledger_id)) for name, key in REFERRING_COLUMN_BY_COMPONENT.items()]
     source = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     unnamed = ~case(*named, else_=_L.place.is_not(None))
     attached = _L.state != LedgerState.CREATING.value

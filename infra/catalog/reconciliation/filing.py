@@ -28,9 +28,9 @@ from infra.catalog.deletion.runs import (
 )
 from infra.catalog.engine.dialects import among, as_text, parse_context
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.components import BY_ROW
-from infra.catalog.log.ledger_rows import canonical, lock_lists, set_generation
-from infra.catalog.log.topic_rows import hold_topics
+from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.log.ledger_rows import canonical_json, lock_lists, set_generation
+from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.reconciliation.known import known_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
@@ -119,7 +119,7 @@ def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
     rows = connection.execute(query.where(among(connection, _L.ledger_id, ledger_ids)).distinct()).all()
-    hold_topics(connection, {row.topic_id for row in rows})
+    share_lock_topics(connection, {row.topic_id for row in rows})
     lock_lists(connection, among(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
 
 
@@ -252,7 +252,7 @@ def _intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_u
         "component": owner.component.value,
         "topic_id": owner.topic_id,
         "topic": owner.topic,
-        "keys": canonical(owner.keys),
+        "keys": canonical_json(owner.keys),
         "context": dict(orphan.context),
         "segments": 0,
         "last_segment": -1,
@@ -272,7 +272,7 @@ def _keep_unreferenced(connection: Connection, unreferenced: Mapping[int, Ledger
     ledgers = {row.ledger_id: row for row in connection.execute(query.where(among(connection, _L.ledger_id, ids)))}
     by_row = {
         component: set(connection.execute(select(key).where(among(connection, key, ids))).scalars())
-        for component, key in BY_ROW.items()
+        for component, key in REFERRING_COLUMN_BY_COMPONENT.items()
     }
     rows = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
     fileable = set(connection.execute(select_fileable(among(connection, _L.ledger_id, ids))).scalars())

@@ -23,8 +23,8 @@ from infra.catalog.deletion.runs import (
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.ledger_rows import pass_over
-from infra.catalog.log.topic_rows import hold_topics
+from infra.catalog.log.ledger_rows import raise_last_segments
+from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.reconciliation.filing import file_page, preview_filing
 from infra.catalog.reconciliation.known import segment_sums
 from infra.catalog.records.outbox_rows import record
@@ -129,7 +129,7 @@ class SqlReconciliation(OnDatabase):
                 for ledger_id, number in passed
                 if takes_segments(LedgerState(ledgers[ledger_id].state))
             }
-            pass_over(connection, highest)
+            raise_last_segments(connection, highest)
             ids = sorted({ledger_id for ledger_id, _ in passed})
             now_us = self._db.now_us(connection)
             # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
@@ -196,7 +196,7 @@ def _lock_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
     mine = among(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(mine).distinct()
-    hold_topics(connection, connection.execute(topics).scalars())
+    share_lock_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
 
 

@@ -14,9 +14,9 @@ from infra.catalog.deletion.intent_rows import move_to_batch
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, dataclass_from_row
-from infra.catalog.log.components import BY_ROW
-from infra.catalog.log.ledger_rows import close_followed, remove_ledgers
-from infra.catalog.log.schemas import leave_out
+from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
+from infra.catalog.log.schemas import remove_versions_where
 from infra.catalog.records.adoption_rows import (
     absent_ledgers,
     counted,
@@ -124,10 +124,10 @@ class SqlAdoption(OnDatabase):
         now = self._db.now_us(connection)
         _remove_revived(connection)
         _forget_absent_snapshots(connection)
-        gone = leave_out(connection, ~_is_listed(t.schema_version.c.ledger_id))
+        gone = remove_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
         tell(connection, gone, Adoptee.LEFT_OUT, over=True)
         _remove_unnamed(connection)
-        close_followed(connection, now_us=now)
+        close_followed_ledgers(connection, now_us=now)
         recount_all(connection)
         # workflows that had them speak of another epoch, and one may still run under the next one's id
         move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
@@ -244,8 +244,8 @@ def _forget_absent_snapshots(connection: Connection) -> None:
 def _remove_unnamed(connection: Connection) -> None:
     """Remove component ledgers that nothing names, and newborns: no process is creating any. Their objects stay."""
     component = t.ledger_list.c.component
-    named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in BY_ROW.items()))
-    stray = and_(component.in_(list(BY_ROW)), ~named)
+    named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in REFERRING_COLUMN_BY_COMPONENT.items()))
+    stray = and_(component.in_(list(REFERRING_COLUMN_BY_COMPONENT)), ~named)
     newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
     query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_OF_LIST).where(or_(stray, newborn))
     topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in connection.execute(query)}

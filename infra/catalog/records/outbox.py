@@ -30,7 +30,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED, RecordKind
 from logstore.records.manifest import Block, Ceilings
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +109,7 @@ class SqlRecords(OnDatabase):
         if not self._db.write(partial(work, first=list(islice(ids, _FORGOTTEN)))):
             return
         while part := list(islice(ids, _FORGOTTEN)):
-            between_units()
+            raise_if_stopped()
             if self._db.is_sqlite:
                 time.sleep(_REST_S)
             self._db.write(partial(forget_changes, taken=part))

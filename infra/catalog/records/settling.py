@@ -12,9 +12,15 @@ from sqlalchemy import Connection, exists, select
 from infra.catalog import tables as t
 from infra.catalog.deletion.whole_topics import dissolve
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import GROWS, make_list, register, take_in, take_in_newborns
-from infra.catalog.log.producer_rows import put_sequences, sequences_of
-from infra.catalog.log.topic_rows import make_again
+from infra.catalog.log.ledger_rows import (
+    GROWING_COLUMNS,
+    ensure_list,
+    insert_segments,
+    insert_stored_ledgers,
+    list_newborns,
+)
+from infra.catalog.log.producer_rows import put_sequences, read_sequences
+from infra.catalog.log.topic_rows import recreate_topic
 from infra.catalog.records.adopted_transactions import adopt_transactions, decided_at_flush
 from infra.catalog.records.adoption_rows import settled, staged, tell
 from logstore.log.ledgers import Component, LedgerState
@@ -59,7 +65,7 @@ def settle(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us
         return
     topic, name = None, _standing(connection, topic_id, whole.name, now_us)
     if name is not None:
-        list_id = make_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+        list_id = ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
         topic = _Topic(topic_id, name, list_id, whole.repeated, rows_epoch)
     for found in staged(connection, topic_id):
         _settle_page(connection, topic, found, now_us)
@@ -110,7 +116,7 @@ def _standing(connection: Connection, topic_id: TopicId, said: str | None, now_u
     if other is not None:
         revived = dissolve(connection, TopicId(other))
         tell(connection, dict.fromkeys(revived, TopicId(other)), Adoptee.REVIVED)
-    make_again(connection, topic_id, said, now_us=now_us)
+    recreate_topic(connection, topic_id, said, now_us=now_us)
     return said
 
 
@@ -129,9 +135,9 @@ def _take_in(
     topic.segments |= {one: len(mine) for one, mine in of_ledger.items()}
     topic.ended |= {marker.txn for one in taken for marker in one.upload.markers}
     unknown = [one.statement for one in found if one.statement and one.ledger_id in of_ledger.keys() - rows.keys()]
-    take_in(connection, topic.list_id, unknown)
+    insert_stored_ledgers(connection, topic.list_id, unknown)
     born = [one for one in of_ledger if one in rows and rows[one].state == LedgerState.CREATING.value]
-    take_in_newborns(connection, topic.list_id, born)
+    list_newborns(connection, topic.list_id, born)
     _register(connection, topic, taken, rows)
     adopt_transactions(connection, topic.topic_id, topic.name, taken, now_us=now_us)
     became: dict[LedgerId, Adoptee] = {}
@@ -163,7 +169,7 @@ def _at_flush(connection: Connection, topic: _Topic, tails: Sequence[Tail]) -> T
     named = {one.txn for upload in uploads for one in upload.transactions}
     return TopicAtFlush(
         epoch=topic.rows_epoch,
-        sequences=sequences_of(connection, topic.topic_id, producers) if producers else {},
+        sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
         decided=decided_at_flush(connection, named) | topic.ended,
         repeated=topic.repeated,
     )
@@ -177,7 +183,9 @@ def _register(connection: Connection, topic: _Topic, taken: Sequence[AdoptedSegm
     segments = []
     for one in taken:
         upload, row = one.upload, rows.get(one.ledger_id)
-        totals = grown.setdefault(one.ledger_id, [getattr(row, name) for name in GROWS] if row else [0, 0, 0, -1])
+        totals = grown.setdefault(
+            one.ledger_id, [getattr(row, name) for name in GROWING_COLUMNS] if row else [0, 0, 0, -1]
+        )
         segments.append(
             (
                 one.ledger_id,
@@ -196,13 +204,15 @@ def _register(connection: Connection, topic: _Topic, taken: Sequence[AdoptedSegm
             count + 1,
             max(last, upload.number),
         ]
-    register(connection, segments, [(ledger_id, *totals) for ledger_id, totals in grown.items()])
+    insert_segments(connection, segments, [(ledger_id, *totals) for ledger_id, totals in grown.items()])
     moved: dict[tuple[int, str], ProducerSequence] = {}
-    known = sequences_of(connection, topic.topic_id, {one.producer for each in taken for one in each.upload.producers})
+    known = read_sequences(
+        connection, topic.topic_id, {one.producer for each in taken for one in each.upload.producers}
+    )
     for advance in (one for each in taken for one in each.upload.producers):
         before = moved.get((topic.topic_id, advance.producer)) or known.get(advance.producer, ProducerSequence())
         last = max(before.last, advance.last)
-        moved[topic.topic_id, advance.producer] = before.advanced(last, advance.txn)
+        moved[topic.topic_id, advance.producer] = before.advance(last, advance.txn)
     put_sequences(connection, moved)
 
 

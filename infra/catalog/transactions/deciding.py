@@ -18,7 +18,14 @@ from infra.catalog.transactions.participant_rows import holding_in
 from infra.catalog.transactions.transaction_rows import decide, insert_open, next_sequences
 from logstore.cursors.state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
-from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction, StoredParticipant, WriteResult
+from logstore.ports.catalog import (
+    BeginTransaction,
+    BeginTransactionResult,
+    EndTransaction,
+    EndTransactionResult,
+    StoredParticipant,
+    WriteResult,
+)
 from logstore.positions import TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState, decide_state
 
@@ -35,7 +42,7 @@ def begin_all(connection: Connection, writes: Sequence[BeginTransaction], *, now
     opened = [(TransactionId(one.tc_id, next(taken[one.tc_id])), round(one.timeout_s * 1_000_000)) for one in writes]
     if opened:
         insert_open(connection, opened, now_us=now_us)
-    return [Begun(txn=txn) for txn, _ in opened]
+    return [BeginTransactionResult(txn=txn) for txn, _ in opened]
 
 
 def end_all(
@@ -63,11 +70,13 @@ def end_all(
         state = _decided(write, locked, states, now_us)
         if isinstance(state, TransactionState) and state is not states[write.txn]:
             states[write.txn] = changed[write.txn] = state
-        results.append(state if isinstance(state, SextonError) else Decided(state=state))
+        results.append(state if isinstance(state, SextonError) else EndTransactionResult(state=state))
     final = put_decisions(connection, changed, also=also, now_us=now_us)
     states.update(final)
     return [
-        Decided(state=final.get(write.txn, found.state)) if isinstance(found, Decided) else found
+        EndTransactionResult(state=final.get(write.txn, found.state))
+        if isinstance(found, EndTransactionResult)
+        else found
         for write, found in zip(writes, results, strict=True)
     ]
 

@@ -21,8 +21,8 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dialect_insert
-from infra.catalog.log.components import born, retire, topic_of_newborn
-from infra.catalog.log.ledger_rows import component_list, publish
+from infra.catalog.log.components import born, retire_ledger, share_lock_newborn_topic
+from infra.catalog.log.ledger_rows import lock_component_list, publish
 from infra.catalog.log.sums import last_entry
 from infra.catalog.transactions.buffer_rows import open_entries, views
 from logstore.log.ledgers import Component
@@ -55,10 +55,10 @@ class SqlTransactionSnapshots(OnDatabase):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        topic = topic_of_newborn(connection, switch.topic_id, ledger_id)
+        topic = share_lock_newborn_topic(connection, switch.topic_id, ledger_id)
         if topic is None:
             return False
-        mine = component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
+        mine = lock_component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
         row = born(connection, ledger_id, mine)
         if row is None or row.place is not None:
             return row is not None
@@ -69,7 +69,7 @@ class SqlTransactionSnapshots(OnDatabase):
             return False
         publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         if found.ledger_id is not None:
-            retire(connection, found.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
+            retire_ledger(connection, found.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
         put_snapshot(connection, switch, ledger_id)
         return True
 

@@ -12,8 +12,8 @@ from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claim_columns
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.log.producer_rows import conclude_sequences
-from infra.catalog.log.sums import frontier_of
-from infra.catalog.log.topic_rows import hold_topics
+from infra.catalog.log.sums import read_frontier
+from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
 from infra.catalog.transactions.buffer_rows import settle_ranges
@@ -80,7 +80,7 @@ class SqlTransactions(OnDatabase):
         )
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        return self._db.read(lambda connection: frontier_of(connection, topic_id, from_ledger))
+        return self._db.read(lambda connection: read_frontier(connection, topic_id, from_ledger))
 
     def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         key = (topic_id, subscription)
@@ -191,7 +191,7 @@ def _settle(
 ) -> list[Finished]:
     """Locks: topics, ledgers, transactions; a topic that is gone has nothing left to take a snapshot of."""
     changes = Counter(one.topic_id for _, one, _ in done)
-    active = hold_topics(connection, changes)
+    active = share_lock_topics(connection, changes)
     settle_ranges(connection, {(one.topic_id, txn) for txn, one, _ in done})
     if participants.settle_participants(connection, done, now_us=now_us):
         count_changes(connection, {one: count for one, count in changes.items() if one in active}, now_us=now_us)

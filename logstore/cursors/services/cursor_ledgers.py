@@ -20,8 +20,8 @@ from logstore.cursors.state import (
 )
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
-from logstore.ports.catalog import Acknowledged, Cursors, Ledgers, SnapshotChange, StoredCursor
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.ports.catalog import AcknowledgeResult, Cursors, Ledgers, SnapshotChange, StoredCursor
 from logstore.positions import LedgerId, TopicId
 
 _LOG: Final = logging.getLogger(__name__)
@@ -97,7 +97,9 @@ class CursorLedgers:
                 self._cache.popitem(last=False)
         return snapshot
 
-    def settle_after(self, topic_id: TopicId, name: str, answer: Acknowledged, held: CursorSnapshot | None) -> None:
+    def settle_after(
+        self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
+    ) -> None:
         """After an acknowledgement, write or fold the snapshot if its size requires it. Failures are only logged.
 
         Args:
@@ -144,7 +146,7 @@ class CursorLedgers:
         snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
         if row.snapshot_ledger is not None and snapshot is None:
             return  # replaced since, or lost: the next acknowledgement finds out
-        listed = {ledger.ledger_id for ledger in self._ledgers.listed(topic_id)}
+        listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}
         acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)
         change = SnapshotChange(topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks)
@@ -155,12 +157,12 @@ class CursorLedgers:
 
     def _fold(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
         limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
-        self._clock.patiently(
+        self._clock.retry(
             lambda: self._cursors.fold_snapshot(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
         )
 
     def _write(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
-        draft = Draft(
+        draft = EntryDraft(
             topic_id=change.topic_id,
             component=Component.MANAGED_CURSOR,
             keys={"cursor": row.name},

@@ -12,11 +12,11 @@ from logstore.cursors.services.cursor_ledgers import CursorLedgers
 from logstore.cursors.state import CursorSnapshot, CursorState, complete_state
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, Acknowledged, Cursors, StoredCursor, Transactions
+from logstore.ports.catalog import Acknowledge, AcknowledgeResult, Cursors, StoredCursor, Transactions
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import hide_held
 from logstore.transactions.transactions import TransactionId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _MAX_SNAPSHOT_CHANGES: Final = 16
 """Consecutive replacements of the snapshot by other processes, after which a call gives up."""
@@ -120,7 +120,7 @@ class Subscriptions:
         up_to: Position | None = None,
         releases: int | None = None,
         txn: TransactionId | None = None,
-    ) -> Acknowledged:
+    ) -> AcknowledgeResult:
         """Acknowledge single entries, and all entries up to `up_to`. Without either, only advance over contiguous ones.
 
         A transaction holds the entries until it is decided. Meanwhile no other consumer gets them.
@@ -179,7 +179,7 @@ class Subscriptions:
         """
         errors = []
         for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
-            between_units()
+            raise_if_stopped()
             try:
                 self.acknowledge(topic_id, name)
                 self._ledgers.settle(topic_id, name)

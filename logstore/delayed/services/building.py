@@ -14,10 +14,10 @@ from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.entries import unreadable
+from logstore.log.entries import parquet_errors
 from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
 from logstore.positions import TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _AUDIT_REASON: Final = "built anew from the log"
 
@@ -61,7 +61,7 @@ class IndexPublisher:
         return is_switched
 
     def _store(self, path: Path, footer: SnapshotFooter) -> NewBucket:
-        between_units()
+        raise_if_stopped()
         with path.open("rb") as file:
             return self._snapshots.store(file, footer)
 
@@ -71,7 +71,7 @@ def _read_footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
 
     try:
         footer = parse_footer(pq.read_metadata(path), path.name)
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{path}: not a snapshot: {error}") from error
     if footer.topic_id != topic_id:
         raise CorruptData(f"{path}: expected messages of topic {topic_id}, found those of topic {footer.topic_id}")

@@ -14,7 +14,7 @@ from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class DelayedLog:
     def segments(self, topic_id: TopicId, *, behind: Position, last: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Yield the segments after `behind` that end at `last` or before, in log order."""
         from_ledger = LedgerId(max(0, behind.ledger_id))
-        for ledger in self._ledgers.listed(topic_id, from_ledger=from_ledger):
+        for ledger in self._ledgers.list_ledgers(topic_id, from_ledger=from_ledger):
             start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
             for segment in self._ledgers.segments(ledger.ledger_id, from_entry=start):
                 if last_position(segment) > last:
@@ -59,7 +59,7 @@ class DelayedLog:
         prefetcher = Prefetcher()
         try:
             for (_, segment), rows in prefetcher.run(iter(segments), lambda pair: self._read(source, wanted, *pair)):
-                between_units()
+                raise_if_stopped()
                 yield segment, rows
         finally:
             prefetcher.close()
@@ -70,7 +70,7 @@ class DelayedLog:
         try:
             table = source.read(ledger, segment, ("deliver_at_ms",))
         except SegmentGone as gone:
-            first_listed = self._ledgers.listed(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
+            first_listed = self._ledgers.list_ledgers(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
             if [listed.ledger_id for listed in first_listed] != [ledger.ledger_id]:
                 return DelayedRows.empty()
             raise MissingData(f"topic {wanted.topic_id}: {gone} is listed and no copy holds it") from gone

@@ -23,9 +23,9 @@ from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, S
 from logstore.delayed.tracker import SnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
-from logstore.log.services import READABLE, ManagedLedger
+from logstore.log.services import READABLE_COLUMNS, ManagedLedger
 from logstore.log.services.arrivals import Watch
-from logstore.ports.catalog import Acknowledged, DelayedIndex, Topic, Transactions
+from logstore.ports.catalog import AcknowledgeResult, DelayedIndex, Topic, Transactions
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 
@@ -86,7 +86,7 @@ class Consumer:
             with self._dispatcher.receiving:
                 return self._dispatcher.receive(self._holding, max_entries)
 
-    def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> Acknowledged:
+    def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
         """Acknowledge all messages up to and including a position, if this consumer has received all of them.
 
         If the transaction is aborted, its messages are received again.
@@ -222,7 +222,7 @@ class Delivery:
         subscription: str | None = None,
         *,
         from_position: Position | None = None,
-        columns: Sequence[str] = READABLE,
+        columns: Sequence[str] = READABLE_COLUMNS,
     ) -> Consumer:
         """Return a new consumer. Nothing is read before its first `receive`.
 

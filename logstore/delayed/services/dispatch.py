@@ -240,7 +240,7 @@ class Dispatcher:
         received: list[Entry] = []
         while len(received) < limit and (popped := self._pop_due(limit - len(received))):
             try:
-                entries = self._managed.entries_at(
+                entries = self._managed.read_entries_at(
                     self._topic, [position for _, position in popped], columns=self.columns
                 )
             except SextonError:

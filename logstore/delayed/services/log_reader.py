@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from logstore.cursors.state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services import ManagedLedger
-from logstore.log.services.view import LeftOut, Postponing
+from logstore.log.services.view import ExcludedEntries, Postponer
 from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
@@ -78,7 +78,7 @@ class ReplaySet:
         self.bits.clear()
 
 
-class ScanFilter(LeftOut, Postponing, Protocol):
+class ScanFilter(ExcludedEntries, Postponer, Protocol):
     """Filter of a scan: it leaves out known messages, and postpones messages that are not due."""
 
 

@@ -21,11 +21,11 @@ from logstore.log.ledgers import Component, segment_key
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
 from logstore.log.services.read_ahead import ReadCache
 from logstore.log.services.read_back import read_twice
-from logstore.log.services.segment_file import SegmentGone, group_range, ranges_of, read_footer
+from logstore.log.services.segment_file import SegmentGone, open_ranges, read_footer, row_group_range
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -98,9 +98,9 @@ class BucketSnapshots:
 
     def _read_segment(self, bucket: Bucket, cached: _CachedFooter, number: int) -> DelayedRows:
         name = _object_key(bucket)
-        start, length = group_range(cached.metadata, number)
+        start, length = row_group_range(cached.metadata, number)
         with _translate_segment_gone(bucket):
-            file = ranges_of(self._objects, cached.row)
+            file = open_ranges(self._objects, cached.row)
             content = file.read_range(start, length)
             check_segment_digest(cached.footer, number, content)
             file.hold([(start, content)], compared=True)
@@ -110,7 +110,7 @@ class BucketSnapshots:
     def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
         """Yield the segments in order. Each is read on demand. It raises the errors of `footer`."""
         for number in range(bucket.segments):
-            between_units()
+            raise_if_stopped()
             yield self.segment(bucket, number)
 
     def _open(self, bucket: Bucket) -> _CachedFooter:

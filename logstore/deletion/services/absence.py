@@ -21,7 +21,7 @@ from logstore.deletion.services.shared_requests import SharedListings, Unconfirm
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key
 from logstore.ports.objects import DeleteReport, ObjectStore
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
 Question = TypeVar("Question")
@@ -189,7 +189,7 @@ def _ask_all(
     def answer(question: Question) -> Answer | SextonError:
         if errors:
             return errors[0]
-        between_units()
+        raise_if_stopped()
         try:
             return ask(question)
         except SextonError as error:

@@ -25,14 +25,14 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import (
     Component,
     ledger_prefix,
-    meta_digest,
     meta_key,
+    owner_digest_from_key,
+    parse_meta_fields,
     segment_key,
-    segment_number,
-    stated,
+    segment_number_from_key,
 )
-from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, Removal
-from logstore.units import between_units
+from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
+from logstore.units import raise_if_stopped
 
 _MOST_STATED = 65_536
 """Bytes of a `meta.json` that are read; ours has less than 4 KiB."""
@@ -53,7 +53,7 @@ class PrimaryCopies:
         """List the ledger's prefix and judge whose it is; see `_judged`."""
         return self._judged(intent, self._objects.list(ledger_prefix(intent.ledger_id)))
 
-    def inspecting(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+    def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
         """See `CopyStorage`: small ledgers that stand side by side share a listing."""
         listings = SharedListings(self._objects, intents)
 
@@ -86,8 +86,8 @@ class PrimaryCopies:
             return replace(gone, verdict=CopyVerdict.OWN, uploads=uploads) if uploads else gone
         prefix = ledger_prefix(intent.ledger_id)  # a known name below another prefix is unknown
         direct = [item.key for item in found if "/" not in item.key.removeprefix(prefix)]
-        metas = tuple(key for key in direct if meta_digest(key))
-        data = tuple(key for key in direct if segment_number(key) is not None)
+        metas = tuple(key for key in direct if owner_digest_from_key(key))
+        data = tuple(key for key in direct if segment_number_from_key(key) is not None)
         unlisted = self._unlisted(intent, frozenset(data))
         told = (find_ownership_problem(intent, key, seen[1]) for key, seen in unlisted.items())
         foreign = self._contradiction(intent, found, metas, data) or next(filter(None, told), None)
@@ -152,7 +152,7 @@ class PrimaryCopies:
         replaced: its creator was refused when it put its own.
         """
         digest = intent.owner.digest
-        others = [key for key in metas if meta_digest(key) != digest]
+        others = [key for key in metas if owner_digest_from_key(key) != digest]
         known = {*metas, *data}
         unknown = [item.key for item in found if item.key not in known]
         if others or unknown:
@@ -164,7 +164,7 @@ class PrimaryCopies:
 
     def _not_own(self, intent: DeletionIntent, key: str) -> str | None:
         """Judge an object by its own metadata."""
-        between_units()
+        raise_if_stopped()
         seen = self._objects.head(key)
         if seen is None:
             return None  # it went away since the listing; nothing of it can be harmed
@@ -184,18 +184,20 @@ class PrimaryCopies:
         """
         own = meta_key(intent.ledger_id, intent.owner)
         listed = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
-        metas = sorted((key for key in listed if meta_digest(key)), key=lambda key: key != own)
+        metas = sorted((key for key in listed if owner_digest_from_key(key)), key=lambda key: key != own)
         content = self._objects.get_range(metas[0], 0, _MOST_STATED) if metas else None
         if content is not None:
-            return stated(content)
+            return parse_meta_fields(content)
         seen = self._objects.head(listed[0]) if listed else None
         return dict(seen[1]) if seen else None
 
-    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, RemovalResult]:
         """Free what died in mid-upload, delete every copy's segments, then the `meta.json` of those that lost them."""
-        objects = self._objects.removing()
+        objects = self._objects.begin_removal()
         for key in {key for copy in copies.values() for key in copy.uploads}:
-            between_units()
+            raise_if_stopped()
             with effect("storage.abort_uploads"):
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
@@ -217,7 +219,7 @@ class PrimaryCopies:
             return None
         prefix = copy.meta_keys[0].rpartition("/")[0] + "/"
         try:
-            again = [item.key for item in self._objects.list(prefix) if segment_number(item.key) is not None]
+            again = [item.key for item in self._objects.list(prefix) if segment_number_from_key(item.key) is not None]
         except StoreUnavailable as error:
             return UnconfirmedKeys(0, f"the second listing got no answer: {error}", answered=False)
         return UnconfirmedKeys(len(again), f"{again[0]} appeared in a second listing") if again else None
@@ -234,7 +236,7 @@ def _asked(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Seen]:
         if failed.is_set():
             return None  # the error of the key that failed is raised for all
         try:
-            between_units()
+            raise_if_stopped()
             return objects.head(key)
         except BaseException:
             failed.set()

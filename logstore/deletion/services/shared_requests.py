@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError, Unsupported
 from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, Removal
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, RemovalResult
 from logstore.positions import LedgerId
 
 _PAGE: Final = 1_000  # keys of one answer, at most
@@ -150,12 +150,12 @@ def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[i
     return {}
 
 
-def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> Removal:
+def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> RemovalResult:
     """What one copy's removal came to. A store confirms absent keys too: only those that it showed count as deleted."""
     if left is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)
-        return Removal(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
-    return Removal(
+        return RemovalResult(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
+    return RemovalResult(
         objects=max(0, len(copy.data_keys) - left.keys),
         error=f"{left.keys} keys kept, first {left.first}" if left.keys else left.first,
         answered=left.answered,

@@ -11,10 +11,10 @@ from logstore.deletion.services.absence import judge_deletion
 from logstore.deletion.services.shared_requests import delete, removal, unconfirmed
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
-from logstore.log.ledgers import stated
+from logstore.log.ledgers import parse_meta_fields
 from logstore.offload.tiered import CopyLocation, data_key, index_key, parse_copy_location, upload_ends_us
-from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, Removal
-from logstore.units import between_units
+from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, RemovalResult
+from logstore.units import raise_if_stopped
 
 _Seen = tuple[ObjectInfo, Mapping[str, str]]
 
@@ -32,7 +32,7 @@ class TieredCopies:
         self._buckets = buckets
         self._now_us = now_us
 
-    def inspecting(self, _intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
+    def prepare_inspection(self, _intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
         """See `CopyStorage`; each copy has a prefix of its own, which nothing orders."""
         return self.inspect
 
@@ -81,8 +81,8 @@ class TieredCopies:
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
-            told = stated(stored.body)
-            return stated(told["statement"].encode()) if "statement" in told else told
+            told = parse_meta_fields(stored.body)
+            return parse_meta_fields(told["statement"].encode()) if "statement" in told else told
         seen = objects.head(data_key(uuid, intent.ledger_id))
         return dict(seen[1]) if seen else None
 
@@ -93,12 +93,14 @@ class TieredCopies:
             message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
             raise UploadOpen(f"{message} for {left_us / 1e6:.0f} s", after_s=left_us / 1e6)
 
-    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, Removal]:
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, RemovalResult]:
         """Free what died in mid-upload, then delete every copy's data, then the index of those that lost it."""
-        done: dict[int, Removal] = {}
+        done: dict[int, RemovalResult] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
             here = {row: copy for row, copy in copies.items() if copy.location == location}
-            done |= _remove(self._buckets(location).removing(), here, on_progress)
+            done |= _remove(self._buckets(location).begin_removal(), here, on_progress)
         return done
 
 
@@ -134,9 +136,9 @@ def _stored(
 
 def _remove(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
-) -> dict[int, Removal]:
+) -> dict[int, RemovalResult]:
     for key in (key for copy in copies.values() for key in copy.uploads):
-        between_units()
+        raise_if_stopped()
         with effect("tiered.abort_uploads"):
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from logstore.errors import CatalogMismatch
 from logstore.identity.markers import MarkerState, NamedBucket, Role, is_marker, marked_by
 from logstore.identity.services.own_stores import OwnStore, OwnStores, read_marker
-from logstore.ports.catalog import KnownCopy
+from logstore.ports.catalog import InspectedCopy
 from logstore.ports.objects import ObjectStore
 
 
@@ -42,7 +42,7 @@ class LostCatalog:
     def record(self, role: Role, bucket: str) -> None:
         """Nothing is recorded: there is no catalog yet."""
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:  # noqa: ARG002 - of the port
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         """Nothing is known."""
         return []
 

@@ -29,7 +29,7 @@ from logstore.identity.markers import (
 from logstore.log.ledgers import CopyState, meta_key, segment_key
 from logstore.log.services.read_back import put_and_require
 from logstore.offload.tiered import data_key, index_key, was_published
-from logstore.ports.catalog import Identities, KnownCopy
+from logstore.ports.catalog import Identities, InspectedCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 from logstore.positions import LedgerId
 from logstore.records.manifest import BEGUN_KEY, manifest_key
@@ -212,8 +212,8 @@ class OwnStore:
     def _ask_again(self) -> None:
         """Refuse where the catalog is known not to be the one; a record log that does not answer says nothing.
 
-        One thread asks, and the others go on meanwhile. What must not go on needs an answer: in `removing` one of its
-        own, in `_writing` a recent one, for which all uploads ask once.
+        One thread asks, and the others go on meanwhile. What must not go on needs an answer: in `begin_removal` one
+        of its own, in `_writing` a recent one, for which all uploads ask once.
         """
         if self._still_current is None or self._now_s() < self._ask_at_s or not self._lock.acquire(blocking=False):
             return
@@ -260,8 +260,8 @@ class OwnStore:
                 raise StoreUnavailable(f"the record log gave no answer: {self._last_failure}")
             self._require_current()
 
-    def removing(self) -> ObjectStore:
-        """See `OwnedStore.removing`; what cannot be undone needs an answer of this moment, and there must be one."""
+    def begin_removal(self) -> ObjectStore:
+        """Return the bucket for one removal. The catalog's identity must be confirmed now, as a removal is final."""
         if not self._compared_now():
             self._require_current()
         return self._connected()
@@ -282,15 +282,17 @@ class OwnStore:
 
     def abort_uploads(self, key: str) -> None:
         """See `ObjectStore`."""
-        self.removing().abort_uploads(key)
+        self.begin_removal().abort_uploads(key)
 
     def get(self, key: str) -> StoredObject | None:
         """See `ObjectStore`."""
         return self._own().get(key)
 
-    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
+    def get_range(
+        self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
         """See `ObjectStore`."""
-        return self._own().get_range(key, start, length, stating=stating)
+        return self._own().get_range(key, start, length, expected_metadata=expected_metadata)
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         """See `ObjectStore`."""
@@ -300,13 +302,13 @@ class OwnStore:
         """See `ObjectStore`."""
         return self._own().list(prefix, start_after=start_after, first_page=first_page)
 
-    def level(self, prefix: str) -> Iterator[str | ObjectInfo]:
+    def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
         """See `ObjectStore`."""
-        return self._own().level(prefix)
+        return self._own().list_folder(prefix)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         """See `ObjectStore`."""
-        return self.removing().delete(keys)
+        return self.begin_removal().delete(keys)
 
 
 def read_marker(store: ObjectStore) -> bytes | None:
@@ -335,7 +337,7 @@ def _marker(store: ObjectStore) -> str | None:
     return None if content is None else marked_by(content)
 
 
-def _is_stated(named: NamedBucket, store: ObjectStore, copy: KnownCopy) -> bool:
+def _is_stated(named: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
     """Whether the bucket holds the copy's statement, as the catalog has it.
 
     Raises:
@@ -369,7 +371,7 @@ def _strange_key(role: Role, store: ObjectStore) -> str | None:
     return next((key for key in _FIRST_KEYS.get(role, ()) if store.head(key)), None)
 
 
-def _is_certain(copy: KnownCopy) -> bool:
+def _is_certain(copy: InspectedCopy) -> bool:
     """Whether something of the copy was stored, as far as the catalog knows.
 
     A newborn's creator may have died; of a dead letter storage may have said that it is another's.

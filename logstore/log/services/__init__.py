@@ -7,7 +7,7 @@ ledger of a topic, sequence ids of producers) is a hint that a refused registrat
 from logstore.clock import Clock
 from logstore.log.services.append import AppendResult
 from logstore.log.services.managed_ledger import ManagedLedger
-from logstore.log.services.roll import Rolled, RollPolicy
-from logstore.log.services.view import READABLE
+from logstore.log.services.roll import RollPolicy, RollResult
+from logstore.log.services.view import READABLE_COLUMNS
 
-__all__ = ["READABLE", "AppendResult", "Clock", "ManagedLedger", "RollPolicy", "Rolled"]
+__all__ = ["READABLE_COLUMNS", "AppendResult", "Clock", "ManagedLedger", "RollPolicy", "RollResult"]

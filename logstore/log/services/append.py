@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from logstore.clock import Clock
 from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries, encode_segment
-from logstore.log.ledgers import digest_of
+from logstore.log.ledgers import sha256_hex
 from logstore.log.producers import ProducerSequence
 from logstore.log.services import duplicates
 from logstore.log.services.placement import AppendUploads, PlacedSegment, Placer, SegmentBody, TopicHints
@@ -104,7 +104,7 @@ class Appender:
             else:
                 for moved in body.producers:
                     known = to.hints.sequences.get(moved.producer, ProducerSequence())
-                    to.hints.sequences[moved.producer] = known.advanced(moved.last, moved.txn)
+                    to.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
                 return _results(parts, kept, placed)
 
     def _append_others(
@@ -134,7 +134,7 @@ class Appender:
             kept = duplicates.drop(parts, hints.sequences)
             if all(one is part for one, part in zip(kept, parts, strict=True)):
                 return kept
-        found = self._clock.patiently(
+        found = self._clock.retry(
             lambda: self._ledgers.producer_sequences(topic.topic_id, wanted), deadline_s=deadline_s
         )
         hints.remember({name: found.get(name, ProducerSequence()) for name in wanted})
@@ -144,7 +144,7 @@ class Appender:
         content = encode_segment(kept, publish_ms=self._clock.now_us() // 1000)
         return SegmentBody(
             content=content,
-            sha256=digest_of(content),
+            sha256=sha256_hex(content),
             entries=_entries(kept),
             producers=duplicates.advances(kept),
             **_transactional(kept),

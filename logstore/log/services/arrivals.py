@@ -34,7 +34,7 @@ class _Parked:
     woken: threading.Event = field(default_factory=threading.Event)
 
 
-class Arrivals:
+class LogEndPoller:
     """Looks for what readers wait for, from one thread, which runs while any reader waits. Close it."""
 
     def __init__(self, ledgers: Ledgers) -> None:
@@ -54,7 +54,7 @@ class Arrivals:
 
     def ends(self, topic_ids: Collection[TopicId]) -> _Ends:
         """Where logs end, in one read."""
-        return {one.topic_id: one.span.last for one in self._ledgers.lasts(topic_ids)}
+        return {one.topic_id: one.span.last for one in self._ledgers.last_ledgers(topic_ids)}
 
     def park(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:
         """Wait until the topic's log ends elsewhere; where it ends then, which is the same after the timeout."""
@@ -106,7 +106,7 @@ class Arrivals:
 class Watch:
     """One reader's memory of where a topic's log ended. Not for several threads."""
 
-    def __init__(self, arrivals: Arrivals, topic_id: TopicId) -> None:
+    def __init__(self, arrivals: LogEndPoller, topic_id: TopicId) -> None:
         """Remember where it ends now."""
         self._arrivals, self._topic_id = arrivals, topic_id
         self._end = arrivals.ends([topic_id]).get(topic_id)

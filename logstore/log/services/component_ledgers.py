@@ -18,15 +18,15 @@ from typing import BinaryIO, Final, TypeVar, cast
 from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
 from logstore.failpoints import effect
-from logstore.log.entries import FOOTER, NewEntry, ProducedEntries, decode_segment, encode_segment, mark_footer
-from logstore.log.ledgers import DIGEST, Component, LedgerStatement, digest_of, meta_key, segment_key
+from logstore.log.entries import FOOTER_FIELD, NewEntry, ProducedEntries, decode_segment, digest_footer, encode_segment
+from logstore.log.ledgers import DIGEST_FIELD, Component, LedgerStatement, meta_key, segment_key, sha256_hex
 from logstore.log.services.read_back import put_and_require, read_twice, require_stored
-from logstore.log.services.registration import telling
-from logstore.log.services.segment_file import check_whole, vouching
+from logstore.log.services.registration import report_abandoned_upload
+from logstore.log.services.segment_file import digest_metadata, verify_segment
 from logstore.ports.catalog import Components, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _Published = TypeVar("_Published")
 
@@ -47,7 +47,7 @@ class CreatedLedger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class EntryDraft:
     """A component ledger to be written."""
 
     topic_id: TopicId
@@ -108,7 +108,7 @@ class ComponentLedgers:
         self._clock = clock or Clock()
         self._patience_s = patience_s
 
-    def write(self, draft: Draft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
+    def write(self, draft: EntryDraft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
         """Store the content as a ledger and publish it.
 
         Idempotency: each call makes a ledger of its own. A crash leaves at most a row that is in no list, which
@@ -125,10 +125,10 @@ class ComponentLedgers:
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
         born = self._store(draft, deadline_s)
-        with telling(self._ledgers, born.ledger_id, epoch=born.epoch, clock=self._clock):
-            return self._clock.patiently(lambda: publish(born), deadline_s=deadline_s)
+        with report_abandoned_upload(self._ledgers, born.ledger_id, epoch=born.epoch, clock=self._clock):
+            return self._clock.retry(lambda: publish(born), deadline_s=deadline_s)
 
-    def store(self, draft: Draft | FileDraft) -> CreatedLedger:
+    def store(self, draft: EntryDraft | FileDraft) -> CreatedLedger:
         """Store the content as a ledger that is in no list, for a transaction that publishes several of them.
 
         One that is not published within the time that a writer has to register may be taken for abandoned. Raises as
@@ -136,13 +136,13 @@ class ComponentLedgers:
         """
         return self._store(draft, self._clock.monotonic_s() + self._patience_s)
 
-    def _store(self, draft: Draft | FileDraft, deadline_s: float) -> CreatedLedger:
+    def _store(self, draft: EntryDraft | FileDraft, deadline_s: float) -> CreatedLedger:
         segment = _segment_of(draft, publish_ms=self._clock.now_us() // 1000)
         whose = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create, *whose, application=self._application)
         for _ in range(_TRIES):
-            statement = self._clock.patiently(create, deadline_s=deadline_s)
-            with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+            statement = self._clock.retry(create, deadline_s=deadline_s)
+            with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
                 if self._put(statement, segment, deadline_s):
                     return CreatedLedger(
                         ledger_id=statement.ledger_id,
@@ -173,7 +173,7 @@ class ComponentLedgers:
         stored = self._objects.get(key)
         if stored is None:
             return None
-        check_whole(segment, stored)
+        verify_segment(segment, stored)
         found = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
         if len(found) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(found)}")
@@ -186,10 +186,10 @@ class ComponentLedgers:
         """
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
-        stating, content = metadata | segment.metadata, segment.content
+        expected_metadata, content = metadata | segment.metadata, segment.content
 
         def proceed() -> None:
-            between_units()
+            raise_if_stopped()
             if self._clock.monotonic_s() >= deadline_s:
                 raise UploadTimedOut(f"ledger {statement.ledger_id}: its time is over; nothing more is sent")
 
@@ -200,29 +200,29 @@ class ComponentLedgers:
         def put_segment() -> None:
             with effect("component.put_segment"):
                 if isinstance(content, bytes):
-                    put_and_require(self._objects, key, content, metadata=stating)
+                    put_and_require(self._objects, key, content, metadata=expected_metadata)
                 else:
-                    self._objects.put_file_if_absent(key, content, metadata=stating, proceed=proceed)
-                    require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=stating)
+                    self._objects.put_file_if_absent(key, content, metadata=expected_metadata, proceed=proceed)
+                    require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=expected_metadata)
 
         try:
             for put in (put_meta, put_segment):
-                self._clock.patiently(put, deadline_s=deadline_s)
+                self._clock.retry(put, deadline_s=deadline_s)
         except AlreadyExists:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
             return False
         return True
 
 
-def _segment_of(draft: Draft | FileDraft, *, publish_ms: int) -> _Segment:
+def _segment_of(draft: EntryDraft | FileDraft, *, publish_ms: int) -> _Segment:
     if isinstance(draft, FileDraft):
         file = draft.file
-        mark, size_bytes = mark_footer(file), file.tell()
+        mark, size_bytes = digest_footer(file), file.tell()
         file.seek(0)
         sha256 = hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
-        vouched = {DIGEST: sha256, FOOTER: str(mark), **draft.facts}
+        vouched = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(mark), **draft.facts}
         return _Segment(content=file, size_bytes=size_bytes, sha256=sha256, metadata=vouched)
     entry = NewEntry(payload=draft.content, properties=draft.properties)
     body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
-    digest = digest_of(body)
-    return _Segment(content=body, size_bytes=len(body), sha256=digest, metadata=vouching(body, digest))
+    digest = sha256_hex(body)
+    return _Segment(content=body, size_bytes=len(body), sha256=digest, metadata=digest_metadata(body, digest))

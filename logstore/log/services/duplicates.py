@@ -64,13 +64,13 @@ def _drop(part: ProducedEntries, reached: dict[str, ProducerSequence]) -> Produc
     if not part.producer:
         return part
     known = reached.get(part.producer, _NOTHING)
-    stored = known.kept if known.refuses(part.txn) else known.last
+    stored = known.committed if known.refuses(part.txn) else known.last
     kept = [entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > stored]
     new = list(_numbers(kept))
     if new and known.refuses(part.txn):
         return SequenceHeld(part.producer, txn=str(known.txn))
     if new:
-        reached[part.producer] = known.advanced(new[-1], part.txn)
+        reached[part.producer] = known.advance(new[-1], part.txn)
     return part if len(kept) == len(part.entries) else replace(part, entries=kept)
 
 

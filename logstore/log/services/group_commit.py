@@ -15,14 +15,14 @@ from typing import Any, Final, NamedTuple, overload
 from logstore.errors import CatalogBusy, OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.catalog import (
     Acknowledge,
-    Acknowledged,
+    AcknowledgeResult,
     BeginTransaction,
-    Begun,
+    BeginTransactionResult,
     Commits,
-    Decided,
     EndTransaction,
-    Registered,
+    EndTransactionResult,
     RegisterSegment,
+    RegisterSegmentResult,
     Write,
 )
 
@@ -62,13 +62,13 @@ class GroupCommitter:
         self._thread.start()
 
     @overload
-    def submit(self, write: RegisterSegment) -> "Future[Registered]": ...
+    def submit(self, write: RegisterSegment) -> "Future[RegisterSegmentResult]": ...
     @overload
-    def submit(self, write: Acknowledge) -> "Future[Acknowledged]": ...
+    def submit(self, write: Acknowledge) -> "Future[AcknowledgeResult]": ...
     @overload
-    def submit(self, write: BeginTransaction) -> "Future[Begun]": ...
+    def submit(self, write: BeginTransaction) -> "Future[BeginTransactionResult]": ...
     @overload
-    def submit(self, write: EndTransaction) -> "Future[Decided]": ...
+    def submit(self, write: EndTransaction) -> "Future[EndTransactionResult]": ...
     def submit(self, write: Write) -> "Future[Any]":
         """Queue a write; the future holds its result or the error that answers it, and it alone.
 
@@ -93,14 +93,16 @@ class GroupCommitter:
         return item.future
 
     @overload
-    def write(self, write: RegisterSegment, *, timeout_s: float | None = None) -> Registered: ...
+    def write(self, write: RegisterSegment, *, timeout_s: float | None = None) -> RegisterSegmentResult: ...
     @overload
-    def write(self, write: Acknowledge, *, timeout_s: float | None = None) -> Acknowledged: ...
+    def write(self, write: Acknowledge, *, timeout_s: float | None = None) -> AcknowledgeResult: ...
     @overload
-    def write(self, write: BeginTransaction, *, timeout_s: float | None = None) -> Begun: ...
+    def write(self, write: BeginTransaction, *, timeout_s: float | None = None) -> BeginTransactionResult: ...
     @overload
-    def write(self, write: EndTransaction, *, timeout_s: float | None = None) -> Decided: ...
-    def write(self, write: Write, *, timeout_s: float | None = None) -> Registered | Acknowledged | Begun | Decided:
+    def write(self, write: EndTransaction, *, timeout_s: float | None = None) -> EndTransactionResult: ...
+    def write(
+        self, write: Write, *, timeout_s: float | None = None
+    ) -> RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult:
         """Commit one write and wait for its result.
 
         Args:
@@ -114,7 +116,9 @@ class GroupCommitter:
         """
         future: Future[Any] = self._queue(write)
         try:
-            result: Registered | Acknowledged | Begun | Decided = future.result(timeout_s)
+            result: RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult = (
+                future.result(timeout_s)
+            )
         except Late:
             if future.cancel():
                 raise CatalogBusy(f"group commit: no turn within {timeout_s} s") from None

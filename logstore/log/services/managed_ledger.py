@@ -12,14 +12,14 @@ from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
 from logstore.log.services import duplicates
 from logstore.log.services.append import Appender, AppendQueue, AppendResult
-from logstore.log.services.arrivals import Arrivals, Watch
+from logstore.log.services.arrivals import LogEndPoller, Watch
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.placement import Placer, TopicHints
 from logstore.log.services.read import Reader
 from logstore.log.services.registration import Registrar
-from logstore.log.services.roll import Rolled, Roller, RollPolicy
+from logstore.log.services.roll import Roller, RollPolicy, RollResult
 from logstore.log.services.tiered_segments import TieredSegments
-from logstore.log.services.view import READABLE, LeftOut, Postponing
+from logstore.log.services.view import READABLE_COLUMNS, ExcludedEntries, Postponer
 from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
@@ -77,7 +77,7 @@ class ManagedLedger:
         self._reader = Reader(
             ledgers=ledgers, transactions=transactions, objects=objects, clock=self._clock, tiered=tiered
         )
-        self._arrivals = Arrivals(ledgers)
+        self._arrivals = LogEndPoller(ledgers)
         self._lanes: dict[TopicId, AppendQueue] = {}
         self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
         self._lanes_lock = threading.Lock()
@@ -117,7 +117,7 @@ class ManagedLedger:
         duplicates.check(produced)
         return self._lane(topic).append(produced)
 
-    def roll(self, topic: Topic) -> Rolled:
+    def roll(self, topic: Topic) -> RollResult:
         """Close the last ledger and open the next; an empty open one is kept and nothing happens.
 
         Idempotency: a crash leaves at most a row that is in no list, which the topic's next trim detaches.
@@ -144,31 +144,33 @@ class ManagedLedger:
         Raises:
             UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.
         """
-        last = self._ledgers.last(topic.topic_id)
-        if last is None or not self._policy.due(last, now_us=self._clock.now_us()):
+        last = self._ledgers.last_ledger(topic.topic_id)
+        if last is None or not self._policy.is_due(last, now_us=self._clock.now_us()):
             return False
         return self.roll(topic).closed is not None
 
-    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Those of the topics whose last ledger `roll_if_due` would roll now, found in one read.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         now_us = self._clock.now_us()
-        return frozenset(one.topic_id for one in self._ledgers.lasts(topic_ids) if self._policy.due(one, now_us=now_us))
+        return frozenset(
+            one.topic_id for one in self._ledgers.last_ledgers(topic_ids) if self._policy.is_due(one, now_us=now_us)
+        )
 
     def scan(
         self,
         topic: Topic,
         *,
         from_position: Position | None = None,
-        columns: Sequence[str] = READABLE,
+        columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
         frontier: Frontier | None = None,
-        without: LeftOut | None = None,
-        postponing: Postponing | None = None,
+        without: ExcludedEntries | None = None,
+        postponing: Postponer | None = None,
     ) -> Iterator[Entry]:
         """Entries in order that consumers may see now, up to the first message of an open transaction.
 
@@ -176,7 +178,7 @@ class ManagedLedger:
             topic: Whose.
             from_position: The first entry wanted, inclusive; one of a trimmed ledger stands for what comes
                 next. None: from the first one.
-            columns: Names out of `READABLE`; what is not named is not fetched and is None in the entry
+            columns: Names out of `READABLE_COLUMNS`; what is not named is not fetched and is None in the entry
                 (`publish_ms` is always there). Leave out `payload` to read little.
             cursor_state: Read for a subscription: leave out what it has acknowledged, and what is to be
                 delivered later than now.
@@ -203,8 +205,8 @@ class ManagedLedger:
             postponing=postponing,
         )
 
-    def entries_at(
-        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE
+    def read_entries_at(
+        self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
     ) -> list[Entry]:
         """Entries by position, in the order given, without those that were trimmed or that no consumer sees now.
 
@@ -214,7 +216,7 @@ class ManagedLedger:
         Raises:
             InvalidInput, MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `scan`.
         """
-        return self._reader.entries_at(topic, positions, columns=columns)
+        return self._reader.read_entries_at(topic, positions, columns=columns)
 
     def read(
         self,
@@ -222,7 +224,7 @@ class ManagedLedger:
         *,
         max_entries: int,
         from_position: Position | None = None,
-        columns: Sequence[str] = READABLE,
+        columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
     ) -> list[Entry]:
@@ -257,7 +259,7 @@ class ManagedLedger:
         """
         return Watch(self._arrivals, topic.topic_id)
 
-    def load_again(self, belongs: Callable[[Topic], bool]) -> int:
+    def reload_hints(self, belongs: Callable[[Topic], bool]) -> int:
         """Read anew where appends to some of this process's topics go, and return how many topics that were.
 
         Only hints are replaced, so appends may be under way: the catalog checks each condition when they register.
@@ -271,7 +273,7 @@ class ManagedLedger:
             hints.ledger = None
         epoch = self._ledgers.epoch() if found else 0
         for topic, hints in found:
-            hints.epoch, hints.ledger = epoch, self._ledgers.last(topic.topic_id)
+            hints.epoch, hints.ledger = epoch, self._ledgers.last_ledger(topic.topic_id)
         return len(found)
 
     def close(self) -> None:

@@ -10,26 +10,26 @@ from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
 from logstore.failpoints import effect
 from logstore.log.ledgers import (
-    APPEND,
-    BEHIND,
+    EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
-    Behind,
+    UPLOAD_ID_FIELD,
     LedgerOwner,
     LedgerState,
     LedgerStatement,
-    UploadMark,
+    RegisteredExtent,
+    SegmentUploadId,
     segment_key,
 )
 from logstore.log.producers import ProducerSequence
-from logstore.log.services.registration import Registrar, confirm, telling
+from logstore.log.services.registration import Registrar, report_abandoned_upload, upload_confirmation
 from logstore.log.services.roll import Roller, RollPolicy
-from logstore.log.services.segment_file import vouching
+from logstore.log.services.segment_file import digest_metadata
 from logstore.ports.catalog import (
     Ledger,
     Ledgers,
     ProducerAdvance,
-    Registered,
     RegisterSegment,
+    RegisterSegmentResult,
     Segment,
     Topic,
     TransactionEntries,
@@ -88,10 +88,10 @@ class AppendUploads:
     made: int = 0
     tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried: a later upload has a higher one
 
-    def next(self) -> UploadMark:
+    def next(self) -> SegmentUploadId:
         """The mark of one more upload; it names the same append after an encoding anew, a split or another ledger."""
         self.made += 1
-        return UploadMark(self.append, self.made)
+        return SegmentUploadId(self.append, self.made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Placer:
             write = _registration(topic, ledger, hints.epoch, number, body)
             metadata = self._metadata(topic, ledger, write.epoch, body, uploads.next())
             try:
-                with telling(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
+                with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
                     self._upload(segment_key(write.ledger_id, write.number), body, metadata, race)
                     registered = self._registrar.register(write, deadline_s=race.deadline_s)
             except LedgerFenced:
@@ -186,9 +186,9 @@ class Placer:
             else:
                 hints.ledger = _after(ledger, write, registered)
                 if write.number > ledger.last_segment + 1:
-                    said = Behind(write.number, registered.first_entry + write.entries)
+                    said = RegisteredExtent(write.number, registered.first_entry + write.entries)
                     statement = self._statement(topic, ledger, write.epoch)
-                    confirm(self._objects, statement, said, clock=self._clock, deadline_s=race.deadline_s)
+                    upload_confirmation(self._objects, statement, said, clock=self._clock, deadline_s=race.deadline_s)
                 return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
             race.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
@@ -201,8 +201,8 @@ class Placer:
         known = hints.ledger
         if known and not hints.shared and self._takes(known, race):
             return known
-        hints.epoch = self._clock.patiently(self._ledgers.epoch, deadline_s=race.deadline_s)
-        last = self._clock.patiently(lambda: self._ledgers.last(topic.topic_id), deadline_s=race.deadline_s)
+        hints.epoch = self._clock.retry(self._ledgers.epoch, deadline_s=race.deadline_s)
+        last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=race.deadline_s)
         if known:
             hints.shared = last is None or (last.ledger_id, last.last_segment) != (known.ledger_id, known.last_segment)
         for _ in range(_LOSSES):
@@ -217,15 +217,15 @@ class Placer:
             ledger.state is LedgerState.OPEN
             and ledger.ledger_id not in race.fenced
             and race.has_numbers(ledger)
-            and not self._policy.due(ledger, now_us=self._clock.now_us())
+            and not self._policy.is_due(ledger, now_us=self._clock.now_us())
         )
 
     def _metadata(
-        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, mark: UploadMark
+        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, mark: SegmentUploadId
     ) -> dict[str, str]:
         """Of the object: whose it is, of which append, what is registered before it, and digests of its content."""
-        said = {APPEND: str(mark), BEHIND: str(Behind(ledger.last_segment, ledger.entries))}
-        return self._statement(topic, ledger, epoch).to_metadata() | said | vouching(body.content, body.sha256)
+        said = {UPLOAD_ID_FIELD: str(mark), EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries))}
+        return self._statement(topic, ledger, epoch).to_metadata() | said | digest_metadata(body.content, body.sha256)
 
     def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], race: PlacementAttempts) -> None:
         def put() -> None:
@@ -233,10 +233,10 @@ class Placer:
                 self._objects.put_if_absent(key, body.content, metadata=metadata)
 
         try:
-            self._clock.patiently(put, deadline_s=race.deadline_s)
+            self._clock.retry(put, deadline_s=race.deadline_s)
         except AlreadyExists:
             seen = self._objects.head(key)
-            if seen is None or seen[1].get(APPEND) != metadata[APPEND]:
+            if seen is None or seen[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
                 raise  # it is not that an earlier try of this very upload landed and was reported as failed
 
     def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
@@ -266,7 +266,7 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
     )
 
 
-def _after(ledger: Ledger, write: RegisterSegment, registered: Registered | Segment) -> Ledger | None:
+def _after(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
     """The hint for the next append; none when the registration was found and not answered."""
     if isinstance(registered, Segment):
         return None

@@ -21,7 +21,14 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.services.read_ahead import Prefetcher, ReadCache
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
-from logstore.log.services.view import READABLE, LeftOut, PassedOver, Postponing, View, see
+from logstore.log.services.view import (
+    READABLE_COLUMNS,
+    DiscardingPostponer,
+    ExcludedEntries,
+    Postponer,
+    ReadFilter,
+    fetch_segment,
+)
 from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position
@@ -76,24 +83,24 @@ class Reader:
         topic: Topic,
         *,
         from_position: Position | None = None,
-        columns: Sequence[str] = READABLE,
+        columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
         frontier: Frontier | None = None,
-        without: LeftOut | None = None,
-        postponing: Postponing | None = None,
+        without: ExcludedEntries | None = None,
+        postponing: Postponer | None = None,
     ) -> Iterator[Entry]:
         """See `ManagedLedger.scan`."""
-        view = View(
+        view = ReadFilter(
             columns=_checked(columns),
             state=cursor_state,
             upto=upto,
             without=without or {},
-            postponing=postponing or (PassedOver(self._clock) if cursor_state else None),
+            postponing=postponing or (DiscardingPostponer(self._clock) if cursor_state else None),
         )
         return self._scan(topic, view, _BEGINNING if from_position is None else from_position, frontier)
 
-    def _scan(self, topic: Topic, view: View, at: Position, frontier: Frontier | None) -> Iterator[Entry]:
+    def _scan(self, topic: Topic, view: ReadFilter, at: Position, frontier: Frontier | None) -> Iterator[Entry]:
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
         committed = self._committed(topic, view, at, frontier)
         if committed is None:
@@ -102,7 +109,7 @@ class Reader:
         while True:
             segments = self._segments(topic, view, at)
             wanted = ((ledger, segment, ids) for ledger, segment in segments if (ids := view.wanted(segment, at)))
-            fetched = self._prefetcher.run(wanted, lambda item: see(source.read, *item, view))
+            fetched = self._prefetcher.run(wanted, lambda item: fetch_segment(source.read, *item, view))
             try:
                 for _, seen in fetched:
                     if view.postponing and seen.later:
@@ -114,9 +121,9 @@ class Reader:
             else:
                 return
 
-    def entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
-        """See `ManagedLedger.entries_at`."""
-        view = View(columns=_checked(columns))
+    def read_entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
+        """See `ManagedLedger.read_entries_at`."""
+        view = ReadFilter(columns=_checked(columns))
         wanted: dict[LedgerId, BitMap] = defaultdict(BitMap)
         for position in positions:
             wanted[position.ledger_id].add(position.entry_id)
@@ -133,17 +140,19 @@ class Reader:
 
         fetched: dict[Position, Entry] = {}
         ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in wanted.items()}
-        for ledger, rows in self._ledgers.holding(topic.topic_id, ranges):
+        for ledger, rows in self._ledgers.find_segments(topic.topic_id, ranges):
             try:
                 _check_whole(ledger, rows, ranges[ledger.ledger_id])
                 items = _chosen(ledger, rows, wanted[ledger.ledger_id], committed)
-                for _, seen in self._prefetcher.run(items, lambda item: see(fetch, *item, view)):
+                for _, seen in self._prefetcher.run(items, lambda item: fetch_segment(fetch, *item, view)):
                     fetched.update((entry.position, entry) for entry in seen.entries(view.columns))
             except SegmentGone as gone:
                 self._check_trimmed(topic, gone)
         return [fetched[position] for position in positions if position in fetched]
 
-    def _committed(self, topic: Topic, view: View, at: Position, known: Frontier | None = None) -> View | None:
+    def _committed(
+        self, topic: Topic, view: ReadFilter, at: Position, known: Frontier | None = None
+    ) -> ReadFilter | None:
         """The view up to the first message of an open transaction; None if there is nothing to see yet."""
         marked = at if view.state is None else max(at, view.state.mark_delete)
         frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
@@ -152,7 +161,7 @@ class Reader:
         upto = frontier.last if view.upto is None else min(view.upto, frontier.last)
         return replace(view, upto=upto, unseen=frontier.hidden)
 
-    def _segments(self, topic: Topic, view: View, at: Position) -> Iterator[tuple[Ledger, Segment]]:
+    def _segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Registered segments at or after `at`, in order, looked up ledger by ledger as they are drawn."""
         upto = view.upto
         assert upto is not None  # of what is committed
@@ -186,13 +195,13 @@ class Reader:
             SegmentGone: The last one of a page was trimmed meanwhile, and perhaps others behind it.
         """
         reached, limit = LedgerId(-1), _FIRST_PAGE
-        page = self._ledgers.listed(topic.topic_id, from_ledger=first, limit=limit)
+        page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
         while page:
             yield from (ledger for ledger in page if reached < ledger.ledger_id <= last)
             if len(page) < limit or page[-1].ledger_id >= last:
                 return
             reached, limit = page[-1].ledger_id, min(2 * limit, _MOST_OF_A_PAGE)
-            page = self._ledgers.listed(topic.topic_id, from_ledger=reached, limit=limit)
+            page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=reached, limit=limit)
             if not page or page[0].ledger_id != reached:
                 raise SegmentGone(reached, f"ledger {reached}")
 
@@ -204,7 +213,7 @@ class Reader:
         Raises:
             MissingData: The ledger is still listed.
         """
-        found = self._ledgers.listed(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
+        found = self._ledgers.list_ledgers(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in found]
         if gone.ledger_id in listed:
             advice = f"see `sexton ledger explain {gone.ledger_id}`"
@@ -219,7 +228,7 @@ class Reader:
 
 
 def _chosen(
-    ledger: Ledger, rows: Iterable[Segment], wanted: BitMap, view: View
+    ledger: Ledger, rows: Iterable[Segment], wanted: BitMap, view: ReadFilter
 ) -> Iterator[tuple[Ledger, Segment, BitMap]]:
     """Segments that hold some of these entries, with those that the view shows."""
     chosen = ((row, wanted & view.wanted(row, Position(ledger.ledger_id, 0))) for row in rows)
@@ -251,7 +260,7 @@ def _check_whole(ledger: Ledger, rows: Sequence[Segment], wanted: range) -> None
 
 def _checked(columns: Sequence[str]) -> tuple[str, ...]:
     """The columns to read: those that are asked for, in order, and the publish time, which every entry has."""
-    unknown = sorted(set(columns) - set(READABLE))
+    unknown = sorted(set(columns) - set(READABLE_COLUMNS))
     if unknown:
-        raise InvalidInput("columns", expected=f"some of {', '.join(READABLE)}", found=unknown[0])
-    return tuple(name for name in READABLE if name in {"publish_ms", *columns})
+        raise InvalidInput("columns", expected=f"some of {', '.join(READABLE_COLUMNS)}", found=unknown[0])
+    return tuple(name for name in READABLE_COLUMNS if name in {"publish_ms", *columns})

@@ -30,17 +30,17 @@ from logstore.errors import (
 from logstore.failpoints import effect
 from logstore.log.entries import encode_segment
 from logstore.log.ledgers import (
-    BEHIND,
+    EXTENT_FIELD,
     MAX_CONFIRMATION_GAP,
     MIN_CONFIRMATION_GAP,
-    Behind,
     LedgerStatement,
-    digest_of,
+    RegisteredExtent,
     segment_key,
+    sha256_hex,
 )
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.segment_file import vouching
-from logstore.ports.catalog import Ledgers, Registered, RegisterSegment, Segment
+from logstore.log.services.segment_file import digest_metadata
+from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResult, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
@@ -51,7 +51,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @contextmanager
-def telling(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
+def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
     """Surround an upload and the transaction that makes it exist; what they raise is raised.
 
     A terminal error needs no telling: it is storage that took nothing, or the catalog's own answer.
@@ -69,7 +69,7 @@ def telling(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) 
     except Exception:
         deadline_s = clock.monotonic_s() + _PATIENCE_S
         try:  # best effort: where the catalog does not hear it either, reconciliation finds what is left
-            clock.patiently(lambda: ledgers.gave_up(ledger_id, epoch=epoch), deadline_s=deadline_s)
+            clock.retry(lambda: ledgers.abandon_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
             _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
         raise
@@ -84,7 +84,7 @@ class Registrar:
         self._committer = committer
         self._clock = clock
 
-    def register(self, write: RegisterSegment, *, deadline_s: float) -> Registered | Segment:
+    def register(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register the segment; the row itself when it was found registered by an earlier try.
 
         Args:
@@ -100,13 +100,15 @@ class Registrar:
         """
         doubts: list[Exception] = []
         try:
-            return self._clock.patiently(lambda: self._try(write, doubts, deadline_s), deadline_s=deadline_s)
+            return self._clock.retry(lambda: self._try(write, doubts, deadline_s), deadline_s=deadline_s)
         except RetryableError as error:
             if any(isinstance(doubt, OutcomeUnknown) for doubt in doubts):
                 raise OutcomeUnknown(f"ledger {write.ledger_id}, segment {write.number}: {doubts[0]}") from error
             raise
 
-    def _try(self, write: RegisterSegment, doubts: list[Exception], deadline_s: float) -> Registered | Segment:
+    def _try(
+        self, write: RegisterSegment, doubts: list[Exception], deadline_s: float
+    ) -> RegisterSegmentResult | Segment:
         try:
             return self._commit(write, deadline_s)
         except (OutcomeUnknown, RetryableError) as error:
@@ -120,7 +122,7 @@ class Registrar:
                 raise
         return found
 
-    def _commit(self, write: RegisterSegment, deadline_s: float) -> Registered:
+    def _commit(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
@@ -133,7 +135,9 @@ class Registrar:
         return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
 
 
-def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, clock: Clock, deadline_s: float) -> None:
+def upload_confirmation(
+    objects: ObjectStore, statement: LedgerStatement, said: RegisteredExtent, *, clock: Clock, deadline_s: float
+) -> None:
     """Upload a confirmation. A crash before it costs nothing: the append was not answered.
 
     Args:
@@ -147,7 +151,7 @@ def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, c
         OutcomeUnknown: It could not be uploaded: the segment is registered, and a loss of the catalog may move it.
     """
     content = encode_segment([], publish_ms=0)
-    metadata = statement.to_metadata() | {BEHIND: str(said)} | vouching(content, digest_of(content))
+    metadata = statement.to_metadata() | {EXTENT_FIELD: str(said)} | digest_metadata(content, sha256_hex(content))
 
     def put() -> None:
         number = said.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
@@ -159,7 +163,7 @@ def confirm(objects: ObjectStore, statement: LedgerStatement, said: Behind, *, c
             raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from taken
 
     try:
-        clock.patiently(put, deadline_s=deadline_s)
+        clock.retry(put, deadline_s=deadline_s)
     except SextonError as error:
         at = f"ledger {statement.ledger_id}, segment {said.last_segment}"
         raise OutcomeUnknown(f"{at}: registered, and storage was not told: {error}") from error

@@ -13,7 +13,7 @@ from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState, LedgerStatement, meta_key
-from logstore.log.services.registration import telling
+from logstore.log.services.registration import report_abandoned_upload
 from logstore.ports.catalog import Ledger, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -32,7 +32,7 @@ class RollPolicy:
     max_size_bytes: int = 1 << 30
     max_age_s: float = 4 * 3600
 
-    def due(self, ledger: Ledger, *, now_us: int) -> bool:
+    def is_due(self, ledger: Ledger, *, now_us: int) -> bool:
         """Whether the next entries belong in another ledger; never while it is empty."""
         return ledger.entries > 0 and (
             ledger.entries >= self.max_entries
@@ -42,7 +42,7 @@ class RollPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rolled:
+class RollResult:
     """What a roll did."""
 
     closed: LedgerId | None  # None: this call closed nothing
@@ -70,7 +70,7 @@ class Roller:
         self._clock = clock
         self._patience_s = patience_s
 
-    def roll(self, topic_id: TopicId) -> Rolled:
+    def roll(self, topic_id: TopicId) -> RollResult:
         """Close the last ledger and open the next; an empty open one is kept and nothing happens.
 
         Idempotency: a crash leaves at most a row that is in no list, which the topic's next trim detaches.
@@ -81,16 +81,16 @@ class Roller:
             StoreUnavailable, CatalogBusy: Bounded retries were not enough.
         """
         for _ in range(_TRIES):
-            last = self._ledgers.last(topic_id)
+            last = self._ledgers.last_ledger(topic_id)
             if last and last.state is LedgerState.OPEN and not last.entries:
-                return Rolled(closed=None, opened=last.ledger_id)
+                return RollResult(closed=None, opened=last.ledger_id)
             opened = self._open_after(topic_id, last)
             if opened is not None:
                 was_open = last is not None and last.state is LedgerState.OPEN
-                return Rolled(closed=last.ledger_id if last and was_open else None, opened=opened)
-            winner = self._ledgers.last(topic_id)
+                return RollResult(closed=last.ledger_id if last and was_open else None, opened=opened)
+            winner = self._ledgers.last_ledger(topic_id)
             if winner and (last is None or winner.ledger_id != last.ledger_id):
-                return Rolled(closed=None, opened=winner.ledger_id)
+                return RollResult(closed=None, opened=winner.ledger_id)
         raise CatalogBusy(f"topic {topic_id}: {_TRIES} new ledgers were taken away before they joined its list")
 
     def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
@@ -100,17 +100,17 @@ class Roller:
             UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.
         """
         self._open_after(topic_id, last)
-        return self._ledgers.last(topic_id)
+        return self._ledgers.last_ledger(topic_id)
 
     def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
         """Create a ledger and attach it behind `last`; None when another came first, or holds its id in storage."""
         deadline = self._clock.monotonic_s() + self._patience_s
-        statement = self._clock.patiently(lambda: self._create_row(topic_id), deadline_s=deadline)
+        statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
         after = last.ledger_id if last else None
         try:
-            with telling(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                self._clock.patiently(lambda: self._put_meta(statement), deadline_s=deadline)
-                attached = self._clock.patiently(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
+            with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                self._clock.retry(lambda: self._put_meta(statement), deadline_s=deadline)
+                attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
         except AlreadyExists:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
             return None

@@ -8,11 +8,11 @@ from typing import Final
 
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
 from logstore.ports.catalog import Schemas, SchemaVersion, Topic
 from logstore.positions import TopicId
 
-MOST_BYTES: Final = 1 << 20
+MAX_SCHEMA_BYTES: Final = 1 << 20
 """Of a schema's content, inclusive."""
 
 _TRIES: Final = 5
@@ -35,13 +35,13 @@ class SchemaRegistry:
         Idempotency: repeated, it finds its content as the newest version.
 
         Raises:
-            InvalidInput: Empty, or more than `MOST_BYTES`; nothing changed.
+            InvalidInput: Empty, or more than `MAX_SCHEMA_BYTES`; nothing changed.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
             OutcomeUnknown: Perhaps stored.
         """
-        if not 0 < len(content) <= MOST_BYTES:
-            raise InvalidInput("schema", expected=f"1 to {MOST_BYTES:,} bytes", found=len(content))
+        if not 0 < len(content) <= MAX_SCHEMA_BYTES:
+            raise InvalidInput("schema", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=len(content))
         digest = hashlib.sha256(content).hexdigest()
         for _ in range(_TRIES):
             newest = self._schemas.newest(topic.topic_id)
@@ -79,7 +79,7 @@ class SchemaRegistry:
         return found, content
 
     def _write(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
-        draft = Draft(
+        draft = EntryDraft(
             topic_id=topic.topic_id,
             component=Component.SCHEMA_STORAGE,
             keys={"schema": topic.name},

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import (
-    CHUNKS,
+    CHUNKS_FIELD,
     ColumnChunk,
     column_chunks,
     digest_chunks,
     fetch_chunks,
     parse_digests,
 )
-from logstore.log.entries import FOOTER, FooterMark, decode_segment, mark_footer
-from logstore.log.ledgers import DIGEST, digest_of, segment_key
+from logstore.log.entries import FOOTER_FIELD, FooterDigest, decode_segment, digest_footer
+from logstore.log.ledgers import DIGEST_FIELD, segment_key, sha256_hex
 from logstore.log.services.read_back import read_twice
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore, StoredObject
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-WHOLE_BELOW: Final = 128 << 10
+MAX_WHOLE_READ_BYTES: Final = 128 << 10
 """Bytes. A range read costs at least two requests, footer and columns: below this one is cheaper."""
 
 
@@ -65,7 +65,7 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
 
 def _read_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
     key = segment_key(segment.ledger_id, segment.number)
-    if "payload" in columns or segment.size_bytes <= WHOLE_BELOW:
+    if "payload" in columns or segment.size_bytes <= MAX_WHOLE_READ_BYTES:
         source = _whole(objects, key, segment)
         table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
     else:
@@ -97,7 +97,7 @@ def read_by_ranges(
     Raises:
         SegmentGone, CorruptData, StoreUnavailable: As `read_columns`.
     """
-    key, file = segment_key(segment.ledger_id, segment.number), ranges_of(objects, segment)
+    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
     if footer is None:
         return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
     if footer.digests is not None:
@@ -106,17 +106,20 @@ def read_by_ranges(
     return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
 
 
-def ranges_of(objects: ObjectStore, segment: Segment) -> "RangeFile":
+def open_ranges(objects: ObjectStore, segment: Segment) -> "RangeFile":
     """The registered object as a file of which only what is read is fetched."""
-    key, stating = segment_key(segment.ledger_id, segment.number), {DIGEST: segment.sha256} if segment.sha256 else {}
-    return RangeFile(objects, key, segment.size_bytes, segment.ledger_id, stating=stating)
+    key, expected_metadata = (
+        segment_key(segment.ledger_id, segment.number),
+        {DIGEST_FIELD: segment.sha256} if segment.sha256 else {},
+    )
+    return RangeFile(objects, key, segment.size_bytes, segment.ledger_id, expected_metadata=expected_metadata)
 
 
 def _whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     stored = objects.get(key)
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
-    check_whole(segment, stored)
+    verify_segment(segment, stored)
     return io.BytesIO(stored.body)
 
 
@@ -137,40 +140,40 @@ def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
     if seen is None:
         raise SegmentGone(segment.ledger_id, key)
     _check_stated(segment, key, seen[1])
-    return footer_by(objects, segment, seen[1])
+    return read_footer_with_metadata(objects, segment, seen[1])
 
 
-def footer_by(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
+def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
     """The footer that the object's metadata vouches for; raises as `read_footer`."""
-    key, file = segment_key(segment.ledger_id, segment.number), ranges_of(objects, segment)
-    mark = FooterMark.parse(metadata.get(FOOTER), name=key)
+    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
+    mark = FooterDigest.parse(metadata.get(FOOTER_FIELD), name=key)
     file.seek(-mark.size_bytes, io.SEEK_END)
-    parsed, text = mark.check(file.read(), name=key), metadata.get(CHUNKS)
+    parsed, text = mark.check(file.read(), name=key), metadata.get(CHUNKS_FIELD)
     return SegmentFooter(
         parsed=parsed, digests=None if text is None else parse_digests(text, _small_chunks(parsed), name=key)
     )
 
 
-def group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
+def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
     """Where a row group begins in its file, and its length in bytes: it is fetched by one request."""
     chunks = column_chunks(footer, number)
     start = min(chunk.start for chunk in chunks)
     return start, max(chunk.end for chunk in chunks) - start
 
 
-def vouching(content: bytes, sha256: str) -> dict[str, str]:
+def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
     """The part of a segment's metadata that names digests of its content.
 
     They are of the whole and of the footer; of a segment that may be read by ranges, also of its column chunks.
     """
-    told = {DIGEST: sha256, FOOTER: str(mark_footer(io.BytesIO(content)))}
-    if len(content) <= WHOLE_BELOW:
+    told = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
+    if len(content) <= MAX_WHOLE_READ_BYTES:
         return told
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     view = memoryview(content)
     chunks = _small_chunks(pq.read_metadata(io.BytesIO(content)))
-    return told | {CHUNKS: digest_chunks(lambda start, length: view[start : start + length], chunks)}
+    return told | {CHUNKS_FIELD: digest_chunks(lambda start, length: view[start : start + length], chunks)}
 
 
 def _small_chunks(footer: "pq.FileMetaData") -> list[ColumnChunk]:
@@ -179,7 +182,7 @@ def _small_chunks(footer: "pq.FileMetaData") -> list[ColumnChunk]:
     return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
-def check_whole(segment: Segment, stored: StoredObject) -> None:
+def verify_segment(segment: Segment, stored: StoredObject) -> None:
     """Require the object that was registered: its length, and the digest that its row and its own metadata have.
 
     Of a segment from before digests only the length is known.
@@ -191,18 +194,20 @@ def check_whole(segment: Segment, stored: StoredObject) -> None:
         raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
     if segment.sha256 is None:
         return
-    found = digest_of(stored.body)
+    found = sha256_hex(stored.body)
     if found != segment.sha256:
         raise CorruptData(f"{stored.key}: expected digest {segment.sha256}, found {found}")
     _check_stated(segment, stored.key, stored.metadata)
 
 
 def _check_stated(segment: Segment, key: str, metadata: Mapping[str, str]) -> None:
-    if metadata.get(DIGEST) != segment.sha256:
-        raise CorruptData(f"{key}: expected digest {segment.sha256} in its metadata, found {metadata.get(DIGEST)}")
+    if metadata.get(DIGEST_FIELD) != segment.sha256:
+        raise CorruptData(
+            f"{key}: expected digest {segment.sha256} in its metadata, found {metadata.get(DIGEST_FIELD)}"
+        )
 
 
-def compare_segment(objects: ObjectStore, segment: Segment) -> str:
+def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
     """Read a whole segment, and say what is wrong with it; empty where nothing is.
 
     Args:
@@ -218,7 +223,7 @@ def compare_segment(objects: ObjectStore, segment: Segment) -> str:
         stored = objects.get(key)
         if stored is None:
             return f"{key}: the store has no such object"
-        check_whole(segment, stored)
+        verify_segment(segment, stored)
         return ""
 
     try:
@@ -237,7 +242,7 @@ class RangeFile(io.RawIOBase):
         size_bytes: int,
         ledger_id: LedgerId,
         *,
-        stating: Mapping[str, str] | None = None,
+        expected_metadata: Mapping[str, str] | None = None,
     ) -> None:
         """Read an object of a ledger.
 
@@ -255,7 +260,7 @@ class RangeFile(io.RawIOBase):
         self._ledger_id = ledger_id
         self._held: list[tuple[int, bytes]] = []
         self._only_held = False
-        self._stating = stating or {}
+        self._stating = expected_metadata or {}
         self._at = 0
 
     def readable(self) -> bool:
@@ -315,4 +320,4 @@ class RangeFile(io.RawIOBase):
                 return content[self._at - start : self._at - start + wanted]
         if self._only_held:
             raise CorruptData(f"{self._key}: expected a read of what was compared, found one of {wanted} at {self._at}")
-        return self._objects.get_range(self._key, self._at, wanted, stating=self._stating)
+        return self._objects.get_range(self._key, self._at, wanted, expected_metadata=self._stating)

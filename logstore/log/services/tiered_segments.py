@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, cast
 
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digests
-from logstore.log.entries import FooterMark, unreadable
+from logstore.log.entries import FooterDigest, parquet_errors
 from logstore.log.ledgers import CopyKind
 from logstore.log.services.read_back import read_twice
 from logstore.log.services.segment_file import RangeFile, SegmentGone, describe_damage, read_columns
 from logstore.offload.tiered import CopyLocation, RowGroup, TieredIndex, data_key, index_key, parse_copy_location
-from logstore.ports.catalog import Copies, Ledger, Offloads, Segment
+from logstore.ports.catalog import Ledger, Offloads, ReadableCopies, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
 
@@ -40,7 +40,7 @@ class _Opened:
     key: str
     size_bytes: int
     groups: dict[RowGroup, int]  # to its number in the file
-    stating: dict[str, str]  # what its metadata says
+    expected_metadata: dict[str, str]  # what its metadata says
     footer: "pq.FileMetaData"
     chunks: tuple[str, ...]  # digests of column chunks by row group; empty: the index has none
 
@@ -53,7 +53,7 @@ class TieredSegments:
         self._offloads = offloads
         self._buckets = buckets
 
-    def copies(self, ledger_id: LedgerId) -> Copies | None:
+    def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         """Where the ledger can be read now, or None when no list has it."""
         return self._offloads.copies(ledger_id)
 
@@ -71,7 +71,7 @@ class TieredScan:
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
 
-    def read_columns(self, segment: Segment, copies: Copies, columns: Sequence[str]) -> "pa.Table":
+    def read_columns(self, segment: Segment, copies: ReadableCopies, columns: Sequence[str]) -> "pa.Table":
         """The named columns of a segment, in entry order.
 
         Raises:
@@ -178,30 +178,30 @@ def _open(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _Opened:
         raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
     if len(index.chunks) != len(index.row_groups):
         raise CorruptData(f"{name}: expected digests of {len(index.row_groups)} row groups, found {len(index.chunks)}")
-    stating = index.statement.to_metadata()
+    expected_metadata = index.statement.to_metadata()
     groups = {group: number for number, group in enumerate(index.row_groups)}
     return _Opened(
         objects=objects,
         key=key,
         size_bytes=index.size_bytes,
         groups=groups,
-        stating=stating,
+        expected_metadata=expected_metadata,
         footer=footer,
         chunks=index.chunks,
     )
 
 
 def _footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
-    mark = FooterMark.parse(index.footer, name=key)
+    mark = FooterDigest.parse(index.footer, name=key)
     start = max(0, index.size_bytes - mark.size_bytes)
-    end = objects.get_range(key, start, index.size_bytes - start, stating=index.statement.to_metadata())
+    end = objects.get_range(key, start, index.size_bytes - start, expected_metadata=index.statement.to_metadata())
     if end is None:
         raise SegmentGone(index.statement.ledger_id, key)
     return mark.check(end, name=key)
 
 
 def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
-    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, stating=copy.stating)
+    file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, expected_metadata=copy.expected_metadata)
     chunks = column_chunks(copy.footer, number)
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
     # Payloads are nearly all of a row group, so one request fetches it all.
@@ -209,7 +209,7 @@ def _read(copy: _Opened, ledger_id: LedgerId, number: int, columns: Sequence[str
     file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:
         table = _parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
     if missing:
@@ -224,5 +224,5 @@ def _parquet(key: str, file: RangeFile, footer: "pq.FileMetaData") -> "pq.Parque
     try:
         source = pa.PythonFile(cast("io.BytesIO", file), mode="r")
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
-    except unreadable() as error:
+    except parquet_errors() as error:
         raise CorruptData(f"{key}: not a tiered copy: {error}") from error

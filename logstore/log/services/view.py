@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from logstore.clock import Clock
 from logstore.cursors.state import CursorState
 from logstore.log.entries import Entry
-from logstore.log.services.segment_file import WHOLE_BELOW
+from logstore.log.services.segment_file import MAX_WHOLE_READ_BYTES
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
 
-READABLE: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
+READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
 """Columns that a reader may ask for."""
 
 _DELIVERY: Final = "deliver_at_ms"
@@ -32,14 +32,14 @@ _ROWS: Final = 1024
 _NONE: Final = BitMap()
 
 
-class LeftOut(Protocol):
+class ExcludedEntries(Protocol):
     """Entries that a reader leaves out, by ledger; any mapping is one."""
 
     def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
         """Those of a ledger; asked when a segment is about to be fetched."""
 
 
-class Postponing(Protocol):
+class Postponer(Protocol):
     """What a consumer does with messages whose time has not come."""
 
     def due_ms(self) -> int:
@@ -50,29 +50,29 @@ class Postponing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class DiscardingPostponer:
     """Passes over messages that are not due, and does not remember them."""
 
     clock: Clock
 
     def due_ms(self) -> int:
-        """See `Postponing`."""
+        """See `Postponer`."""
         return self.clock.now_us() // 1000
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        """See `Postponing`."""
+        """See `Postponer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ReadFilter:
     """What of the log a reader wants to see."""
 
     columns: tuple[str, ...]
     state: CursorState | None = None
     upto: Position | None = None
     unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
-    without: LeftOut = field(default_factory=dict[LedgerId, BitMap])  # asked anew for each segment
-    postponing: Postponing | None = None  # None: messages that are not due are seen as all others
+    without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked anew for each segment
+    postponing: Postponer | None = None  # None: messages that are not due are seen as all others
 
     def wanted(self, segment: Segment, at: Position) -> BitMap:
         """Entry ids of the segment at or after `at`, up to the limit, that nothing leaves out, due or not."""
@@ -91,7 +91,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FetchedSegment:
     """What a view shows of one segment."""
 
     segment: Segment
@@ -115,7 +115,7 @@ class Seen:
                 yield _entry(Position(self.segment.ledger_id, entry_id), row)
 
 
-def see(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: View) -> Seen:
+def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
     """Fetch what the view shows of these entries, by `SegmentSource.read` or as that does.
 
     Raises:
@@ -123,16 +123,16 @@ def see(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: Vie
     """
     if view.postponing is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, view.columns) if ids else None
-        return Seen(segment=segment, ids=ids, table=table, later={})
+        return FetchedSegment(segment=segment, ids=ids, table=table, later={})
     some_are_due = segment.delayed < len(ids)
-    apart = "payload" in view.columns and segment.size_bytes > WHOLE_BELOW and not some_are_due
+    apart = "payload" in view.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not some_are_due
     fetched = (_DELIVERY,) if apart else tuple(dict.fromkeys((*view.columns, _DELIVERY)))
     table = fetch(ledger, segment, fetched)
     later = _later(table, segment, ids, view.postponing.due_ms())
     due = ids - BitMap(later)
     if apart:
         table = fetch(ledger, segment, view.columns) if due else None
-    return Seen(segment=segment, ids=due, table=table if due else None, later=later)
+    return FetchedSegment(segment=segment, ids=due, table=table if due else None, later=later)
 
 
 def _later(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:

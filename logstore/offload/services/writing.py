@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
 from logstore.log.chunk_digests import column_chunks, digest_chunks
-from logstore.log.entries import COLUMNS, mark_footer
-from logstore.log.ledgers import LedgerStatement, digest_of
+from logstore.log.entries import COLUMNS, digest_footer
+from logstore.log.ledgers import LedgerStatement, sha256_hex
 from logstore.log.services.read_back import read_twice, require_stored
 from logstore.log.services.segment_file import SegmentGone, describe_damage, read_columns
 from logstore.offload.tiered import TieredIndex, data_key, index_key, parse_copy_location, write_copy
-from logstore.ports.catalog import Ledgers, Offload, OffloadAnswer, Offloads, Published
+from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, OffloadStart, PublishedCopy
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ class Evidence:
     index_bytes: int  # of the index object
 
 
-def prove_published(buckets: Buckets, copy: Published) -> Evidence:
+def prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
     """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
 
     The content is proved by the ETag of the object if it is the one from publication. Otherwise all data is read, and
@@ -66,7 +66,7 @@ def prove_published(buckets: Buckets, copy: Published) -> Evidence:
     return read_twice(lambda: _prove_published(buckets, copy))
 
 
-def _prove_published(buckets: Buckets, copy: Published) -> Evidence:
+def _prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
     ledger_id = copy.statement.ledger_id
     uuid, location = parse_copy_location(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
@@ -98,7 +98,7 @@ def compute_stored_digest(
     """
     digest, offset = hashlib.sha256(), 0
     while offset < size_bytes and (part := objects.get_range(key, offset, _READ_BACK_PART_BYTES)):
-        between_units()
+        raise_if_stopped()
         digest.update(part)
         offset += len(part)
         on_part(len(part))
@@ -169,7 +169,7 @@ class Offloader:
             return UploadedCopy(answer=OffloadAnswer.GONE)
         if begun.answer is OffloadAnswer.ALREADY:
             assert begun.statement is not None
-            copy = Published(statement=begun.statement, entries=begun.entries, context=begun.context)
+            copy = PublishedCopy(statement=begun.statement, entries=begun.entries, context=begun.context)
             return UploadedCopy(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
         try:
             return UploadedCopy(
@@ -184,13 +184,13 @@ class Offloader:
             self._abandon(ledger_id, uuid)
             raise
 
-    def prove(self, copy: Published) -> Evidence:
+    def prove(self, copy: PublishedCopy) -> Evidence:
         """Return the evidence of a published copy. It raises the errors of `prove_published`."""
         return prove_published(self._buckets, copy)
 
     def _require_time(self, uuid: str, deadline_s: float) -> Callable[[], None]:
         def proceed() -> None:
-            between_units()
+            raise_if_stopped()
             if self._monotonic_s() >= deadline_s:
                 raise UploadTimedOut(f"upload {uuid}: its time is over; nothing more is sent")
 
@@ -203,7 +203,7 @@ class Offloader:
         except SextonError as error:
             _LOG.warning("ledger %s: upload %s failed and was not given up: %s", ledger_id, uuid, error)
 
-    def _write(self, begun: Offload, uuid: str, proceed: Callable[[], None]) -> Evidence:
+    def _write(self, begun: OffloadStart, uuid: str, proceed: Callable[[], None]) -> Evidence:
         assert begun.statement is not None
         ledger_id = begun.statement.ledger_id
         objects = self._buckets(parse_copy_location(ledger_id, begun.context)[1])
@@ -219,7 +219,7 @@ class Offloader:
         key, body = index_key(uuid, ledger_id), index.to_json()
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
-        _prove_object(objects, key, metadata, size_bytes=len(body), sha256=digest_of(body))
+        _prove_object(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
         return _evidence(index, index_bytes=len(body))
 
     def _build(
@@ -238,7 +238,7 @@ class Offloader:
             size_bytes=size_bytes,
             sha256=hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest(),
             row_groups=groups,
-            footer=str(mark_footer(file)),
+            footer=str(digest_footer(file)),
             chunks=_chunk_digests(file),
         )
 

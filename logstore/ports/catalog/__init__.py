@@ -18,15 +18,15 @@ from logstore.ports.catalog.claims import (
 )
 from logstore.ports.catalog.commits import (
     Acknowledge,
-    Acknowledged,
+    AcknowledgeResult,
     BeginTransaction,
-    Begun,
+    BeginTransactionResult,
     Commits,
-    Decided,
+    EndTransactionResult,
     EndTransaction,
     LedgerEnd,
     ProducerAdvance,
-    Registered,
+    RegisterSegmentResult,
     RegisterSegment,
     TransactionEntries,
     Write,
@@ -38,17 +38,17 @@ from logstore.ports.catalog.deletions import Deletions, ForgottenCounts, SweepBa
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
     AuditLog,
-    Decision,
-    FiledIntent,
+    AuditEntry,
+    InspectedIntent,
     Inspection,
-    KnownCopy,
+    InspectedCopy,
     LedgerHistory,
     LiveLedger,
     Reference,
     ReferenceKind,
 )
-from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, Totals
-from logstore.ports.catalog.offloads import Copies, Offload, OffloadAnswer, Offloads, Published
+from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, TopicTotals
+from logstore.ports.catalog.offloads import ReadableCopies, OffloadStart, OffloadAnswer, Offloads, PublishedCopy
 from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
 from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.reconciliation import (
@@ -78,7 +78,7 @@ from logstore.ports.catalog.topics import (
     SchemaVersion,
     SubscriptionSummary,
     Topic,
-    TopicPage,
+    TopicSummaryPage,
     Topics,
     TopicState,
     TopicSummary,

@@ -106,7 +106,7 @@ class RegisterSegment:
                 inside = f" in transaction {known.txn}" if known.txn else ""
                 expected = f"a sequence id above {known.last}{inside}"
                 return ProducerFenced(f"producer {part.producer!r}: expected {expected}, found {part.first}")
-            ahead[part.producer] = known.advanced(part.last, part.txn)
+            ahead[part.producer] = known.advance(part.last, part.txn)
         return None
 
 
@@ -146,7 +146,7 @@ Write = RegisterSegment | Acknowledge | BeginTransaction | EndTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisterSegmentResult:
     """Where a segment's entries went, and what its ledger holds now."""
 
     first_entry: int
@@ -155,7 +155,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledged:
+class AcknowledgeResult:
     """Where the cursor stands now."""
 
     mark_delete: Position
@@ -164,20 +164,20 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class BeginTransactionResult:
     """A transaction that is open."""
 
     txn: TransactionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class EndTransactionResult:
     """The state in which a transaction is after its decision: final at once where it has no participants."""
 
     state: TransactionState
 
 
-WriteResult = Registered | Acknowledged | Begun | Decided | SextonError
+WriteResult = RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult | SextonError
 
 
 class Commits(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from logstore.identity.markers import Role
-from logstore.ports.catalog.inspection import KnownCopy
+from logstore.ports.catalog.inspection import InspectedCopy
 
 
 class Identities(Protocol):
@@ -22,7 +22,7 @@ class Identities(Protocol):
         Idempotency: keyed by role and bucket; the time of the first call is kept.
         """
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         """Copies that stand in that bucket if it is this catalog's, each as storage can be asked for it.
 
         Those are LIVE copies and, behind them, those that were detached and are not gone, newest first; of

@@ -33,7 +33,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownCopy:
+class InspectedCopy:
     """A copy that the catalog has, or had until it was detached."""
 
     state: str  # of the copy's row, or of its intent once it is detached
@@ -41,7 +41,7 @@ class KnownCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiledIntent:
+class InspectedIntent:
     """An intent with what only an operator asks for."""
 
     intent: DeletionIntent
@@ -53,7 +53,7 @@ class FiledIntent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class AuditEntry:
     """A row of the audit log."""
 
     at_us: int
@@ -86,9 +86,9 @@ class LedgerHistory:
     ledger_id: LedgerId
     live: LiveLedger | None
     references: Sequence[Reference]
-    copies: Sequence[KnownCopy]  # one of each kind and, offloaded, of each attempt: the newest generation
-    intents: Sequence[FiledIntent]  # newest first
-    decisions: Sequence[Decision]  # newest first
+    copies: Sequence[InspectedCopy]  # one of each kind and, offloaded, of each attempt: the newest generation
+    intents: Sequence[InspectedIntent]  # newest first
+    decisions: Sequence[AuditEntry]  # newest first
     tombstone: Tombstone | None = None
 
 
@@ -102,7 +102,7 @@ class Inspection(Protocol):
             UnknownObject: No ledger of this id was ever created here.
         """
 
-    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[Decision]:
+    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[AuditEntry]:
         """The audit log, newest first: of a topic (encoded), or of what concerned one ledger.
 
         By name, so that a topic that was deleted is found, and every one that was ever called so.

@@ -47,7 +47,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class TopicTotals:
     """Sums over a topic's data ledgers."""
 
     ledgers: int
@@ -63,7 +63,7 @@ class Ledgers(Protocol):
     def epoch(self) -> int:
         """The catalog's epoch; a rebuilt catalog has another."""
 
-    def listed(
+    def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
         """The topic's data ledgers, in list order, which is ascending by id.
@@ -74,16 +74,16 @@ class Ledgers(Protocol):
             limit: The most ledgers to return; None: all.
         """
 
-    def totals(self, topic_id: TopicId) -> Totals:
+    def totals(self, topic_id: TopicId) -> TopicTotals:
         """Sums over the topic's data ledgers, read as one row however many they are."""
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
         """How many listed entries each cursor has not acknowledged; reads a row or two for each."""
 
-    def last(self, topic_id: TopicId) -> Ledger | None:
+    def last_ledger(self, topic_id: TopicId) -> Ledger | None:
         """The list's last ledger, or None when the list is empty."""
 
-    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+    def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         """The last ledger of each of the topics that has one, as `last`, in one read."""
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
@@ -108,7 +108,7 @@ class Ledgers(Protocol):
             PreconditionFailed: The topic is not ACTIVE.
         """
 
-    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         """A process that has uploaded to the ledger, or perhaps has, gives up: it registers nothing of that.
 
         If the catalog no longer has the ledger's primary copy, the intents of that copy are opened again, and no
@@ -122,7 +122,7 @@ class Ledgers(Protocol):
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         """Registered segments that hold entries at or after `from_entry`, ascending."""
 
-    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+    def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
         """Those of the ledgers that are listed, ascending, each with its segments that hold entries of its range.
 
         However many they are, they are read at once.
@@ -157,10 +157,10 @@ class Components(Protocol):
             PreconditionFailed: The topic is not ACTIVE.
         """
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
+    def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
         """Listed ledgers of all components: the data ledgers first, each list in its order."""
 
-    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
         """The same ledgers, or those of one component, in pages that each fit into memory.
 
         A page is read when it is drawn. A ledger that leaves its list meanwhile may be missing, none comes twice.

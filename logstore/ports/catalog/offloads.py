@@ -20,7 +20,7 @@ class OffloadAnswer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
+class OffloadStart:
     """What an attempt to offload a ledger may do."""
 
     answer: OffloadAnswer
@@ -30,7 +30,7 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class ReadableCopies:
     """Where a listed ledger's entries can be read."""
 
     primary: bool
@@ -38,7 +38,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedCopy:
     """A LIVE tiered copy: what storage is expected to hold of it."""
 
     statement: LedgerStatement
@@ -57,7 +57,7 @@ class Offloads(Protocol):
         driver_metadata: Mapping[str, str],
         timeout_s: float,
         topic: str | None = None,
-    ) -> Offload:
+    ) -> OffloadStart:
         """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and `UPLOAD_GRACE_S`.
 
         The copy of an earlier attempt that was never published is replaced, and a deletion intent filed for it in
@@ -102,10 +102,10 @@ class Offloads(Protocol):
         Idempotency: keyed by `uuid`.
         """
 
-    def copies(self, ledger_id: LedgerId) -> Copies | None:
+    def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         """Where the ledger can be read now, or None when no list has it."""
 
-    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+    def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         """Refuse ledgers that cannot be offloaded.
 
         Raises:
@@ -113,10 +113,10 @@ class Offloads(Protocol):
             PreconditionFailed: Not CLOSED.
         """
 
-    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+    def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
         """As `check`, but for ledgers that are not in the list: it names them, ascending."""
 
-    def candidates(
+    def list_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         """Closed listed ledgers with entries and without a LIVE tiered copy, ascending, beyond `after`.
@@ -128,9 +128,9 @@ class Offloads(Protocol):
             limit: The most rows to return.
         """
 
-    def removable(
+    def list_removable(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
-    ) -> list[Published]:
+    ) -> list[PublishedCopy]:
         """Tiered copies of listed ledgers of which both copies are LIVE, ascending by ledger, beyond `after`.
 
         Their primary copy can go, once storage was seen to hold the tiered one; arguments as for `candidates`.

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.ports.catalog.ledgers import Totals
+from logstore.ports.catalog.ledgers import TopicTotals
 from logstore.positions import LedgerId, Position, TopicId
 
 
@@ -44,12 +44,12 @@ class TopicSummary:
     """A topic, the sums over its data ledgers, and its subscriptions, ascending by name."""
 
     topic: Topic
-    totals: Totals
+    totals: TopicTotals
     subscriptions: Sequence[SubscriptionSummary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPage:
+class TopicSummaryPage:
     """Some of the topics that were asked for, ascending by encoded name, and how many come behind them."""
 
     topics: Sequence[TopicSummary]
@@ -79,20 +79,22 @@ class Topics(Protocol):
             UnknownObject: There is none.
         """
 
-    def by_id(self, topic_id: TopicId) -> Topic:
+    def get_by_id(self, topic_id: TopicId) -> Topic:
         """The topic of that id.
 
         Raises:
             UnknownObject: There is none.
         """
 
-    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """Up to `limit` topics that are ACTIVE, with ids above `after`, ascending by id.
 
         Pages of it hold each topic once that is there all the time, whatever is created or deleted meanwhile.
         """
 
-    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+    def page(
+        self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
+    ) -> TopicSummaryPage:
         """Topics with what is told of each, read in one transaction, in as few queries for many as for one.
 
         Args:

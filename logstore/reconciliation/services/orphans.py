@@ -16,10 +16,10 @@ from logstore.log.ledgers import (
     CopyKind,
     LedgerStatement,
     ledger_prefix,
-    meta_digest,
     meta_key,
+    owner_digest_from_key,
     segment_key,
-    segment_number,
+    segment_number_from_key,
 )
 from logstore.offload.tiered import data_key, index_key, parse_copy_location
 from logstore.ports.catalog import OrphanCopy
@@ -118,7 +118,7 @@ def _possible_keys(finding: Finding) -> Iterator[str]:
 
 def _ask_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     objects = list(store.list(finding.key))
-    keys = sorted((stored.key for stored in objects), key=lambda key: (meta_digest(key) is None, key))
+    keys = sorted((stored.key for stored in objects), key=lambda key: (owner_digest_from_key(key) is None, key))
     counting = (
         1 if finding.kind is FindingKind.ORPHAN_LEDGER else 2
     )  # a third object of a pair is odd, whatever it says
@@ -166,12 +166,12 @@ def _find_odd_file(finding: Finding, keys: Sequence[str]) -> Doubt | None:
     if finding.kind is FindingKind.ORPHAN_LEDGER:
         prefix = ledger_prefix(ledger_id)
         names = {key: key.removeprefix(prefix) for key in keys}
-        metas = [key for key, name in names.items() if "/" not in name and meta_digest(name)]
-        segments = [key for key, name in names.items() if "/" not in name and segment_number(name) is not None]
+        metas = [key for key, name in names.items() if "/" not in name and owner_digest_from_key(name)]
+        segments = [key for key, name in names.items() if "/" not in name and segment_number_from_key(name) is not None]
         odd = [Doubt(UNKNOWN_FILE, key) for key in keys if key not in {*metas, *segments}]
         return next(iter([*odd, *(Doubt(OTHER_OWNER, key) for key in metas[1:])]), None)
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        known = {segment_key(ledger_id, segment_number(finding.key) or 0)}
+        known = {segment_key(ledger_id, segment_number_from_key(finding.key) or 0)}
     else:
         known = {data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id)}
     return next((Doubt(UNKNOWN_FILE, key) for key in keys if key not in known), None)
@@ -204,7 +204,7 @@ def _parse_statement(finding: Finding, key: str, said: Mapping[str, str], applic
         return Doubt(UNSTATED, key)
     if statement.owner.application != application:
         return Doubt(OTHER_APPLICATION, key)
-    if statement.ledger_id != finding.ledger_id or meta_digest(key) not in {None, statement.owner.digest}:
+    if statement.ledger_id != finding.ledger_id or owner_digest_from_key(key) not in {None, statement.owner.digest}:
         return Doubt(OTHER_OWNER, key)
     return statement
 
@@ -291,7 +291,7 @@ class StoredOrphans:
             return judged.reason
         if finding.statement and LedgerStatement.from_metadata(finding.statement) != judged:
             return CHANGED
-        return judged.ledger_id, segment_number(finding.key) or 0
+        return judged.ledger_id, segment_number_from_key(finding.key) or 0
 
     def upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
         """The bucket of an abandoned upload in parts, or why it must be kept; raises as `copy`.

@@ -25,16 +25,16 @@ from logstore.log.ledgers import (
     SHARDS,
     LedgerOwner,
     ledger_prefix,
-    meta_digest,
     meta_key,
+    owner_digest_from_key,
     segment_key,
-    segment_number,
+    segment_number_from_key,
 )
 from logstore.log.services.placement import STRIDE
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import Upload
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 PROBED_NUMBERS: Final = STRIDE
 """Segment numbers asked for behind the last upload of a ledger: all that a writer may draw that has lost one race."""
@@ -76,9 +76,9 @@ def prove_absent(
     require_none(objects, () if stated else (meta_key(ledger_id, owner),))
     require_none(objects, (segment_key(ledger_id, number) for number in numbers if number not in listed))
     for found in objects.list(ledger_prefix(ledger_id)):
-        number = segment_number(found.key)
+        number = segment_number_from_key(found.key)
         is_unlisted = number is not None and number not in listed and (number in numbers or not is_growing)
-        if (meta_digest(found.key) and not stated) or is_unlisted:
+        if (owner_digest_from_key(found.key) and not stated) or is_unlisted:
             raise UnlistedObjectError(found.key)
 
 
@@ -90,7 +90,7 @@ def require_none(objects: ObjectStore, keys: Iterable[str]) -> None:
         StoreUnavailable: The store did not answer.
     """
     for key in keys:
-        between_units()
+        raise_if_stopped()
         if objects.head(key) is not None:
             raise UnlistedObjectError(key)
 

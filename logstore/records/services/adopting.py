@@ -24,9 +24,9 @@ from logstore.log.ledgers import (
     SHARDS,
     Component,
     LedgerStatement,
-    ledger_in,
-    meta_digest,
-    segment_number,
+    ledger_id_from_key,
+    owner_digest_from_key,
+    segment_number_from_key,
     shard_prefix,
 )
 from logstore.offload.tiered import index_key, parse_copy_location
@@ -51,7 +51,7 @@ from logstore.records.services.absence import (
     unlisted_uploads,
 )
 from logstore.records.services.tail_objects import denied, read_upload
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _PAGE: Final = 200  # ledgers that are compared at once
 _OBJECTS: Final = 20_000  # of such ledgers, some 20 MB of memory, where the last one has no more
@@ -226,7 +226,7 @@ class Adopter:
         after = TopicId(-1)
         while page := self._adoption.unsettled(after=after, limit=_TOPICS):
             for topic_id in page:
-                between_units()
+                raise_if_stopped()
                 with effect("adoption.settle"):
                     self._adoption.settle(topic_id, rows_epoch=rows_epoch)
             if on_progress:
@@ -247,7 +247,7 @@ class Adopter:
         for known, stored in _joined(self._known(shard), _by_ledger(listed)):
             objects += len(stored.segments) if stored else 0
             if page and (len(page) == _PAGE or objects > _OBJECTS):
-                between_units()
+                raise_if_stopped()
                 yield page
                 page, objects = [], len(stored.segments) if stored else 0
             page.append((known, stored))
@@ -379,7 +379,7 @@ class Adopter:
         except CorruptData:
             return None
         ours = statement.ledger_id == stored.ledger_id and statement.owner.application == self._application
-        named = {meta_digest(meta.key) for meta in stored.statements}
+        named = {owner_digest_from_key(meta.key) for meta in stored.statements}
         return statement if ours and named <= {statement.owner.digest} else None
 
 
@@ -391,17 +391,17 @@ def _by_ledger(listed: Iterable[ObjectInfo]) -> Iterator[_Stored]:
     """Objects of one ledger stand one after the other; those outside of every ledger's prefix are foreign."""
     stored: _Stored | None = None
     for one in listed:
-        ledger_id = ledger_in(one.key)
+        ledger_id = ledger_id_from_key(one.key)
         if ledger_id is None:
             continue
         if stored is None or stored.ledger_id != ledger_id:
             if stored is not None:
                 yield stored
             stored = _Stored(ledger_id)
-        number = segment_number(one.key)
+        number = segment_number_from_key(one.key)
         if number is not None:
             stored.segments[number] = one
-        elif meta_digest(one.key):
+        elif owner_digest_from_key(one.key):
             stored.statements.append(one)
     if stored is not None:
         yield stored

@@ -21,7 +21,7 @@ from logstore.records.manifest import Block
 from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import KEYS, RANGE_VERSIONS, overlapping, ranges, winners
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class Defragmenter:
         """
         done = Defragmented()
         for kind in RecordKind:
-            between_units()
+            raise_if_stopped()
             found = standing(self._records, self._log)
             require_adopted(found.state)
             one_pass = _Pass(
@@ -111,7 +111,7 @@ class Defragmenter:
                     bytes_before=done.bytes_before + sum(one.size_bytes for one in old),
                     bytes_after=done.bytes_after + sum(one.size_bytes for one in new),
                 )
-            between_units()
+            raise_if_stopped()
             found = standing(self._records, self._log)
         return done
 
@@ -191,7 +191,7 @@ class _Pass:
         here = overlapping(self._blocks, ids)
         tables = []
         for block in here:
-            between_units()
+            raise_if_stopped()
             tables.append(self._log.read_block(block, KEYS, ids))
         edges = [0, *accumulate(one.num_rows for one in tables)]
         return _Keys(pa.concat_tables(tables), here, [self._numbers[one] for one in here], edges)
@@ -210,5 +210,5 @@ class _Pass:
 
         for block, (start, end) in zip(keys.blocks, pairwise(keys.edges), strict=True):
             if keep[start:end].any():
-                between_units()
+                raise_if_stopped()
                 yield self._log.read_block(block, ids=ids).filter(pa.array(keep[start:end]))

@@ -24,7 +24,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import FREE_IDS, Block, Ceilings, Manifest
 from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
 from logstore.records.services.record_log import RecordLog
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +115,7 @@ class Flusher:
             progress(total.records + written)
 
         while lost < TRIES:
-            between_units()
+            raise_if_stopped()
             found = standing(self._records, self._log)
             if not ends_adoption:
                 require_adopted(found.state)
@@ -151,7 +151,7 @@ class Flusher:
             PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
         """
         for _ in range(TRIES):
-            between_units()
+            raise_if_stopped()
             state = self._records.state()
             require_adopted(state)
             if self._log.numbers(after=state.manifest):
@@ -228,7 +228,7 @@ class Flusher:
         kind: RecordKind | None = None
         written = 0
         for of, batch in changes.batches():
-            between_units()
+            raise_if_stopped()
             if writer is None or of != kind:
                 blocks += writer.close() if writer else []
                 writer, kind = BlockWriter(self._log, of), of
@@ -272,7 +272,7 @@ def refused(records: Records) -> Sequence[Unrecordable]:
     """Records that flushes leave out; they soon are the oldest changes, which are looked at. Nothing is changed."""
     with records.changes(cursors=True, page=_LOOKED_AT) as changes:
         for _ in changes.batches():
-            between_units()
+            raise_if_stopped()
         return changes.refused
 
 

@@ -34,7 +34,7 @@ from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import RecordLog
 from logstore.records.tombstones import Acknowledgement, ReplicaState, eligible_before, replica_state
 from logstore.records.winners import by_range
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,7 +173,7 @@ class Follower:
         def read(block: Block, ids: tuple[int, int]) -> "pa.Table":
             import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
-            between_units()
+            raise_if_stopped()
             proceed()
             found = self._followed.read_block(block, ids=ids)
             return found.filter(pc.greater(found.column("version"), after))

@@ -38,7 +38,7 @@ from logstore.records.services.publishing import require_adopted, standing
 from logstore.records.services.record_log import RecordLog
 from logstore.records.tombstones import ReplicaState, applied_everywhere, eligible_before, replica_state
 from logstore.records.winners import covered
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,7 +186,7 @@ class Raider:
         """Mark page by page, so that writers get in between; how many candidates there are."""
         marked, last = self._mark_page(run_id, before_us, None)
         while last is not None:
-            between_units()
+            raise_if_stopped()
             progress(Raided(candidates=marked))
             more, last = self._mark_page(run_id, before_us, last)
             marked += more
@@ -209,7 +209,7 @@ class Raider:
         found: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED}
         after: RecordId | None = None
         while page := self._tombstones.candidates(run_id, after=after, limit=_PAGE):
-            between_units()
+            raise_if_stopped()
             for one in page:
                 found[one.kind].append(one.id)
             after = page[-1]
@@ -224,7 +224,7 @@ class Raider:
         """Scan those of the blocks that were not scanned yet; whether there were any."""
         todo = [one for one in blocks if one.kind in scan.candidates and one.block_id not in scan.seen]
         for block in todo:
-            between_units()
+            raise_if_stopped()
             scan.seen.add(block.block_id)
             candidates = scan.candidates[block.kind]
             if not candidates.concerned(block):
@@ -264,9 +264,9 @@ class Raider:
 
     def _known_to(self, shard: int, ids: set[int]) -> list[int]:
         """Those of the ids that the shard may hold objects of: a folder without any may be shown too."""
-        between_units()
+        raise_if_stopped()
         prefixes = {ledger_prefix(LedgerId(one)): one for one in ids}
-        return [prefixes[one] for one in self._primary.level(shard_prefix(shard)) if one in prefixes]
+        return [prefixes[one] for one in self._primary.list_folder(shard_prefix(shard)) if one in prefixes]
 
     def _standing_by_name(self, ids: Sequence[int]) -> set[int]:
         """Those of the ledgers of which a known key can be read, or whose keys are not known for certain."""
@@ -282,7 +282,7 @@ class Raider:
         return damaged | find_standing(self._primary, chain(guessed, *remembered))
 
     def _holds(self, ledger_id: int) -> bool:
-        between_units()
+        raise_if_stopped()
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
     def _spare_what_replicas_lack(self, scan: _Scan) -> None:
@@ -320,13 +320,13 @@ class Raider:
     def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[Raided], None]) -> Raided:
         """Unmark what is needed, and remove the others page by page."""
         for page in _pages(scan.candidates):
-            between_units()
+            raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):
                 self._tombstones.keep(run_id, page)
         self._require_no_rebuild(self._records.state().now_us)
         done = scan.done
         while self._tombstones.candidates(run_id, after=None, limit=1):
-            between_units()
+            raise_if_stopped()
             with self._resting(), effect("records.raid_remove"):
                 removed = self._tombstones.remove(run_id, before_us=before_us, limit=_WRITTEN)
             done = replace(done, removed=done.removed + removed)

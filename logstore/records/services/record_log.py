@@ -33,7 +33,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BEGUN_KEY, PREFIX, Block, Manifest, manifest_key, number_of
 from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
 from logstore.records.tombstones import Acknowledgement
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +160,7 @@ class RecordLog:
         """
         steps: list[int] = [1, *range(KEPT, probed + 1, KEPT)]
         for following in steps:
-            between_units()
+            raise_if_stopped()
             if self._stands(number + following):
                 return number + following
         return None
@@ -216,7 +216,7 @@ class RecordLog:
         nothing.
         """
         for part, file in encoded(kind, versions):
-            between_units()
+            raise_if_stopped()
             block = describe(f"{kind}-{uuid4().hex}", kind, part, file)
             with effect("records.put_block"):
                 put_record_object(self._objects, block.key, file)
@@ -273,7 +273,7 @@ class RecordLog:
         sweeps spare both.
         """
         while (found := self.newest_moment(after)) is not None:
-            between_units()
+            raise_if_stopped()
             self.pin(pin_id, found.number, until_us, what)
             newer = self.numbers(after=found.number)
             if len(newer) < _NEAR or self._shows(newer[-1], found.number):

@@ -14,10 +14,10 @@ from typing import Final
 
 from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
-from logstore.log.ledgers import DIGEST, digest_of
+from logstore.log.ledgers import DIGEST_FIELD, sha256_hex
 from logstore.log.services.read_back import put_and_require, read_twice
 from logstore.ports.objects import ObjectStore
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 NO_CONTENT: Final = b"{}"
 """Content of an object whose key says all, as a pin or an acknowledgement."""
@@ -30,7 +30,7 @@ def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
         AlreadyExists: The key holds another object.
         UploadUnproven: The store answered the PUT, and does not show the object.
     """
-    put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST: digest_of(body)})
+    put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
 
 
 class Registry:
@@ -53,7 +53,7 @@ class Registry:
             if entered == name:
                 return
         while True:
-            between_units()
+            raise_if_stopped()
             key = self._key(number)
             if self._objects.get(key) is None:
                 try:
@@ -85,7 +85,7 @@ class Registry:
     def _standing(self) -> Iterator[tuple[int, str]]:
         number, all_over = self._over, True
         while (name := self._read(number)) is not None:
-            between_units()
+            raise_if_stopped()
             if self._objects.get(f"{self._key(number)}-ended") is None:
                 all_over = False
                 yield number, name
@@ -100,7 +100,7 @@ class Registry:
             entry = self._objects.get(key)
             if entry is None:
                 return None
-            expected, found = entry.metadata.get(DIGEST), digest_of(entry.body)
+            expected, found = entry.metadata.get(DIGEST_FIELD), sha256_hex(entry.body)
             if expected != found:
                 raise CorruptData(f"{key}: expected a name with the digest {expected}, found {found}")
             return entry.body.decode()

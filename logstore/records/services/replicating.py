@@ -26,7 +26,7 @@ from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
 from logstore.records.services.sweeping import Sweeper
 from logstore.records.tombstones import Acknowledgement, ReplicaState, replica_state
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _PIN_S: Final = 24 * 3_600  # of the manifest that is shipped, in the record log
 
@@ -139,7 +139,7 @@ class Replication:
         has = {block.block_id for block in there.blocks} if there else set[str]()
         lacking = [block for block in manifest.blocks if block.block_id not in has]
         for block in lacking:
-            between_units()
+            raise_if_stopped()
             self._copy(block, store, target)
         if there is None or there.number < manifest.number:
             _put(replica, target, manifest)

@@ -21,7 +21,7 @@ from logstore.failpoints import effect
 from logstore.ports.objects import ObjectInfo, OwnedStore
 from logstore.records.manifest import BLOCKS, PREFIX, Block, number_of
 from logstore.records.services.record_log import KEPT, RecordLog
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 MANIFEST_AGE_US: Final = 3_600 * 1_000_000
 """Manifests stay for so long after they were put."""
@@ -91,7 +91,7 @@ class Sweeper:
         for number in sorted(numbers, reverse=True):
             if not unnamed:
                 break
-            between_units()
+            raise_if_stopped()
             manifest = self._log.manifest(number)
             for block in manifest.blocks if manifest else ():
                 unnamed.pop(block.key, None)

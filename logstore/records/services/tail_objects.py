@@ -13,10 +13,23 @@ import pyarrow.compute as pc
 
 from logstore.cursors.state import pack_acknowledged
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.entries import FOOTER, decode_segment
-from logstore.log.ledgers import APPEND, BEHIND, DIGEST, Behind, LedgerStatement, UploadMark, digest_of
+from logstore.log.entries import FOOTER_FIELD, decode_segment
+from logstore.log.ledgers import (
+    DIGEST_FIELD,
+    EXTENT_FIELD,
+    UPLOAD_ID_FIELD,
+    LedgerStatement,
+    RegisteredExtent,
+    SegmentUploadId,
+    sha256_hex,
+)
 from logstore.log.services.read_back import read_twice
-from logstore.log.services.segment_file import WHOLE_BELOW, SegmentGone, footer_by, read_by_ranges
+from logstore.log.services.segment_file import (
+    MAX_WHOLE_READ_BYTES,
+    SegmentGone,
+    read_by_ranges,
+    read_footer_with_metadata,
+)
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
@@ -71,7 +84,7 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
         first_entry=0,
         entries=0,
         size_bytes=found.size_bytes,
-        sha256=metadata.get(DIGEST),
+        sha256=metadata.get(DIGEST_FIELD),
         delayed=0,
     )
     table = _Columns(objects, found.key, row, metadata, body).table()
@@ -81,8 +94,8 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
         size_bytes=row.size_bytes,
         sha256=row.sha256,
         epoch=epoch,
-        mark=UploadMark.parse(metadata.get(APPEND)),
-        behind=Behind.parse(metadata.get(BEHIND)),
+        mark=SegmentUploadId.parse(metadata.get(UPLOAD_ID_FIELD)),
+        behind=RegisteredExtent.parse(metadata.get(EXTENT_FIELD)),
         producers=_advances(table),
         numbered=len(table) - table.column("sequence_id").null_count,
         transactions=tuple(_runs(table)),
@@ -93,7 +106,7 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
 
 def _seen(objects: ObjectStore, ledger_id: LedgerId, found: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
     """Its metadata; and its content, where one request for both is cheaper than one for each."""
-    if found.size_bytes <= WHOLE_BELOW:
+    if found.size_bytes <= MAX_WHOLE_READ_BYTES:
         stored = objects.get(found.key)
         if stored is None:
             raise SegmentGone(ledger_id, found.key)
@@ -117,7 +130,11 @@ class _Columns:
             body = self._checked(self._body)
             table = self._decoded(body)
             return self._decoded(body, with_markers=True) if _has_markers(table) else table
-        footer = footer_by(self._objects, self._row, self._metadata) if self._metadata.get(FOOTER) else None
+        footer = (
+            read_footer_with_metadata(self._objects, self._row, self._metadata)
+            if self._metadata.get(FOOTER_FIELD)
+            else None
+        )
         table = read_by_ranges(self._objects, self._row, _COLUMNS, footer)
         return self._decoded(self._whole(), with_markers=True) if _has_markers(table) else table
 
@@ -128,7 +145,7 @@ class _Columns:
         return self._checked(stored.body)
 
     def _checked(self, body: bytes) -> bytes:
-        if len(body) != self._row.size_bytes or self._row.sha256 not in {None, digest_of(body)}:
+        if len(body) != self._row.size_bytes or self._row.sha256 not in {None, sha256_hex(body)}:
             raise CorruptData(f"{self._key}: expected the object that its metadata vouches for, found another one")
         return body
 

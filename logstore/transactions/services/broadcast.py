@@ -159,7 +159,7 @@ class Broadcaster:
 
     def _is_active(self, topic_id: TopicId) -> bool:
         try:
-            return self._topics.by_id(topic_id).state is TopicState.ACTIVE
+            return self._topics.get_by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 

@@ -20,7 +20,7 @@ from logstore.cursors.state import LedgerSpan
 from logstore.errors import CorruptData, MissingData, SextonError
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
 from logstore.log.services.read_ahead import Prefetcher
 from logstore.log.services.segment_file import SegmentGone
 from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
@@ -29,7 +29,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.transactions.buffer import COLUMNS, Buffer, BufferFold, resolve_open_transactions
 from logstore.transactions.snapshots import pack_buffer, unpack_buffer
-from logstore.units import between_units
+from logstore.units import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class BufferSnapshots:
 
     def _write(self, topic_id: TopicId, buffer: Buffer, expected: LedgerId | None) -> bool:
         switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
-        draft = Draft(
+        draft = EntryDraft(
             topic_id=topic_id,
             component=Component.TXN_SNAPSHOT,
             keys={},
@@ -146,7 +146,7 @@ class BufferRebuilder:
         known = self._snapshots.load(topic_id) if self._snapshots else None
         start = Buffer() if known is None or self._read_whole_log else known
         for _ in range(_MAX_READ_ATTEMPTS):
-            listed = self._ledgers.listed(topic_id)
+            listed = self._ledgers.list_ledgers(topic_id)
             try:
                 buffer = self._read(topic_id, listed, start)
             except SegmentGone as gone:
@@ -155,7 +155,7 @@ class BufferRebuilder:
                 # The catalog is read after the log, so that its states are no older than the markers.
                 states = self._transactions.states(list(buffer.open))
                 return resolve_open_transactions(buffer, states, known)
-            if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.listed(topic_id)}:
+            if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
 
@@ -166,7 +166,7 @@ class BufferRebuilder:
         try:
             segments = self._unread_segments(listed, fold)
             for (_, segment), table in prefetcher.run(segments, lambda pair: source.read(*pair, COLUMNS)):
-                between_units()
+                raise_if_stopped()
                 fold.add(segment.ledger_id, segment.first_entry, table)
         finally:
             prefetcher.close()

@@ -29,7 +29,7 @@ from logstore.log.ledgers import (
     segment_key,
     shard_prefix,
 )
-from logstore.ports.objects import Removal
+from logstore.ports.objects import RemovalResult
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, done, environment, payload_bytes
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -436,7 +436,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:
             raise NotImplementedError
 
-        def inspecting(self, intents: object) -> Callable[[DeletionIntent], StoredCopy]:
+        def prepare_inspection(self, intents: object) -> Callable[[DeletionIntent], StoredCopy]:
             raise NotImplementedError
 
         def check_absence(self, absent: object) -> dict[int, SextonError]:
@@ -445,7 +445,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
         def statement(self, intent: DeletionIntent) -> None:
             raise NotImplementedError
 
-        def remove(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, Removal]:
+        def remove(self, copies: object, *, on_progress: Callable[[int], None]) -> dict[int, RemovalResult]:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):

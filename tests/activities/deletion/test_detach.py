@@ -11,7 +11,7 @@ from tests.activities.world import World, done, payload_bytes
 
 
 def listed(world: World) -> list[LedgerId]:
-    return [ledger.ledger_id for ledger in world.catalog.ledgers.listed(world.topic.topic_id)]
+    return [ledger.ledger_id for ledger in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
 
 
 def test_detach_run_twice_answers_what_the_first_did(world: World) -> None:

@@ -19,7 +19,7 @@ class CountingRoller:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(topic_ids)
 
     def roll_if_due(self, topic: Topic) -> bool:
@@ -50,7 +50,7 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
         retention = Retention(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
         request = RollIdleInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
-    assert len(world.catalog.ledgers.listed(world.topic.topic_id)) == 2
+    assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 2
 
 
 def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None:

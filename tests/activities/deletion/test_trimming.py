@@ -150,7 +150,7 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
     class Roller:
         rolled = 0
 
-        def due(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
             return frozenset(topic_ids)
 
         def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
@@ -167,7 +167,7 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
     retention = Retention(topics=world.catalog.topics, roller=roller, settler=roller)
     assert retention.prepare(world.topic)
     world.sql("UPDATE topic SET state = 'DELETING'")
-    assert not retention.prepare(world.catalog.topics.by_id(world.topic.topic_id))
+    assert not retention.prepare(world.catalog.topics.get_by_id(world.topic.topic_id))
     assert roller.rolled == 1
 
 

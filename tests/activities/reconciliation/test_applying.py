@@ -362,8 +362,8 @@ class _Silent(FakeObjectStore):
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         return None if self.silent else super().head(key)
 
-    def get_range(self, key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
-        return None if self.silent else super().get_range(key, start, length, stating=stating)
+    def get_range(self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None) -> bytes | None:
+        return None if self.silent else super().get_range(key, start, length, expected_metadata=expected_metadata)
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         return iter(()) if self.silent else super().list(prefix, start_after=start_after, first_page=first_page)

@@ -9,8 +9,8 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import (
     Acknowledge,
     ProducerAdvance,
-    Registered,
     RegisterSegment,
+    RegisterSegmentResult,
     Topic,
     WriteResult,
 )
@@ -35,7 +35,7 @@ def newborn(world: World, topic_id: TopicId) -> LedgerId:
 
 def roll(world: World, topic_id: TopicId) -> LedgerId:
     """A new ledger at the end of the list."""
-    last = world.catalog.ledgers.last(topic_id)
+    last = world.catalog.ledgers.last_ledger(topic_id)
     ledger_id = newborn(world, topic_id)
     assert world.catalog.ledgers.attach(ledger_id, after=last.ledger_id if last else None)
     return ledger_id
@@ -65,10 +65,10 @@ def segment(
 
 def append(world: World, topic_id: TopicId, ledger_id: LedgerId, *, entries: int = 10, size_bytes: int = 100) -> None:
     """One more segment, which must be taken."""
-    listed = {ledger.ledger_id: ledger for ledger in world.catalog.ledgers.listed(topic_id)}
+    listed = {ledger.ledger_id: ledger for ledger in world.catalog.ledgers.list_ledgers(topic_id)}
     number = listed[ledger_id].last_segment + 1
     write = segment(topic_id, ledger_id, number, entries=entries, size_bytes=size_bytes)
-    assert isinstance(world.catalog.commits.commit([write])[0], Registered)
+    assert isinstance(world.catalog.commits.commit([write])[0], RegisterSegmentResult)
 
 
 def filled(world: World, topic_id: TopicId, count: int, *, entries: int = 10, size_bytes: int = 100) -> list[LedgerId]:
@@ -100,7 +100,7 @@ def at(ledger_id: int, entry_id: int) -> Position:
 
 def listed(world: World, topic_id: TopicId) -> list[LedgerId]:
     """Ids of the list."""
-    return [ledger.ledger_id for ledger in world.catalog.ledgers.listed(topic_id)]
+    return [ledger.ledger_id for ledger in world.catalog.ledgers.list_ledgers(topic_id)]
 
 
 def race(work: Callable[[int], T], runners: int = CROWD) -> list[T | Exception]:

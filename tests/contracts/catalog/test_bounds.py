@@ -139,14 +139,14 @@ def test_topics_that_are_due_are_those_that_would_roll(world: World) -> None:
     roll(world, empty.topic_id)
     filled(world, young.topic_id, 1, entries=1)
     ids = [topic.topic_id for topic in (old, empty, bare, young)]
-    found = world.catalog.ledgers.lasts(ids)
+    found = world.catalog.ledgers.last_ledgers(ids)
     assert {one.topic_id: one for one in found} == {
-        topic_id: last for topic_id in ids if (last := world.catalog.ledgers.last(topic_id))
+        topic_id: last for topic_id in ids if (last := world.catalog.ledgers.last_ledger(topic_id))
     }
     with managed_ledger(
         world.catalog, FakeObjectStore(), policy=RollPolicy(max_entries=5, max_age_s=10**12)
     ) as managed:
-        assert managed.due(ids) == {old.topic_id}
+        assert managed.topics_to_roll(ids) == {old.topic_id}
 
 
 def test_reading_one_entry_looks_up_few_ledgers(sqlite_world: SqlWorld) -> None:
@@ -218,7 +218,7 @@ def test_listed_tells_a_page_from_any_id_on(world: World) -> None:
     topic = new_topic(world)
     a, b, c, _ = filled(world, topic.topic_id, 4)
     world.detach(topic.topic_id, [b])
-    listed = world.catalog.ledgers.listed
+    listed = world.catalog.ledgers.list_ledgers
     assert [one.ledger_id for one in listed(topic.topic_id, from_ledger=b, limit=1)] == [c]
     assert [one.ledger_id for one in listed(topic.topic_id, limit=2)] == [a, c]
     assert listed(topic.topic_id, from_ledger=LedgerId(99)) == []
@@ -243,7 +243,7 @@ def _require_backlog(world: World, sizes: list[int], acked: set[tuple[int, int]]
         ledger_id = roll(world, topic.topic_id)
         if size:
             append(world, topic.topic_id, ledger_id, entries=size)
-    spans = [one.span for one in world.catalog.ledgers.listed(topic.topic_id)]
+    spans = [one.span for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]
     every = [Position(span.ledger_id, entry) for span in spans for entry in range(span.entries)]
     wanted = {Position(spans[at].ledger_id, entry) for at, entry in acked if at < len(spans)} & set(every)
     state = acknowledge(CursorState(Position(spans[0].ledger_id, -1)), wanted, spans)

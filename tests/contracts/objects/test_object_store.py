@@ -13,8 +13,8 @@ import pytest
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
-from logstore.ports.objects import ObjectStore, keys_of
-from logstore.units import ended_by
+from logstore.ports.objects import ObjectStore, object_keys
+from logstore.units import use_stop_check
 from tests.contracts.objects.conftest import PART_BYTES
 from tests.fakes.objects import FakeObjectStore
 
@@ -233,14 +233,14 @@ def test_list_returns_the_prefix_alone_in_key_order(store: ObjectStore) -> None:
     """Ascending by UTF-8 bytes, nothing of another prefix, sizes as stored."""
     put(store, "b", "b/2", "b/10", "b/1", "a/1", "c", "b/é", "b/😀", "b/\uffee")
     found = list(store.list("b/"))
-    assert keys_of(found) == ["b/1", "b/10", "b/2", "b/é", "b/\uffee", "b/😀"]
+    assert object_keys(found) == ["b/1", "b/10", "b/2", "b/é", "b/\uffee", "b/😀"]
     assert [each.size_bytes for each in found] == [len(each.key.encode()) for each in found]
     assert list(store.list("nothing/")) == []
 
 
 def _level(store: ObjectStore, prefix: str) -> list[str]:
     """Names at the prefix, ascending; each once."""
-    found = [one if isinstance(one, str) else one.key for one in store.level(prefix)]
+    found = [one if isinstance(one, str) else one.key for one in store.list_folder(prefix)]
     assert len(found) == len(set(found))
     return sorted(found)
 
@@ -253,7 +253,7 @@ def test_level_shows_what_stands_directly_at_a_prefix(store: ObjectStore) -> Non
     assert _level(store, "ledgers/00/a/") == ["ledgers/00/a/1", "ledgers/00/a/2"]
     assert _level(store, "ledger") == ["ledgers/", "ledgerz/"]
     assert _level(store, "nothing/") == []
-    (stray,) = (one for one in store.level("ledgers/") if not isinstance(one, str))
+    (stray,) = (one for one in store.list_folder("ledgers/") if not isinstance(one, str))
     (same,) = store.list("ledgers/readme")
     assert stray == same
 
@@ -279,19 +279,19 @@ def test_level_over_several_pages_is_complete(store: ObjectStore) -> None:
 def test_get_range_of_an_object_that_states_something_else_is_corrupt(store: ObjectStore) -> None:
     """A part has no digest: that it is of the right object, only the object's own metadata can say."""
     store.put_if_absent("key", b"content", metadata={"sha256": "abc", "topic": "t"})
-    assert store.get_range("key", 1, 3, stating={"sha256": "abc"}) == b"ont"
+    assert store.get_range("key", 1, 3, expected_metadata={"sha256": "abc"}) == b"ont"
     for other in ({"sha256": "abd"}, {"sha256": "abc", "absent": "x"}):
         with pytest.raises(CorruptData, match="key: expected an object of"):
-            store.get_range("key", 1, 3, stating=other)
-    assert store.get_range("absent", 1, 3, stating={"sha256": "abc"}) is None
+            store.get_range("key", 1, 3, expected_metadata=other)
+    assert store.get_range("absent", 1, 3, expected_metadata={"sha256": "abc"}) is None
 
 
 def test_list_where_names_go_on_below_the_slash_is_in_key_order(store: ObjectStore) -> None:
     """A store that sorts by path puts `x/1` before `x-1`; the port's order is by bytes."""
     keys = ["x", "x ", "x!", "x-1", "x.tmp", "x/1", "x/2", "x/y.z", "x/y/1", "x0", "y"]
     put(store, *keys)
-    assert keys_of(store.list("")) == keys
-    assert keys_of(store.list("x")) == keys[:-1]
+    assert object_keys(store.list("")) == keys
+    assert object_keys(store.list("x")) == keys[:-1]
 
 
 def test_list_after_any_key_returns_exactly_what_sorts_after_it(store: ObjectStore) -> None:
@@ -299,9 +299,9 @@ def test_list_after_any_key_returns_exactly_what_sorts_after_it(store: ObjectSto
     keys = ["w", "x", "x ", "x-1", "x.tmp", "x/1", "x/10.p", "x/2", "x/y.z", "x/y/1", "x0", "z/1", "z/1-", "z/1/2", "é"]
     put(store, *keys)
     for start in [*keys, "", "a", "x,", "x/", "x/0", "x/10", "zz", "日"]:
-        assert keys_of(store.list("", start_after=start)) == [key for key in keys if key > start], start
+        assert object_keys(store.list("", start_after=start)) == [key for key in keys if key > start], start
         under = [key for key in keys if key > start and key.startswith("x/")]
-        assert keys_of(store.list("x/", start_after=start)) == under, start
+        assert object_keys(store.list("x/", start_after=start)) == under, start
 
 
 def test_list_over_several_pages_is_complete_and_ordered(store: ObjectStore) -> None:
@@ -309,14 +309,14 @@ def test_list_over_several_pages_is_complete_and_ordered(store: ObjectStore) -> 
     keys = [f"ledgers/00/{ledger:016x}/{segment:08d}.parquet" for ledger in range(12) for segment in range(100)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda key: put(store, key), keys))
-    listed = keys_of(store.list("ledgers/"))
+    listed = object_keys(store.list("ledgers/"))
     assert listed == keys
     assert all(one < two for one, two in pairwise(listed))
-    assert keys_of(store.list("ledgers/", start_after=keys[1049])) == keys[1050:]
+    assert object_keys(store.list("ledgers/", start_after=keys[1049])) == keys[1050:]
     for ledger in (1, 8):  # behind a ledger, as listings begin that ledgers of a shard share
         for page in (1, 120, 1_000):
             behind = store.list("ledgers/00/", start_after=f"ledgers/00/{ledger:016x}1", first_page=page)
-            assert keys_of(behind) == keys[100 * (ledger + 1) :], (ledger, page)
+            assert object_keys(behind) == keys[100 * (ledger + 1) :], (ledger, page)
     report = store.delete(keys)
     assert (report.deleted, report.failed) == (frozenset(keys), {})
     assert list(store.list("")) == []
@@ -326,7 +326,7 @@ def test_odd_keys_round_trip_through_put_list_get_and_bulk_delete(store: ObjectS
     """Field case 99: escaped or relative keys were reported as deleted and none were; here all four agree."""
     keys = sorted([f"k/{key}" for key in ODD_KEYS] + ["neighbour"])
     put(store, *keys)
-    assert keys_of(store.list("")) == keys
+    assert object_keys(store.list("")) == keys
     for key in keys:
         stored = store.get(key)
         assert stored is not None, key
@@ -335,7 +335,7 @@ def test_odd_keys_round_trip_through_put_list_get_and_bulk_delete(store: ObjectS
     doomed = [key for key in keys if key != "neighbour"]
     report = store.delete(doomed)
     assert (report.deleted, dict(report.failed)) == (frozenset(doomed), {})
-    assert keys_of(store.list("")) == ["neighbour"]
+    assert object_keys(store.list("")) == ["neighbour"]
 
 
 def test_delete_of_keys_that_xml_cannot_spell_spares_their_page(store: ObjectStore) -> None:
@@ -351,14 +351,14 @@ def test_delete_counts_an_absent_key_as_deleted(store: ObjectStore) -> None:
     put(store, "here", "kept")
     report = store.delete(["here", "absent", "here"])
     assert (report.deleted, dict(report.failed)) == (frozenset({"here", "absent"}), {})
-    assert keys_of(store.list("")) == ["kept"]
+    assert object_keys(store.list("")) == ["kept"]
 
 
 def test_delete_of_a_key_spares_the_keys_below_it(store: ObjectStore) -> None:
     """`x` is no folder: deleting it takes nothing of `x/`, and the other way round."""
     put(store, "x", "x/1", "x/2", "y", "y/1")
     assert store.delete(["x", "y/1"]).deleted == frozenset({"x", "y/1"})
-    assert keys_of(store.list("")) == ["x/1", "x/2", "y"]
+    assert object_keys(store.list("")) == ["x/1", "x/2", "y"]
 
 
 def test_delete_ends_between_pages(store: ObjectStore) -> None:
@@ -372,9 +372,9 @@ def test_delete_ends_between_pages(store: ObjectStore) -> None:
 
     absent = [f"absent/{number:04d}" for number in range(1_000)]
     put(store, "reached", "spared")
-    with ended_by(once), pytest.raises(InterruptedError):
+    with use_stop_check(once), pytest.raises(InterruptedError):
         store.delete(["reached", *absent, "spared"])
-    assert keys_of(store.list("")) == ["spared"]
+    assert object_keys(store.list("")) == ["spared"]
 
 
 def test_delete_one_by_one_ends_before_a_key(store: ObjectStore) -> None:
@@ -384,9 +384,9 @@ def test_delete_one_by_one_ends_before_a_key(store: ObjectStore) -> None:
         raise InterruptedError
 
     put(store, *CONTROL_KEYS)
-    with ended_by(end), pytest.raises(InterruptedError):
+    with use_stop_check(end), pytest.raises(InterruptedError):
         store.delete(CONTROL_KEYS)
-    assert sorted(keys_of(store.list(""))) == sorted(CONTROL_KEYS)
+    assert sorted(object_keys(store.list(""))) == sorted(CONTROL_KEYS)
 
 
 def test_delete_of_no_keys_reports_nothing(store: ObjectStore) -> None:
@@ -402,7 +402,7 @@ def test_delete_of_a_key_that_means_another_one_fails_and_spares_both(store: Obj
     report = store.delete(["b", key])
     assert report.deleted == frozenset({"b"})
     assert list(report.failed) == [key]
-    assert keys_of(store.list("")) == ["a/b"]
+    assert object_keys(store.list("")) == ["a/b"]
 
 
 def test_one_instance_serves_many_threads_at_once(store: ObjectStore) -> None:
@@ -411,7 +411,7 @@ def test_one_instance_serves_many_threads_at_once(store: ObjectStore) -> None:
     def work(thread: int) -> int:
         keys = [f"{thread:02d}/{n}" for n in range(10)]
         put(store, *keys)
-        assert keys_of(store.list(f"{thread:02d}/")) == keys
+        assert object_keys(store.list(f"{thread:02d}/")) == keys
         return len(store.delete(keys).deleted)
 
     with ThreadPoolExecutor(16) as threads:

@@ -18,10 +18,10 @@ from logstore.log.ledgers import LedgerState
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
     Acknowledge,
-    Acknowledged,
+    AcknowledgeResult,
     LedgerEnd,
-    Registered,
     RegisterSegment,
+    RegisterSegmentResult,
     Segment,
     Write,
     WriteResult,
@@ -83,7 +83,7 @@ class FakeCommits:
         except SextonError as refused:
             return refused
 
-    def _register(self, write: RegisterSegment) -> Registered:
+    def _register(self, write: RegisterSegment) -> RegisterSegmentResult:
         ledger = self._catalog.ledger_rows.get(write.ledger_id)
         current = write.epoch == self._catalog.current_epoch
         if current and (ledger is None or ledger.state is not LedgerState.OPEN):
@@ -96,7 +96,7 @@ class FakeCommits:
             epoch=self._catalog.current_epoch,
             topic=topic.state if topic else None,
             ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
-            sequences={key[1]: ProducerSequence.up_to(known[key]) for key in keys & known.keys()},
+            sequences={key[1]: ProducerSequence.without_transaction(known[key]) for key in keys & known.keys()},
         )
         if refused or ledger is None:
             raise refused or AssertionError("a ledger that no list has is refused")
@@ -118,9 +118,11 @@ class FakeCommits:
             last_segment=write.number,
         )
         self._catalog.ledger_rows[write.ledger_id] = grown
-        return Registered(first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes)
+        return RegisterSegmentResult(
+            first_entry=ledger.entries, ledger_entries=grown.entries, ledger_size_bytes=grown.size_bytes
+        )
 
-    def _acknowledge(self, write: Acknowledge) -> Acknowledged:
+    def _acknowledge(self, write: Acknowledge) -> AcknowledgeResult:
         row = self._catalog.cursors.get(write.topic_id, write.subscription)
         spans = self._catalog.spans(write.topic_id)
         snapshot = cursors.require_snapshot(write.subscription, write.snapshot, needed=row.snapshot_ledger)
@@ -140,4 +142,4 @@ class FakeCommits:
         kept = state_without_snapshot(state, snapshot)
         self._catalog.cursors._store(write.topic_id, write.subscription, kept)
         size = len(cursors.pack_acknowledged(kept.acknowledged))
-        return Acknowledged(mark_delete=state.mark_delete, row_bytes=size, snapshot_ledger=row.snapshot_ledger)
+        return AcknowledgeResult(mark_delete=state.mark_delete, row_bytes=size, snapshot_ledger=row.snapshot_ledger)

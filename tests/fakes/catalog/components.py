@@ -29,7 +29,7 @@ class FakeComponents:
             )
             return self._catalog.bear(owner)
 
-    def listed(self, topic_id: TopicId) -> list[Ledger]:
+    def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
         with self._catalog.lock:
             rows = [row for row in self._catalog.ledger_rows.values() if row.topic_id == topic_id]
             data = [row for row in rows if row.ledger_id in self._catalog.lists.get(topic_id, [])]
@@ -37,8 +37,8 @@ class FakeComponents:
         order = sorted(rest, key=lambda row: (row.component.value, sorted(row.keys.items()), row.ledger_id))
         return [*sorted(data, key=lambda row: row.ledger_id), *order]
 
-    def pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
-        for row in self.listed(topic_id):
+    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+        for row in self.list_ledgers(topic_id):
             if component in {None, row.component}:
                 yield [row]
 

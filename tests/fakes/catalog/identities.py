@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.identity.markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ports.catalog import KnownCopy
+from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ class FakeIdentities:
         with self._catalog.lock:
             self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[KnownCopy]:
+    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         with self._catalog.lock:
             known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []
         here = (one for one in known if role is Role.PRIMARY or one.intent.context.get("bucket") == bucket)
         return list(islice(here, limit))
 
-    def _live(self, kind: CopyKind) -> Iterator[KnownCopy]:
+    def _live(self, kind: CopyKind) -> Iterator[InspectedCopy]:
         for ledger_id, copies in sorted(self._catalog.copies.items(), reverse=True):
             if kind in copies and copies[kind].state is CopyState.LIVE:
-                yield KnownCopy(state=CopyState.LIVE.value, intent=self._asked_with(ledger_id, kind))
+                yield InspectedCopy(state=CopyState.LIVE.value, intent=self._asked_with(ledger_id, kind))
 
-    def _on_their_way_out(self, kind: CopyKind) -> Iterator[KnownCopy]:
+    def _on_their_way_out(self, kind: CopyKind) -> Iterator[InspectedCopy]:
         for _, intent in sorted(self._catalog.intent_rows.items(), reverse=True):
             if intent.copy is kind and intent.state is not DeletionState.DELETED and not intent.damage:
-                yield KnownCopy(state=intent.state.value, intent=intent)
+                yield InspectedCopy(state=intent.state.value, intent=intent)
 
     def _asked_with(self, ledger_id: LedgerId, kind: CopyKind) -> DeletionIntent:
         statement = self._catalog.statements[ledger_id]

@@ -11,7 +11,7 @@ from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import (
     Ledger,
     Segment,
-    Totals,
+    TopicTotals,
 )
 from logstore.positions import LedgerId, Position, TopicId
 
@@ -32,7 +32,7 @@ class FakeLedgers:
     def epoch(self) -> int:
         return self._catalog.current_epoch
 
-    def listed(
+    def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
         with self._catalog.lock:
@@ -42,10 +42,10 @@ class FakeLedgers:
             rows = [self._catalog.ledger_rows[ledger_id] for ledger_id in ids]
             return [replace(row, copies=self._live(row.ledger_id)) for row in rows]
 
-    def totals(self, topic_id: TopicId) -> Totals:
-        rows = self.listed(topic_id)
+    def totals(self, topic_id: TopicId) -> TopicTotals:
+        rows = self.list_ledgers(topic_id)
         filled = [row for row in rows if row.entries]
-        return Totals(
+        return TopicTotals(
             ledgers=len(rows),
             entries=sum(row.entries for row in rows),
             size_bytes=sum(row.size_bytes for row in rows),
@@ -54,18 +54,18 @@ class FakeLedgers:
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        spans = [row.span for row in self.listed(topic_id)]
+        spans = [row.span for row in self.list_ledgers(topic_id)]
         return [sum(not state.covers(Position(*at)) for span in spans for at in _entries(span)) for state in states]
 
     def _live(self, ledger_id: LedgerId) -> tuple[CopyKind, ...]:
         copies = self._catalog.copies[ledger_id]
         return tuple(kind for kind, copy in sorted(copies.items()) if copy.state is CopyState.LIVE)
 
-    def last(self, topic_id: TopicId) -> Ledger | None:
-        return next(reversed(self.listed(topic_id)), None)
+    def last_ledger(self, topic_id: TopicId) -> Ledger | None:
+        return next(reversed(self.list_ledgers(topic_id)), None)
 
-    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
-        return [last for topic_id in sorted(topic_ids) if (last := self.last(topic_id)) is not None]
+    def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+        return [last for topic_id in sorted(topic_ids) if (last := self.last_ledger(topic_id)) is not None]
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
         with effect("catalog.create_ledger"), self._catalog.lock:
@@ -102,7 +102,7 @@ class FakeLedgers:
             self._catalog.versions[newborn.topic_id] += 1
             return True
 
-    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         with effect("catalog.give_up"), self._catalog.lock:
             if epoch == self._catalog.current_epoch:
                 self._catalog.reopen_intent(ledger_id, late=True)
@@ -112,9 +112,9 @@ class FakeLedgers:
             rows = self._catalog.segment_rows.get(ledger_id, [])
             return [row for row in rows if row.first_entry + row.entries > from_entry]
 
-    def holding(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
+    def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
         with self._catalog.lock:
-            found = [(one, wanted[one.ledger_id]) for one in self.listed(topic_id) if one.ledger_id in wanted]
+            found = [(one, wanted[one.ledger_id]) for one in self.list_ledgers(topic_id) if one.ledger_id in wanted]
             return [
                 (one, [row for row in self.segments(one.ledger_id, from_entry=of.start) if row.first_entry < of.stop])
                 for one, of in found
@@ -123,4 +123,4 @@ class FakeLedgers:
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         with self._catalog.lock:
             found = {name: self._catalog.sequences.get((topic_id, name)) for name in producers}
-        return {name: ProducerSequence.up_to(last) for name, last in found.items() if last is not None}
+        return {name: ProducerSequence.without_transaction(last) for name, last in found.items() if last is not None}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
-from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_topic_of
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start, upload_ends_us
-from logstore.ports.catalog import Cause, Claim, Copies, DetachedBatch, Offload, OffloadAnswer, Published, TopicState
+from logstore.ports.catalog import Cause, Claim, ReadableCopies, DetachedBatch, OffloadStart, OffloadAnswer, PublishedCopy, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 from tests.fakes.catalog.batches import spanning
@@ -35,15 +35,15 @@ class FakeOffloads(Absent):
         driver_metadata: Mapping[str, str],
         timeout_s: float,
         topic: str | None = None,
-    ) -> Offload:
+    ) -> OffloadStart:
         with effect("catalog.begin_offload"), self._catalog.lock:
             found = self._catalog.ledger_rows.get(ledger_id)
             if found and found.component is not Component.MANAGED_LEDGER and found.state is LedgerState.CLOSED:
                 raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {found.component}")
             if not self._is_listed(ledger_id):
-                return Offload(answer=OffloadAnswer.GONE)
+                return OffloadStart(answer=OffloadAnswer.GONE)
             row, statement = self._catalog.ledger_rows[ledger_id], self._catalog.statements[ledger_id]
-            require_topic_of(ledger_id, self._catalog.topic(row.topic_id, active=True).name, topic)
+            require_named_topic(ledger_id, self._catalog.topic(row.topic_id, active=True).name, topic)
             tiered, primary = (self._catalog.copies[ledger_id].get(kind) for kind in (_TIERED, CopyKind.LEDGER))
             found_tiered = (tiered.state.value, tiered.context) if tiered else None
             found_primary = primary.state.value if primary else None
@@ -53,7 +53,7 @@ class FakeOffloads(Absent):
             if how is UploadStart.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)
             answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
-            return Offload(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
+            return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=tiered.context)
 
     def _write(self, ledger_id: LedgerId, driver_metadata: dict[str, str], timeout_s: float) -> "Copy":
         row, copies = self._catalog.ledger_rows[ledger_id], self._catalog.copies[ledger_id]
@@ -87,13 +87,13 @@ class FakeOffloads(Absent):
         with effect("catalog.abandon_offload"), self._catalog.lock:
             self._end(ledger_id, uuid, self._catalog.now_us)
 
-    def copies(self, ledger_id: LedgerId) -> Copies | None:
+    def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         with self._catalog.lock:
             if not self._is_listed(ledger_id):
                 return None
             found = self._catalog.copies[ledger_id]
             live = {kind: copy.context for kind, copy in found.items() if copy.state is CopyState.LIVE}
-            return Copies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
+            return ReadableCopies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
 
     def candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
@@ -104,11 +104,11 @@ class FakeOffloads(Absent):
 
     def removable(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
-    ) -> list[Published]:
+    ) -> list[PublishedCopy]:
         with self._catalog.lock:
             asked = [one for one in self._asked(topic_id, ledger_ids) if one > after and all(self._live(one))]
             return [
-                Published(
+                PublishedCopy(
                     statement=self._catalog.statements[one],
                     entries=self._catalog.ledger_rows[one].entries,
                     context=self._catalog.copies[one][_TIERED].context,

@@ -11,9 +11,9 @@ from logstore.failpoints import effect
 from logstore.ports.catalog import (
     SubscriptionSummary,
     Topic,
-    TopicPage,
     TopicState,
     TopicSummary,
+    TopicSummaryPage,
 )
 from logstore.positions import TopicId
 
@@ -54,22 +54,24 @@ class FakeTopics:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return found
 
-    def by_id(self, topic_id: TopicId) -> Topic:
+    def get_by_id(self, topic_id: TopicId) -> Topic:
         with self._catalog.lock:
             return self._catalog.topic(topic_id)
 
-    def active(self, *, after: TopicId, limit: int) -> list[Topic]:
+    def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
         with self._catalog.lock:
             rows = sorted(self._catalog.topic_rows.items())
         return [row for topic_id, row in rows if topic_id > after and row.state is TopicState.ACTIVE][:limit]
 
-    def page(self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int) -> TopicPage:
+    def page(
+        self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
+    ) -> TopicSummaryPage:
         found = [
             one
             for one in sorted(self._catalog.topic_rows.values(), key=lambda topic: topic.name)
             if one.name.startswith(prefix) and one.name > after and state in {None, one.state}
         ]
-        return TopicPage(topics=[self.summary(one) for one in found[:limit]], more=len(found[limit:]))
+        return TopicSummaryPage(topics=[self.summary(one) for one in found[:limit]], more=len(found[limit:]))
 
     def summary(self, topic: Topic) -> TopicSummary:
         ledgers, cursors = self._catalog.ledgers, self._catalog.cursors.all(topic.topic_id)

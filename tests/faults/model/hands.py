@@ -154,7 +154,7 @@ class Hands:
         sleepers, self.asleep = self.asleep, []
         for statement in sleepers:
             key, topic_id = meta_key(statement.ledger_id, statement.owner), statement.owner.topic_id
-            last = self.house.catalog.ledgers.last(topic_id)
+            last = self.house.catalog.ledgers.last_ledger(topic_id)
             with suppress(SimulatedCrash, SextonError):
                 self.house.store.put_if_absent(key, statement.to_json(), metadata=statement.to_metadata())
                 self.house.catalog.ledgers.attach(statement.ledger_id, after=last.ledger_id if last else None)

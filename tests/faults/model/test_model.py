@@ -13,7 +13,7 @@ from logstore.deletion.intents import CopyVerdict, StoredCopy, find_refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
-from logstore.ports.objects import Removal
+from logstore.ports.objects import RemovalResult
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model, Trouble
@@ -98,7 +98,7 @@ def test_program_that_oversleeps_before_a_listing_is_empty_once_leaves_nothing_b
 
 def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a build that gives up without a word."""
-    monkeypatch.setattr(FakeLedgers, "gave_up", lambda *_, **__: None)
+    monkeypatch.setattr(FakeLedgers, "abandon_upload", lambda *_, **__: None)
     with pytest.raises(AssertionError, match="ledger 0 is forgotten"):
         _play(*_OVERSLEPT)
 
@@ -113,12 +113,12 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
 
     def remove(
         self: PrimaryCopies, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> dict[int, Removal]:
+    ) -> dict[int, RemovalResult]:
         keys = [key for copy in copies.values() for key in (*copy.meta_keys, *copy.data_keys)]
         failed = self._objects.delete(keys).failed
         on_progress(len(keys) - len(failed))
         error = next(iter(failed.values()), None)
-        return dict.fromkeys(copies, Removal(error=error))
+        return dict.fromkeys(copies, RemovalResult(error=error))
 
     patch.setattr(PrimaryCopies, "remove", remove)
 

@@ -105,9 +105,9 @@ class WatchedLedgers(FakeLedgers):
         super().__init__(catalog)
         self.given_up: set[int] = set()
 
-    def gave_up(self, ledger_id: LedgerId, *, epoch: int) -> None:
+    def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
         self.given_up.add(int(ledger_id))
-        super().gave_up(ledger_id, epoch=epoch)
+        super().abandon_upload(ledger_id, epoch=epoch)
 
 
 class WatchedDeletions(FakeDeletions):

@@ -389,7 +389,7 @@ class Transactions(RuleBasedStateMachine):
         assert not needed, f"{needed} went, and are needed"
         log.items = log.items[len(gone) :]
         if told:
-            closed = [row.ledger_id for row in self.log.catalog.ledgers.listed(topic.topic_id)][:-1]
+            closed = [row.ledger_id for row in self.log.catalog.ledgers.list_ledgers(topic.topic_id)][:-1]
             for ledger_id in closed[:1]:
                 kept = [before[text] for text in self._stored(name, ledger_id) if text in before]
                 pinning = [item for item in kept if self.serial.pins(name, item, told=True)]
@@ -399,7 +399,7 @@ class Transactions(RuleBasedStateMachine):
     def delete_ledger(self, topic: int, which: int) -> None:
         """By force, wherever it stands, unless a transaction that is not over has messages in it."""
         name = self._topic(topic)
-        closed = self.log.catalog.ledgers.listed(self.topics[name].topic_id)[:-1] if name else []
+        closed = self.log.catalog.ledgers.list_ledgers(self.topics[name].topic_id)[:-1] if name else []
         if name is None or not closed:
             return
         gone = closed[which % len(closed)].ledger_id
@@ -413,7 +413,7 @@ class Transactions(RuleBasedStateMachine):
             self._try(lambda: detach(topic_id, [gone], force=True, batch_id=batch, claim=claim, cause=_CAUSE))
         except LedgerStillNeeded:
             assert kept, f"ledger {gone} of {name} is kept with {inside}"
-        if gone not in {row.ledger_id for row in self.log.catalog.ledgers.listed(topic_id)}:
+        if gone not in {row.ledger_id for row in self.log.catalog.ledgers.list_ledgers(topic_id)}:
             assert not kept, f"{inside} went, and are of transactions that are not over"
             self.serial.logs[name].items = [item for item in self.serial.logs[name].items if item not in inside]
 
@@ -547,7 +547,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _payloads(self, name: str, ledger_id: int | None) -> Iterator[str]:
         ledgers = self.log.catalog.ledgers
-        for row in ledgers.listed(self.topics[name].topic_id):
+        for row in ledgers.list_ledgers(self.topics[name].topic_id):
             for segment in ledgers.segments(row.ledger_id) if ledger_id in {None, row.ledger_id} else ():
                 body = self.world.objects[segment_key(row.ledger_id, segment.number)]
                 table = pq.read_table(io.BytesIO(body), columns=["payload", "marker"])

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from infra.catalog import tables as t
-from infra.catalog.log.components import BY_ROW
+from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation.known import segment_totals
 from logstore.log.ledgers import Component
 from logstore.reconciliation.known_ledgers import LedgerRows, SegmentSums, doubt_unreferenced
@@ -14,7 +14,9 @@ from logstore.reconciliation.known_ledgers import LedgerRows, SegmentSums, doubt
 @pytest.mark.parametrize("component", Component)
 def test_doubt_names_the_table_that_names_ledgers_of_the_component(component: Component) -> None:
     """Those of data are named by their place in the list."""
-    table = t.ledger_list if component is Component.MANAGED_LEDGER else BY_ROW[component.value].table
+    table = (
+        t.ledger_list if component is Component.MANAGED_LEDGER else REFERRING_COLUMN_BY_COMPONENT[component.value].table
+    )
     doubt = doubt_unreferenced(LedgerRows(has_row=True, component=component.value, counted=SegmentSums(segments=1)))
     assert doubt is not None
     assert f"the row of {table.name} that named the ledger is lost" in doubt.reason

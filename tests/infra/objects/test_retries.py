@@ -8,7 +8,7 @@ import pytest
 from infra.objects.retries import DeleteRate, Retries
 from logstore.clock import Backoff, Clock
 from logstore.errors import PreconditionFailed, StoreUnavailable
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.infra.objects.peer import fault, scripted
 from tests.infra.objects.test_store import OK, in_turn, store_at
 
@@ -116,6 +116,6 @@ def test_retries_ask_no_second_time_for_what_was_ended() -> None:
     def end() -> None:
         raise InterruptedError
 
-    with ended_by(end), pytest.raises(InterruptedError):
+    with use_stop_check(end), pytest.raises(InterruptedError):
         Retries(clock=clock.clock).call(attempt)
     assert len(asked) == 1

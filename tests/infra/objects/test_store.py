@@ -10,8 +10,8 @@ from infra.objects.retries import Retries
 from infra.objects.store import S3ObjectStore
 from logstore.clock import Backoff, Clock
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
-from logstore.ports.objects import DeleteReport, keys_of
-from logstore.units import ended_by
+from logstore.ports.objects import DeleteReport, object_keys
+from logstore.units import use_stop_check
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
 NO_WAITS = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
@@ -76,7 +76,7 @@ def test_every_operation_on_a_store_that_stays_down_raises_store_unavailable_aft
             lambda: store.get_range("key", 0, 1),
             lambda: store.head("key"),
             lambda: list(store.list("")),
-            lambda: list(store.level("")),
+            lambda: list(store.list_folder("")),
             lambda: store.delete(["a", "b"]),
         ):
             before = len(peer.requests)
@@ -115,7 +115,7 @@ def every_call(store: S3ObjectStore) -> list[Callable[[], object]]:
         lambda: store.get_range("key", 0, 1),
         lambda: store.head("key"),
         lambda: list(store.list("")),
-        lambda: list(store.level("")),
+        lambda: list(store.list_folder("")),
         lambda: store.delete(["a", "b"]),
     ]
 
@@ -300,7 +300,7 @@ def test_level_asks_for_no_key_below_and_takes_each_folder_once() -> None:
         listing("p/y", folders=["p/b/", "p/c/"]),
     )
     with scripted(in_turn(*pages)) as peer:
-        found = [one if isinstance(one, str) else one.key for one in store_at(peer).level("p/")]
+        found = [one if isinstance(one, str) else one.key for one in store_at(peer).list_folder("p/")]
         assert {r.query.get("delimiter") for r in peer.requests} == {"/"}
     assert sorted(found) == ["p/a/", "p/b/", "p/c/", "p/x", "p/y"]
 
@@ -310,7 +310,7 @@ def test_level_asks_for_no_key_below_and_takes_each_folder_once() -> None:
 def test_level_that_cannot_be_completed_raises(rest: Answer) -> None:
     """As a listing: never a shorter one."""
     with scripted(in_turn(listing("p/x", truncated=True, token="t"), rest)) as peer, pytest.raises(StoreUnavailable):
-        list(store_at(peer).level("p/"))
+        list(store_at(peer).list_folder("p/"))
 
 
 @pytest.mark.parametrize("odd", [listing("p/a/1"), listing("q"), listing(folders=["q/"]), listing(folders=["p/a/b/"]),
@@ -318,7 +318,7 @@ def test_level_that_cannot_be_completed_raises(rest: Answer) -> None:
 def test_level_with_what_is_not_directly_there_raises(odd: Answer) -> None:
     """A store that knows no delimiter shows keys below: what it calls a level is none."""
     with scripted(in_turn(odd)) as peer, pytest.raises(StoreUnavailable, match="not directly there"):
-        list(store_at(peer).level("p/"))
+        list(store_at(peer).list_folder("p/"))
 
 
 def test_list_whose_token_leads_back_to_itself_raises() -> None:
@@ -335,7 +335,7 @@ def test_list_ends_between_pages() -> None:
         raise InterruptedError
 
     pages = in_turn(listing("a", truncated=True, token="t"), listing("b"))
-    with scripted(pages) as peer, ended_by(end), pytest.raises(InterruptedError):
+    with scripted(pages) as peer, use_stop_check(end), pytest.raises(InterruptedError):
         list(store_at(peer).list(""))
     assert len(peer.requests) == 1
 
@@ -344,22 +344,22 @@ def test_list_page_that_failed_is_asked_again_with_the_same_token() -> None:
     """A retry goes on where the listing stood."""
     script = in_turn(listing("a", truncated=True, token="t"), fault(503, "SlowDown"), Answer(0), listing("b"))
     with scripted(script) as peer:
-        assert keys_of(store_at(peer).list("")) == ["a", "b"]
+        assert object_keys(store_at(peer).list("")) == ["a", "b"]
     assert [r.query.get("continuation-token") for r in peer.requests] == [None, "t", "t", "t"]
 
 
 def test_list_asks_for_a_short_first_page_and_for_whole_ones_behind_it() -> None:
     """Of many keys few are wanted; where they were not enough, no more requests follow than there must."""
     with scripted(in_turn(listing("a", truncated=True, token="t"), listing("b"), listing("a"))) as peer:
-        assert keys_of(store_at(peer).list("", first_page=7)) == ["a", "b"]
-        assert keys_of(store_at(peer).list("")) == ["a"]
+        assert object_keys(store_at(peer).list("", first_page=7)) == ["a", "b"]
+        assert object_keys(store_at(peer).list("")) == ["a"]
     assert [r.query.get("max-keys") for r in peer.requests] == ["7", None, None]
 
 
 def test_list_in_another_order_over_pages_raises_unsupported() -> None:
     """Put in order within a page; over pages an error, for who merges two sorted streams would lose keys."""
     with scripted(in_turn(listing("b", "a", truncated=True, token="t"), listing("c"))) as peer:
-        assert keys_of(store_at(peer).list("")) == ["a", "b", "c"]
+        assert object_keys(store_at(peer).list("")) == ["a", "b", "c"]
     script = in_turn(listing("a", "c", truncated=True, token="t"), listing("b"))
     with scripted(script) as peer, pytest.raises(Unsupported, match="'b' after 'c'"):
         list(store_at(peer).list(""))

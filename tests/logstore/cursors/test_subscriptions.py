@@ -10,7 +10,7 @@ from logstore.errors import MissingData, StoreUnavailable, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import NAME, World, at
 
@@ -286,6 +286,6 @@ def test_settle_ends_between_two_cursors(world: World) -> None:
     def end() -> None:
         raise InterruptedError
 
-    with ended_by(end), pytest.raises(InterruptedError):
+    with use_stop_check(end), pytest.raises(InterruptedError):
         world.process().settle(topic_id)
     assert world.catalog.cursors.get(topic_id, NAME).state.mark_delete == at(0, 99)

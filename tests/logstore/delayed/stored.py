@@ -91,7 +91,7 @@ class Stored:
 
     def ledgers(self) -> list[LedgerId]:
         """Ledgers of buckets that are listed."""
-        listed = self.world.catalog.components.listed(self.topic_id)
+        listed = self.world.catalog.components.list_ledgers(self.topic_id)
         return [one.ledger_id for one in listed if one.component is Component.DELAYED_INDEX]
 
     def retired(self) -> list[LedgerId]:

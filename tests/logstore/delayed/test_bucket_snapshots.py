@@ -17,7 +17,7 @@ from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component, LedgerState, LedgerStatement, ledger_prefix, segment_key
-from logstore.log.services.segment_file import group_range
+from logstore.log.services.segment_file import row_group_range
 from logstore.ports.catalog import NewBucket
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -147,7 +147,7 @@ def test_snapshot_with_a_flipped_bit_is_corrupt(
     key = segment_key(bucket.bucket_id, 0)
     held = world.objects._held[key]
     body = bytearray(held.body)
-    start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 3)
+    start, length = row_group_range(pq.read_metadata(tmp_path / "snapshot"), 3)
     body[start + length - 2 if part == "page" else -40] ^= 1
     world.objects._held[key] = replace(held, body=bytes(body))
     with pytest.raises(CorruptData):
@@ -193,12 +193,12 @@ def test_segment_of_another_snapshot_of_equal_layout_is_not_ours(
 ) -> None:
     """The checksums of its pages came with it: the digest in the footer tells."""
     first = _written(world, tmp_path)
-    start, length = group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
+    start, length = row_group_range(pq.read_metadata(tmp_path / "snapshot"), 0)
     others = DelayedRows.from_messages(
         (1_000 + 7 * number, at(3 + number % 2, (number + 5) % 100)) for number in range(100)
     )
     second = _written(world, tmp_path, others)
-    assert group_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
+    assert row_group_range(pq.read_metadata(tmp_path / "snapshot"), 0) == (start, length)
     key = segment_key(first.bucket_id, 0)
     own, other = (world.objects._held[segment_key(one.bucket_id, 0)].body for one in (first, second))
     mixed_up = own[:start] + other[start : start + length] + own[start + length :]

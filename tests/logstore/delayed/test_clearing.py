@@ -49,7 +49,7 @@ def _snapshots_left(topic: Stored) -> list[str]:
     impatient = SqlCatalog(world.catalog.database, registration_timeout_s=0)
     impatient.upkeep.adopt(batch_id="sweep", claim=claim(_SWEEP), limit=100)
     done(world.deletion.delete_chunk, chunk_input(batch_id="sweep"), workflow_id=_SWEEP)
-    data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.listed(topic.topic_id)]
+    data = [ledger_prefix(one.ledger_id) for one in world.catalog.ledgers.list_ledgers(topic.topic_id)]
     return [key for key in world.objects.keys if not key.startswith(tuple(data))]
 
 

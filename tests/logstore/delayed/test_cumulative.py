@@ -13,7 +13,7 @@ from logstore.delayed.services.delivery import Consumer
 from logstore.errors import AcknowledgementStale, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import arm
 from logstore.log.entries import Entry
-from logstore.ports.catalog import Acknowledged
+from logstore.ports.catalog import AcknowledgeResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transactions import TransactionId
 from tests.logstore.delayed.delivering import World
@@ -110,10 +110,10 @@ def test_transaction_of_the_consumer_that_is_aborted_is_received_again(
     consumer = delivery.consumer(world.topic, _SUB)
     assert len(consumer.receive(5)) == 5
 
-    def hold(*_: object, up_to: Position, txn: TransactionId, **more: object) -> Acknowledged:
+    def hold(*_: object, up_to: Position, txn: TransactionId, **more: object) -> AcknowledgeResult:
         asked.append((up_to, txn, more))
         world.hold(_SUB, [_at(number) for number in range(up_to.entry_id + 1)])
-        return Acknowledged(mark_delete=_at(-1))
+        return AcknowledgeResult(mark_delete=_at(-1))
 
     with monkeypatch.context() as patch:
         patch.setattr(delivery.subscriptions, "acknowledge", hold)
@@ -213,10 +213,10 @@ def test_other_consumers_receive_while_one_acknowledges(
     assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
     acknowledge, received = delivery.subscriptions.acknowledge, list[int]()
 
-    def acknowledge_slowly(topic_id: TopicId, name: str, **wanted: Any) -> Acknowledged:
+    def acknowledge_slowly(topic_id: TopicId, name: str, **wanted: Any) -> AcknowledgeResult:
         if ending in {"aborted", "open"}:
             world.hold(_SUB, [_at(number) for number in range(5)])
-            answer = Acknowledged(mark_delete=_at(-1))
+            answer = AcknowledgeResult(mark_delete=_at(-1))
         else:
             answer = acknowledge(topic_id, name, **wanted)
         received.extend(_ids(thread.submit(second.receive, 1).result(timeout=30)))
@@ -245,7 +245,7 @@ def test_messages_given_back_during_an_acknowledgement_refuse_it(world: World, m
     assert _ids(first.receive(5)) == [0, 1, 2, 3, 4]
     acknowledge = delivery.subscriptions.acknowledge
 
-    def acknowledge_late(topic_id: TopicId, name: str, **wanted: Any) -> Acknowledged:
+    def acknowledge_late(topic_id: TopicId, name: str, **wanted: Any) -> AcknowledgeResult:
         world.catalog.cursors.seek(world.topic.topic_id, _SUB, _at(0))
         assert _ids(thread.submit(second.receive, 1).result(timeout=30)) == [0]
         return acknowledge(topic_id, name, **wanted)

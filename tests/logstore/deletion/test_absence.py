@@ -36,7 +36,7 @@ class _Hiding(FakeObjectStore):
 def _examined(objects: FakeObjectStore, intents: Sequence[DeletionIntent] = _INTENTS) -> dict[int, SextonError]:
     """Why the ledgers, of which the listing showed nothing, may stand."""
     copies = PrimaryCopies(objects)
-    inspect = copies.inspecting(intents)
+    inspect = copies.prepare_inspection(intents)
     assert {inspect(one).verdict for one in intents} == {CopyVerdict.ABSENT}
     return dict(copies.check_absence(intents))
 
@@ -86,7 +86,7 @@ def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest
     many = [replace(intent(shard, segments=400), row_id=shard) for shard in range(4)]
     objects = FakeObjectStore()
     copies = PrimaryCopies(objects)
-    inspect = copies.inspecting(many)
+    inspect = copies.prepare_inspection(many)
     assert {inspect(one).verdict for one in many} == {CopyVerdict.ABSENT}
     begun = len(objects.calls)
     objects.plan(Fault(operation=operation, kind=FaultKind.BEFORE, times=100_000))

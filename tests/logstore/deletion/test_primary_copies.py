@@ -11,7 +11,7 @@ from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
-from logstore.ports.objects import ObjectInfo, Removal
+from logstore.ports.objects import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
@@ -55,7 +55,7 @@ def _inspect(objects: FakeObjectStore, *, segments: int = 3) -> StoredCopy:
     return PrimaryCopies(objects).inspect(intent(_L, segments=segments))
 
 
-def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[Removal, list[int]]:
+def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[RemovalResult, list[int]]:
     progress: list[int] = []
     removed = PrimaryCopies(objects).remove({1: copy}, on_progress=progress.append)
     return removed[1], progress
@@ -97,7 +97,7 @@ def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int
         objects.put_if_absent(segment_key(one, 0), b"data", metadata=metadata)
     copy = PrimaryCopies(objects).inspect(intent(own, segments=1))
     assert (copy.verdict, copy.objects) == (CopyVerdict.OWN, 2)
-    assert _remove(objects, copy)[0] == Removal(objects=2, size_bytes=8)
+    assert _remove(objects, copy)[0] == RemovalResult(objects=2, size_bytes=8)
     assert objects.keys == sorted(key for one in others for key in (meta_key(one, OWNER), segment_key(one, 0)))
     assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
 
@@ -131,7 +131,7 @@ def test_primary_copy_with_gaps_is_asked_for_every_number_that_may_be_registered
         objects.put_if_absent(key, b"01234", metadata=metadata)
     copy = PrimaryCopies(objects).inspect(replace(intent(_L, segments=3), last_segment=2_000))
     assert copy.data_keys == tuple(segment_key(_L, number) for number in (0, 1_900, 2_000))
-    assert _remove(objects, copy)[0] == Removal(objects=4, size_bytes=20)
+    assert _remove(objects, copy)[0] == RemovalResult(objects=4, size_bytes=20)
     assert objects.keys == []
 
 
@@ -226,7 +226,7 @@ def test_meta_that_the_listing_lacks_counts_as_deleted_only_if_it_stood(stands: 
     objects = _store(meta=stands, into=_Blind({_META}))
     copy = _inspect(objects)
     removal, _ = _remove(objects, copy)
-    assert (removal, objects.keys) == (Removal(objects=3 + stands, size_bytes=15 + 10 * stands), [])
+    assert (removal, objects.keys) == (RemovalResult(objects=3 + stands, size_bytes=15 + 10 * stands), [])
 
 
 def test_primary_copy_without_any_statement_is_foreign() -> None:
@@ -266,7 +266,7 @@ def test_primary_copy_removed_leaves_nothing_and_counts_what_storage_confirmed()
     """Counts are confirmations: segments and statement, with their bytes."""
     objects = _store()
     removal, progress = _remove(objects, _inspect(objects))
-    assert removal == Removal(objects=4, size_bytes=25)
+    assert removal == RemovalResult(objects=4, size_bytes=25)
     assert objects.keys == []
     assert sum(progress) == 4
 
@@ -320,7 +320,7 @@ def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
     )
     removed = storage.remove(copies, on_progress=lambda _count: None)
     assert removed[0].error is not None
-    assert removed[1] == Removal(objects=2, size_bytes=2)
+    assert removed[1] == RemovalResult(objects=2, size_bytes=2)
     assert not [key for key in objects.keys if key.startswith(ledger_prefix(other))]
 
 
@@ -329,7 +329,7 @@ def test_primary_copy_goes_whole_though_listings_lack_registered_segments(listin
     """A listing that left out segments never turns them into orphans (ClickHouse#114194)."""
     objects = _store(into=_Blind({segment_key(_L, number) for number in range(3)}, listings))
     removal, _ = _remove(objects, _inspect(objects))
-    assert removal == Removal(objects=4, size_bytes=25)
+    assert removal == RemovalResult(objects=4, size_bytes=25)
     assert objects.keys == []
 
 
@@ -358,7 +358,7 @@ def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(k
     removals = storage.remove(copies, on_progress=lambda _: None)
     assert (removals[0].objects, removals[0].answered) == (3, False)
     assert (removals[0].error or "").startswith("the second listing got no answer: ")
-    assert removals[1] == Removal(objects=2, size_bytes=2)
+    assert removals[1] == RemovalResult(objects=2, size_bytes=2)
     assert objects.keys == [_META]
     assert storage.remove({0: storage.inspect(intent(_L, segments=3))}, on_progress=lambda _: None)[0].error is None
     assert objects.keys == []
@@ -368,7 +368,7 @@ def test_primary_copy_short_for_good_goes_whole() -> None:
     """What was lost before is no reason to keep the rest for ever (apache/bookkeeper#3316, apache/pulsar#15992)."""
     objects = _store(segments=2)
     removal, _ = _remove(objects, _inspect(objects, segments=3))
-    assert removal == Removal(objects=3, size_bytes=20)
+    assert removal == RemovalResult(objects=3, size_bytes=20)
     assert objects.keys == []
 
 
@@ -487,7 +487,7 @@ def test_parts_of_a_dead_upload_are_freed_with_the_ledger_of_a_bucket() -> None:
     objects.unfinished = {key, other}
     found = PrimaryCopies(objects).inspect(_bucket())
     assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (key,))
-    assert _remove(objects, found)[0] == Removal()
+    assert _remove(objects, found)[0] == RemovalResult()
     assert objects.unfinished == {other}
     assert PrimaryCopies(objects).inspect(_bucket()).verdict is CopyVerdict.ABSENT
 

@@ -10,7 +10,7 @@ from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import CopyKind, meta_key, segment_key
 from logstore.offload.tiered import data_key, index_key
-from logstore.ports.objects import Removal
+from logstore.ports.objects import RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
@@ -29,7 +29,7 @@ def _stored(objects: FakeObjectStore, ledgers: int, *, segments: int = 2) -> lis
     return [replace(intent(number, segments=segments), row_id=number) for number in range(ledgers)]
 
 
-def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, Removal]:
+def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, RemovalResult]:
     copies = PrimaryCopies(objects)
     found = {row.row_id: copies.inspect(row) for row in intents}
     objects.calls.clear()
@@ -67,7 +67,7 @@ def test_batch_gains_no_request_for_each_of_its_ledgers() -> None:
     """A sample of four keys of data and four statements is looked at, of any number of ledgers."""
     objects = FakeObjectStore()
     removed = _remove(objects, _stored(objects, 300))
-    assert set(removed.values()) == {Removal(objects=3, size_bytes=12)}
+    assert set(removed.values()) == {RemovalResult(objects=3, size_bytes=12)}
     requests = [operation for operation, _ in objects.calls]
     assert requests.count(Operation.GET_RANGE) == 8
     assert set(requests) == {Operation.DELETE, Operation.GET_RANGE}
@@ -95,7 +95,7 @@ def test_sample_that_gets_no_answer_takes_nothing_back_that_the_store_confirmed(
         operation=Operation.GET_RANGE, kind=FaultKind.BEFORE, times=1_000, matches=lambda key: key.endswith(part)
     )
     objects.plan(unanswered)
-    assert set(_remove(objects, intents).values()) == {Removal(objects=3, size_bytes=12)}
+    assert set(_remove(objects, intents).values()) == {RemovalResult(objects=3, size_bytes=12)}
     assert objects.keys == []
 
 

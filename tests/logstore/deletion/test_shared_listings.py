@@ -11,7 +11,7 @@ from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.shared_requests import SharedListings
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.objects import ObjectInfo, keys_of
+from logstore.ports.objects import ObjectInfo, object_keys
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement
@@ -31,11 +31,11 @@ def _store(ids: Sequence[int], *, segments: int = 2) -> FakeObjectStore:
 def _shown(objects: FakeObjectStore, ids: Sequence[int], *, segments: int = 2) -> dict[int, list[str]]:
     listings = SharedListings(objects, [intent(LedgerId(number), segments=segments) for number in ids])
     shown = {number: listings.of(LedgerId(number)) for number in ids}
-    return {number: keys_of(found) for number, found in shown.items() if found is not None}
+    return {number: object_keys(found) for number, found in shown.items() if found is not None}
 
 
 def _alone(objects: FakeObjectStore, ids: Sequence[int]) -> dict[int, list[str]]:
-    return {number: keys_of(objects.list(ledger_prefix(LedgerId(number)))) for number in ids}
+    return {number: object_keys(objects.list(ledger_prefix(LedgerId(number)))) for number in ids}
 
 
 def _listings(objects: FakeObjectStore) -> int:
@@ -172,5 +172,5 @@ def test_inspections_by_a_shared_listing_say_what_lone_ones_say() -> None:
     objects.put_if_absent(ledger_prefix(LedgerId(ids[2])) + "stranger", b"", metadata={})
     asked = [intent(LedgerId(number), segments=2 + (number == ids[1])) for number in ids]
     copies = PrimaryCopies(objects)
-    inspect = copies.inspecting(asked)
+    inspect = copies.prepare_inspection(asked)
     assert [inspect(one) for one in asked] == [copies.inspect(one) for one in asked]

@@ -10,9 +10,9 @@ from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
-from logstore.ports.objects import ObjectInfo, Removal
+from logstore.ports.objects import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId, TopicId
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
@@ -74,7 +74,7 @@ def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> Stored
     return copies(objects).inspect(intent)
 
 
-def remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[Removal, list[int]]:
+def remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[RemovalResult, list[int]]:
     told: list[int] = []
     return copies(objects).remove({1: copy}, on_progress=told.append)[1], told
 
@@ -94,7 +94,7 @@ def test_pair_that_is_ours_is_removed_data_first(objects: Blind) -> None:
         (INDEX,),
         10,
     )
-    assert remove(objects, found) == (Removal(objects=2, size_bytes=10), [1, 1])
+    assert remove(objects, found) == (RemovalResult(objects=2, size_bytes=10), [1, 1])
     assert [key for op, key in objects.calls if op is Operation.DELETE] == [DATA, INDEX]
     assert inspect(objects).verdict is CopyVerdict.ABSENT
     assert len(objects.keys) == 2
@@ -106,7 +106,7 @@ def test_half_a_pair_is_still_ours(objects: Blind, left: str) -> None:
     put(objects, left)
     found = inspect(objects)
     assert found.verdict is CopyVerdict.OWN
-    assert remove(objects, found)[0] == Removal(objects=1, size_bytes=5)
+    assert remove(objects, found)[0] == RemovalResult(objects=1, size_bytes=5)
     assert inspect(objects).verdict is CopyVerdict.ABSENT
 
 
@@ -184,7 +184,7 @@ def test_parts_of_a_dead_upload_are_freed_with_its_copy(objects: Blind) -> None:
     objects.unfinished = {DATA, f"{DATA}9", "other"}
     found = inspect(objects, with_end(-UPLOAD_GRACE_S))
     assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (DATA,))
-    assert remove(objects, found)[0] == Removal()
+    assert remove(objects, found)[0] == RemovalResult()
     assert objects.unfinished == {f"{DATA}9", "other"}
     assert inspect(objects, with_end(-UPLOAD_GRACE_S)).verdict is CopyVerdict.ABSENT
 
@@ -198,7 +198,7 @@ def test_freeing_the_parts_of_dead_uploads_ends_between_two_of_them(objects: Bli
         if any(operation is Operation.ABORT for operation, _ in objects.calls):
             raise InterruptedError
 
-    with ended_by(end), pytest.raises(InterruptedError):
+    with use_stop_check(end), pytest.raises(InterruptedError):
         remove(objects, found)
     assert len(objects.unfinished) == 1
 

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import CatalogMismatch
 from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, judge, marked_by, marker_of, refusal
-from logstore.log.ledgers import meta_digest, segment_number
+from logstore.log.ledgers import owner_digest_from_key, segment_number_from_key
 
 OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
 PRIMARY = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")
@@ -101,8 +101,8 @@ def test_marker_is_read_back_and_a_damaged_one_is_nobodys(content: bytes, found:
 def test_marker_key_is_no_ledgers() -> None:
     """No listing of ledgers meets it."""
     assert not [role for role in Role if role.holds(MARKER_KEY)]
-    assert meta_digest(MARKER_KEY) is None
-    assert segment_number(MARKER_KEY) is None
+    assert owner_digest_from_key(MARKER_KEY) is None
+    assert segment_number_from_key(MARKER_KEY) is None
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | Non
     topics = every_topic(catalog.topics)
     topic = topics[0] if topics else catalog.topics.create("persistent://a/b/topic", RetentionPolicy())
     made = catalog.ledgers.create(topic.topic_id, application="sexton")
-    last = catalog.ledgers.last(topic.topic_id)
+    last = catalog.ledgers.last_ledger(topic.topic_id)
     assert catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
     facts = made.to_metadata() | ({} if created_us is None else {"created-us": str(created_us)})
     for store in stores:
@@ -158,7 +158,7 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
         lambda store: store.get_range("k", 0, 1),
         lambda store: store.head("k"),
         lambda store: list(store.list("k")),
-        lambda store: list(store.level("k")),
+        lambda store: list(store.list_folder("k")),
         lambda store: store.delete(["k"]),
         lambda store: store.require(),
         lambda store: store.confirm(),
@@ -220,7 +220,7 @@ def test_each_removal_asks_once_whether_the_catalog_is_the_one(catalog: FakeCata
     copy = StoredCopy(verdict=CopyVerdict.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
     PrimaryCopies(store).remove({1: copy}, on_progress=lambda _: None)
     assert asked.asked == 2
-    store.removing().delete(["k"])
+    store.begin_removal().delete(["k"])
     assert asked.asked == 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.log.services.arrivals import Arrivals, Watch
+from logstore.log.services.arrivals import LogEndPoller, Watch
 from logstore.ports.catalog import Ledger
 from logstore.positions import TopicId
 from tests.logstore.eventually import assert_eventually
@@ -24,11 +24,11 @@ class _Looks:
         self.asked: list[set[TopicId]] = []
         self.away = False
 
-    def lasts(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
+    def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
         self.asked.append(set(topic_ids))
         if self.away:
             raise StoreUnavailable("away")
-        return self._world.catalog.ledgers.lasts(topic_ids)
+        return self._world.catalog.ledgers.last_ledgers(topic_ids)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _threads() -> int:
     return sum(thread.name == "arrivals" for thread in threading.enumerate())
 
 
-def _parked(arrivals: Arrivals, count: int) -> None:
+def _parked(arrivals: LogEndPoller, count: int) -> None:
     assert_eventually(lambda: len(arrivals._parked) == count)
 
 
@@ -74,7 +74,7 @@ def test_parked_readers_cost_one_statement_together_and_end_with_their_thread(po
     with World() as world:
         topics = [world.topic, world.catalog.topics.create("persistent://t/n/other", world.topic.policy)]
         looks = _Looks(world)
-        arrivals = Arrivals(looks)  # type: ignore[arg-type]  # the part of the port that it uses
+        arrivals = LogEndPoller(looks)  # type: ignore[arg-type]  # the part of the port that it uses
         watches = [Watch(arrivals, topics[number % 2].topic_id) for number in range(30)]
         waiting = [pool.submit(one.wait, 60.0) for one in watches]
         _parked(arrivals, len(watches))
@@ -106,7 +106,7 @@ def test_catalog_that_does_not_answer_lets_readers_wait(
     """It is said once, and asked again less and less often (apache/pulsar#26374)."""
     with World() as world:
         looks = _Looks(world)
-        arrivals = Arrivals(looks)  # type: ignore[arg-type]  # the part of the port that it uses
+        arrivals = LogEndPoller(looks)  # type: ignore[arg-type]  # the part of the port that it uses
         watches = [Watch(arrivals, world.topic.topic_id)]
         world.process().append(world.topic, plain(b"1"))
         watches.append(Watch(arrivals, world.topic.topic_id))

@@ -29,11 +29,11 @@ def _failing(error: SextonError, times: int) -> tuple[list[int], Callable[[], st
 def test_patience_asks_five_times_with_growing_pauses(world: World, error: SextonError) -> None:
     """Four failures are ridden out, the fifth is told (apache/pulsar#26431: retries always back off)."""
     _, ask = _failing(error, 4)
-    assert _clock(world).patiently(ask, deadline_s=float("inf")) == "answer"
+    assert _clock(world).retry(ask, deadline_s=float("inf")) == "answer"
     assert all(0.05 * 2**at <= pause <= 0.1 * 2**at for at, pause in enumerate(world.slept))
     asked, ask = _failing(error, 5)
     with pytest.raises(type(error)):
-        _clock(world).patiently(ask, deadline_s=float("inf"))
+        _clock(world).retry(ask, deadline_s=float("inf"))
     assert len(asked) == 5
 
 
@@ -41,7 +41,7 @@ def test_patience_ends_with_the_deadline(world: World) -> None:
     """No pause reaches beyond it."""
     asked, ask = _failing(StoreUnavailable("planned"), 5)
     with pytest.raises(StoreUnavailable):
-        _clock(world).patiently(ask, deadline_s=world._monotonic_s() + 0.04)
+        _clock(world).retry(ask, deadline_s=world._monotonic_s() + 0.04)
     assert len(asked) == 1
     assert world.slept == []
 
@@ -50,7 +50,7 @@ def test_patience_is_for_what_may_change(world: World) -> None:
     """A refusal is told at once."""
     asked, ask = _failing(LedgerFenced("planned"), 1)
     with pytest.raises(LedgerFenced):
-        _clock(world).patiently(ask, deadline_s=float("inf"))
+        _clock(world).retry(ask, deadline_s=float("inf"))
     assert len(asked) == 1
 
 

@@ -12,9 +12,9 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.entries import mark_footer
-from logstore.log.ledgers import Component, LedgerStatement, digest_of, meta_key, segment_key
-from logstore.log.services.component_ledgers import CreatedLedger, Draft, FileDraft
+from logstore.log.entries import digest_footer
+from logstore.log.ledgers import Component, LedgerStatement, meta_key, segment_key, sha256_hex
+from logstore.log.services.component_ledgers import CreatedLedger, EntryDraft, FileDraft
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
@@ -28,9 +28,9 @@ def world() -> Iterator[World]:
     disarm()
 
 
-def _draft(world: World, content: bytes = b"content") -> Draft:
+def _draft(world: World, content: bytes = b"content") -> EntryDraft:
     keys = {"schema": world.topic.name}
-    return Draft(
+    return EntryDraft(
         topic_id=world.topic.topic_id,
         component=Component.SCHEMA_STORAGE,
         keys=keys,
@@ -259,9 +259,9 @@ def test_component_ledger_of_a_file_is_stored_as_it_is(world: World, file: Binar
     assert stored
     file.seek(0)
     assert stored.body == file.read()
-    assert (born.size_bytes, born.sha256) == (len(stored.body), digest_of(stored.body))
+    assert (born.size_bytes, born.sha256) == (len(stored.body), sha256_hex(stored.body))
     assert LedgerStatement.from_metadata(stored.metadata) == world.catalog.statements[born.ledger_id]
-    vouched = {"sha256": born.sha256, "footer": str(mark_footer(file)), "first": "1:0"}
+    vouched = {"sha256": born.sha256, "footer": str(digest_footer(file)), "first": "1:0"}
     assert vouched.items() <= stored.metadata.items()
     assert (Operation.PART in {operation for operation, _ in world.objects.calls}) is (part_bytes == 100)
 

@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import meta_digest
+from logstore.log.ledgers import owner_digest_from_key
 from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
 from logstore.positions import Position
 from tests.fakes.catalog import Misfortune, Moment
@@ -67,10 +67,10 @@ def test_crash_of_a_roll_leaves_a_topic_that_goes_on(world: World, point: str) -
     other.roll(world.topic)
     other.append(world.topic, plain(b"c"))
     assert world.payloads() == [b"a", b"b", b"c"]
-    listed = {ledger.ledger_id for ledger in world.catalog.ledgers.listed(world.topic.topic_id)}
+    listed = {ledger.ledger_id for ledger in world.catalog.ledgers.list_ledgers(world.topic.topic_id)}
     newborn = set(world.catalog.ledger_rows) - listed
     assert all(world.catalog.ledger_rows[ledger].entries == 0 for ledger in newborn)
-    assert sum(meta_digest(key) is not None for key in world.objects.keys) >= len(listed)
+    assert sum(owner_digest_from_key(key) is not None for key in world.objects.keys) >= len(listed)
 
 
 @pytest.mark.parametrize("effect", _EFFECTS)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import CorruptData, SextonError
-from logstore.log.chunk_digests import CHUNKS
-from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, mark_footer
+from logstore.log.chunk_digests import CHUNKS_FIELD
+from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, digest_footer
 from logstore.log.ledgers import CopyKind, segment_key
 from logstore.log.services.segment_file import read_columns
 from logstore.ports.catalog import OffloadAnswer
@@ -141,10 +141,12 @@ def rich(world: World, seed: int) -> str:
 
 def answer_columns_from(objects: FakeObjectStore, own: str, other: bytes) -> None:
     """Let the store answer ranges before the footer with bytes of another object, and right headers."""
-    real, footer_bytes = objects.get_range, mark_footer(io.BytesIO(other)).size_bytes
+    real, footer_bytes = objects.get_range, digest_footer(io.BytesIO(other)).size_bytes
 
-    def get_range(key: str, start: int, length: int, *, stating: Mapping[str, str] | None = None) -> bytes | None:
-        found = real(key, start, length, stating=stating)
+    def get_range(
+        key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
+        found = real(key, start, length, expected_metadata=expected_metadata)
         mixed_up = key == own and start + length <= len(other) - footer_bytes
         return other[start : start + length] if mixed_up else found
 
@@ -189,7 +191,7 @@ def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, m
     small = read_upload(world.objects, LedgerId(0), 0, listed)
     assert small
     assert len(small.markers) == 1
-    monkeypatch.setattr(tail_objects, "WHOLE_BELOW", 0)
+    monkeypatch.setattr(tail_objects, "MAX_WHOLE_READ_BYTES", 0)
     assert read_upload(world.objects, LedgerId(0), 0, listed) == small
 
 
@@ -210,7 +212,7 @@ def test_large_segment_from_before_digests_of_chunks_is_read(world: World, colum
     read = partial(decode_segment, io.BytesIO(world.objects._held[key].body), columns=[column], name=key)
     (row,) = world.catalog.segment_rows[LedgerId(0)]
     assert read_columns(world.objects, row, [column]) == read()
-    put_behind(world.objects, key, lambda held: replace(held, metadata=without(held.metadata, CHUNKS)))
+    put_behind(world.objects, key, lambda held: replace(held, metadata=without(held.metadata, CHUNKS_FIELD)))
     assert read_columns(world.objects, row, [column]) == read()
 
 
@@ -223,8 +225,8 @@ def without(metadata: Mapping[str, str], name: str) -> dict[str, str]:
 def test_digests_of_chunks_that_cannot_be_read_are_corrupt(world: World, change: Callable[[str], str]) -> None:
     """They were stored with the segment: where they are damaged, nothing vouches for its columns."""
     key = rich(world, 1)
-    told = change(world.objects._held[key].metadata[CHUNKS])
-    put_behind(world.objects, key, lambda held: replace(held, metadata=held.metadata | {CHUNKS: told}))
+    told = change(world.objects._held[key].metadata[CHUNKS_FIELD])
+    put_behind(world.objects, key, lambda held: replace(held, metadata=held.metadata | {CHUNKS_FIELD: told}))
     with pytest.raises(CorruptData, match="expected digests of 10 column chunks"):
         list(world.process().scan(world.topic, columns=["key"]))
 
@@ -232,7 +234,7 @@ def test_digests_of_chunks_that_cannot_be_read_are_corrupt(world: World, change:
 def test_small_segment_has_no_digests_of_chunks(world: World) -> None:
     """It is always read as a whole, so that its appends pay for none."""
     world.process().append(world.topic, plain(b"a"))
-    assert CHUNKS not in world.objects._held[world.segments()[-1]].metadata
+    assert CHUNKS_FIELD not in world.objects._held[world.segments()[-1]].metadata
 
 
 def test_segment_whose_metadata_has_another_digest_than_its_row_is_corrupt(world: World) -> None:
@@ -299,7 +301,7 @@ def test_offload_of_a_flipped_bit_is_refused_and_keeps_the_primary(scene: Offloa
     flip(scene.world.objects, segment_key(ledger, 0), 700)
     with pytest.raises(CorruptData, match="digest"):
         scene.upload(ledger)
-    assert scene.world.catalog.ledgers.listed(scene.world.topic.topic_id)[0].copies == (CopyKind.LEDGER,)
+    assert scene.world.catalog.ledgers.list_ledgers(scene.world.topic.topic_id)[0].copies == (CopyKind.LEDGER,)
     assert scene.tiered.keys == []
     flip(scene.world.objects, segment_key(ledger, 0), 700)
     assert scene.upload(ledger, "u-1").answer is OffloadAnswer.BEGUN
@@ -331,7 +333,7 @@ def test_row_group_of_another_tiered_copy_is_not_ours(scene: Offloading, tmp_pat
         for at in range(2):
             entry = NewEntry(payload=text * 9, key=f"k-{text.decode()}-{at}")
             process.append(one.world.topic, ProducedEntries(entries=[entry]))
-        ledger, _ = [found.ledger_id for found in one.world.catalog.ledgers.listed(one.world.topic.topic_id)]
+        ledger, _ = [found.ledger_id for found in one.world.catalog.ledgers.list_ledgers(one.world.topic.topic_id)]
         one.offload(ledger)
         data, _ = one.pair(ledger)
         one.world.objects.delete([segment_key(ledger, 0)])

@@ -18,7 +18,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, Registered, RegisterSegment, Write, WriteResult
+from logstore.ports.catalog import Acknowledge, RegisterSegment, RegisterSegmentResult, Write, WriteResult
 from logstore.positions import LedgerId, TopicId
 from tests.logstore.eventually import assert_eventually
 
@@ -44,11 +44,13 @@ class _Commits:
         return list(answer) if answer is not None else [_registered(number) for number in numbers]
 
 
-def _registered(number: int) -> Registered:
-    return Registered(first_entry=number, ledger_entries=0, ledger_size_bytes=0)
+def _registered(number: int) -> RegisterSegmentResult:
+    return RegisterSegmentResult(first_entry=number, ledger_entries=0, ledger_size_bytes=0)
 
 
-def _held_up(commits: _Commits, committer: GroupCommitter, numbers: Sequence[int]) -> list["Future[Registered]"]:
+def _held_up(
+    commits: _Commits, committer: GroupCommitter, numbers: Sequence[int]
+) -> list["Future[RegisterSegmentResult]"]:
     """Write 0 is being committed while the others queue; then all may go."""
     commits.may_go.clear()
     futures = [committer.submit(_write(0))]
@@ -240,7 +242,7 @@ def test_group_commit_dying_writer_answers_what_was_not_tried() -> None:
             late.append(committer.submit(_write(1)))
             raise SimulatedCrash("planned")
 
-    late: list[Future[Registered]] = []
+    late: list[Future[RegisterSegmentResult]] = []
     commits._rule = rule
     committer = GroupCommitter(commits)
     assert isinstance(committer.submit(_write(0)).exception(10), SimulatedCrash)

@@ -13,10 +13,10 @@ from logstore.log.ledgers import (
     LedgerOwner,
     LedgerStatement,
     ledger_prefix,
-    meta_digest,
     meta_key,
+    owner_digest_from_key,
     segment_key,
-    segment_number,
+    segment_number_from_key,
     shard_prefix,
 )
 from logstore.positions import LedgerId, TopicId
@@ -46,8 +46,8 @@ def test_ledger_prefix_of_one_ledger_holds_no_other(one: LedgerId, other: Ledger
 def test_ledger_keys_are_told_apart_and_read_back(ledger_id: LedgerId, number: int, owner: LedgerOwner) -> None:
     """A key is a segment, a statement, or foreign; never two of them."""
     segment, meta = segment_key(ledger_id, number), meta_key(ledger_id, owner)
-    assert (segment_number(segment), meta_digest(segment)) == (number, None)
-    assert (segment_number(meta), meta_digest(meta)) == (None, owner.digest)
+    assert (segment_number_from_key(segment), owner_digest_from_key(segment)) == (number, None)
+    assert (segment_number_from_key(meta), owner_digest_from_key(meta)) == (None, owner.digest)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_ledger_keys_are_told_apart_and_read_back(ledger_id: LedgerId, number: i
 def test_ledger_key_of_another_form_is_neither(name: str) -> None:
     """Unknown kinds of object are kept by default (apache/amoro#1959)."""
     key = ledger_prefix(LedgerId(0)) + name
-    assert segment_number(key) is None
-    assert meta_digest(key) is None
+    assert segment_number_from_key(key) is None
+    assert owner_digest_from_key(key) is None
 
 
 @given(_OWNERS, _IDS, st.integers(0, 2**60), st.integers(0, 9))

@@ -17,7 +17,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import APPEND, BEHIND, LedgerState, segment_key, segment_number
+from logstore.log.ledgers import EXTENT_FIELD, UPLOAD_ID_FIELD, LedgerState, segment_key, segment_number_from_key
 from logstore.log.services import ManagedLedger
 from logstore.log.services.placement import PlacementAttempts
 from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
@@ -51,7 +51,7 @@ def test_race_for_a_number_is_settled_by_the_store_and_the_loser_looks_ahead(wor
     assert first is not None
     assert again is not None
     assert first.body == again.body
-    numbers = [segment_number(key) or 0 for key in world.segments()]
+    numbers = [segment_number_from_key(key) or 0 for key in world.segments()]
     assert numbers == sorted(numbers)
     assert numbers[-1] - numbers[-2] <= 16
     assert world.payloads() == [b"warm", b"warm", b"one", b"two"]
@@ -76,13 +76,13 @@ def test_process_that_is_alone_again_asks_once_more_and_then_no_longer(
     one, two = _warm(world), _warm(world)
     one.append(world.topic, plain(b"lost"))
     two.append(world.topic, plain(b"last of the other"))
-    asked, real = list[TopicId](), world.catalog.ledgers.last
+    asked, real = list[TopicId](), world.catalog.ledgers.last_ledger
 
     def last(topic_id: TopicId) -> Ledger | None:
         asked.append(topic_id)
         return real(topic_id)
 
-    monkeypatch.setattr(world.catalog.ledgers, "last", last)
+    monkeypatch.setattr(world.catalog.ledgers, "last_ledger", last)
     counts = []
     for _ in range(4):
         one.append(world.topic, plain(b"alone"))
@@ -97,7 +97,7 @@ def test_race_lost_at_registration_uploads_again_under_a_later_number(world: Wor
     world.catalog.misfortunes.append(_meanwhile(lambda: [other.append(world.topic, plain(b"x")) for _ in range(20)]))
     process.append(world.topic, plain(b"late"))
     assert world.payloads() == [b"warm", *[b"x"] * 20, b"late"]
-    numbers = [segment_number(key) or 0 for key in world.segments()]
+    numbers = [segment_number_from_key(key) or 0 for key in world.segments()]
     assert numbers == sorted(set(numbers))
 
 
@@ -130,8 +130,8 @@ def test_race_slow_writer_among_quick_ones_gets_through(world: World) -> None:
 
 def _confirmed(world: World) -> list[str]:
     """What uploads say that are of no append."""
-    seen = [world.objects.head(key) for key in world.objects.keys if segment_number(key) is not None]
-    return [metadata[BEHIND] for _, metadata in filter(None, seen) if APPEND not in metadata]
+    seen = [world.objects.head(key) for key in world.objects.keys if segment_number_from_key(key) is not None]
+    return [metadata[EXTENT_FIELD] for _, metadata in filter(None, seen) if UPLOAD_ID_FIELD not in metadata]
 
 
 def _losing(world: World) -> ManagedLedger:
@@ -162,8 +162,8 @@ def test_race_whose_confirmation_fails_is_not_answered_as_stored(world: World, m
     said, real = list[str](), world.objects.put_if_absent
 
     def put(key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        if APPEND not in metadata:
-            said.append(metadata[BEHIND])
+        if UPLOAD_ID_FIELD not in metadata:
+            said.append(metadata[EXTENT_FIELD])
             raise StoreUnavailable("planned")
         real(key, body, metadata=metadata)
 
@@ -219,7 +219,9 @@ def test_race_number_of_a_confirmation_that_is_taken_is_another_one_the_next_tim
     process = _losing(world)
     monkeypatch.setattr(random, "randint", lambda *_: next(numbers))
     number = world.catalog.ledger_rows[LedgerId(0)].last_segment + 2
-    world.objects.put_if_absent(segment_key(LedgerId(0), number + 70_000), b"a stranger's", metadata={APPEND: "x"})
+    world.objects.put_if_absent(
+        segment_key(LedgerId(0), number + 70_000), b"a stranger's", metadata={UPLOAD_ID_FIELD: "x"}
+    )
     process.append(world.topic, plain(b"two"))
     last = world.catalog.ledger_rows[LedgerId(0)]
     assert f"{last.last_segment}:{last.entries}" in _confirmed(world)
@@ -515,7 +517,7 @@ def test_load_again_takes_up_what_others_did_meanwhile(world: World) -> None:
     """A topic whose bundle changed hands is read anew: the next append uploads once, and where the log ends."""
     process = _warm(world)
     world.process().roll(world.topic)
-    assert process.load_again(lambda topic: topic == world.topic) == 1
+    assert process.reload_hints(lambda topic: topic == world.topic) == 1
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
     assert _uploads(world) == 2
 
@@ -524,7 +526,7 @@ def test_load_again_leaves_other_topics_alone(world: World) -> None:
     """Of another bundle: its hint is as it was, and costs an upload in vain."""
     process = _warm(world)
     world.process().roll(world.topic)
-    assert process.load_again(lambda topic: False) == 0
+    assert process.reload_hints(lambda topic: False) == 0
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
     assert _uploads(world) == 3
 

@@ -181,15 +181,15 @@ def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) 
     """A cursor at the end of the list as it was is not at the end of the log."""
     process = _filled(world, ledgers=1, segments=1)
     process.append(world.topic, plain(b"0:2"))
-    real = world.catalog.ledgers.listed
+    real = world.catalog.ledgers.list_ledgers
 
     def listed(topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None) -> list[Ledger]:
         found = real(topic_id, from_ledger=from_ledger, limit=limit)
-        world.catalog.ledgers.listed = real  # type: ignore[method-assign]
+        world.catalog.ledgers.list_ledgers = real  # type: ignore[method-assign]
         process.append(world.topic, plain(b"new"))
         return found
 
-    world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
+    world.catalog.ledgers.list_ledgers = listed  # type: ignore[method-assign]
     state = CursorState(world.catalog.spans(world.topic.topic_id)[-1].last)
     assert not list(process.scan(world.topic, cursor_state=state)), "what may be seen is asked first"
     assert [entry.payload for entry in process.scan(world.topic, cursor_state=state)] == [b"new"]
@@ -197,14 +197,14 @@ def test_read_sees_what_an_open_ledger_gained_since_it_was_listed(world: World) 
 
 def _at_second_page(world: World, meanwhile: Callable[[], object]) -> None:
     """Let something happen just before the list is asked for its second page."""
-    real, left = world.catalog.ledgers.listed, [meanwhile]
+    real, left = world.catalog.ledgers.list_ledgers, [meanwhile]
 
     def listed(topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None) -> list[Ledger]:
         if left and from_ledger is not None and from_ledger >= 0:
             left.pop()()
         return real(topic_id, from_ledger=from_ledger, limit=limit)
 
-    world.catalog.ledgers.listed = listed  # type: ignore[method-assign]
+    world.catalog.ledgers.list_ledgers = listed  # type: ignore[method-assign]
 
 
 def test_read_page_behind_which_the_list_was_trimmed_is_no_silent_skip(
@@ -212,7 +212,7 @@ def test_read_page_behind_which_the_list_was_trimmed_is_no_silent_skip(
 ) -> None:
     """Ledgers that went between two pages are told of as those that went within one (apache/pulsar#18620)."""
     process = _filled(world, ledgers=20, segments=1)
-    ids = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
+    ids = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
     _at_second_page(world, lambda: world.catalog.detach(world.topic.topic_id, ids[:12]))
     seen = list(dict.fromkeys(entry.position.ledger_id for entry in process.scan(world.topic)))
     assert seen[-8:] == ids[12:]
@@ -222,7 +222,7 @@ def test_read_page_behind_which_the_list_was_trimmed_is_no_silent_skip(
 def test_read_page_after_page_ends_where_the_list_ended_when_it_began(world: World) -> None:
     """Writers that are faster than the reader do not keep it for ever."""
     process = _filled(world, ledgers=20, segments=1)
-    ids = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id)]
+    ids = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
 
     def write() -> None:
         process.roll(world.topic)

@@ -36,7 +36,7 @@ def scene(tmp_path: Path) -> Iterator[Offloading]:
 
 
 def ids(scene: Offloading) -> list[LedgerId]:
-    return [one.ledger_id for one in scene.world.catalog.ledgers.listed(scene.world.topic.topic_id)]
+    return [one.ledger_id for one in scene.world.catalog.ledgers.list_ledgers(scene.world.topic.topic_id)]
 
 
 def payloads(scene: Offloading, **asked: Position | CursorState) -> list[bytes | None]:
@@ -50,7 +50,7 @@ def remove_primaries(scene: Offloading) -> None:
     claim = Claim(workflow_id="w", run_id="", ttl_s=60)
     cause = Cause(actor="tests", reason="a test", workflow_id="w")
     offloads = scene.world.catalog.offloads
-    page = offloads.removable(topic, None, after=LedgerId(-1), limit=100)
+    page = offloads.list_removable(topic, None, after=LedgerId(-1), limit=100)
     proved = {one.statement.ledger_id: one.context["uuid"] for one in page}
     offloads.remove_primaries(topic, None, proved=proved, batch_id="b", claim=claim, cause=cause)
     lose_primaries(scene)
@@ -233,4 +233,5 @@ def test_reader_without_tiered_buckets_meets_data_loss_as_before(scene: Offloadi
     remove_primaries(scene)
     with pytest.raises(MissingData):
         list(scene.world.process().scan(scene.world.topic))
-    assert scene.world.catalog.ledgers.listed(scene.world.topic.topic_id)[0].copies == (CopyKind.OFFLOADED_LEDGER,)
+    ledger = scene.world.catalog.ledgers.list_ledgers(scene.world.topic.topic_id)[0]
+    assert ledger.copies == (CopyKind.OFFLOADED_LEDGER,)

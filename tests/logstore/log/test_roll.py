@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.log.ledgers import LedgerState, meta_key, segment_key
-from logstore.log.services import ManagedLedger, Rolled, RollPolicy
+from logstore.log.services import ManagedLedger, RollPolicy, RollResult
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -22,7 +22,7 @@ def test_roll_by_entries_starts_the_next_ledger_at_the_limit(world: World) -> No
     """The ledger that is full is closed by the append that finds it so."""
     process = world.process(RollPolicy(max_entries=2))
     assert _fill(process, world, 5) == [0, 0, 1, 1, 2]
-    assert [row.state for row in world.catalog.ledgers.listed(world.topic.topic_id)] == [
+    assert [row.state for row in world.catalog.ledgers.list_ledgers(world.topic.topic_id)] == [
         LedgerState.CLOSED,
         LedgerState.CLOSED,
         LedgerState.OPEN,
@@ -60,7 +60,7 @@ def test_roll_by_limit_sees_what_other_processes_appended(world: World) -> None:
     one, two = world.process(RollPolicy(max_entries=3)), world.process(RollPolicy(max_entries=3))
     found = [_fill(process, world, 1)[0] for process in [one, two] * 4]
     assert found == sorted(found)
-    sizes = [row.entries for row in world.catalog.ledgers.listed(world.topic.topic_id)]
+    sizes = [row.entries for row in world.catalog.ledgers.list_ledgers(world.topic.topic_id)]
     assert sum(sizes) == 8
     assert all(size <= 4 for size in sizes)
     assert world.catalog.pending_deletion == []
@@ -70,7 +70,7 @@ def test_roll_by_hand_closes_and_opens(world: World) -> None:
     """The closed ledger takes nothing more, the opened one everything."""
     process = world.process()
     _fill(process, world, 1)
-    assert process.roll(world.topic) == Rolled(closed=LedgerId(0), opened=LedgerId(1))
+    assert process.roll(world.topic) == RollResult(closed=LedgerId(0), opened=LedgerId(1))
     assert _fill(process, world, 1) == [1]
     assert _fill(world.process(), world, 1) == [1]
 
@@ -87,15 +87,15 @@ def test_roll_by_hand_leaves_no_debris_of_the_next_append(world: World) -> None:
 
 def test_roll_of_a_topic_without_ledgers_opens_the_first(world: World) -> None:
     """There is nothing to close."""
-    assert world.process().roll(world.topic) == Rolled(closed=None, opened=LedgerId(0))
+    assert world.process().roll(world.topic) == RollResult(closed=None, opened=LedgerId(0))
 
 
 def test_roll_of_an_empty_ledger_changes_nothing(world: World) -> None:
     """Rolling again and again leaves no trail of empty ledgers."""
     process = world.process()
     process.roll(world.topic)
-    assert process.roll(world.topic) == Rolled(closed=None, opened=LedgerId(0))
-    assert len(world.catalog.ledgers.listed(world.topic.topic_id)) == 1
+    assert process.roll(world.topic) == RollResult(closed=None, opened=LedgerId(0))
+    assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 1
 
 
 def test_roll_puts_the_statement_before_the_ledger_takes_segments(world: World) -> None:
@@ -118,10 +118,10 @@ def test_roll_loser_uses_the_winners_ledger_and_its_newborn_is_filed(world: Worl
     one, two = world.process(), world.process()
     _fill(one, world, 1)
     world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=once(lambda: two.roll(world.topic))))
-    assert one.roll(world.topic) == Rolled(closed=None, opened=LedgerId(2))
+    assert one.roll(world.topic) == RollResult(closed=None, opened=LedgerId(2))
     assert world.catalog.pending_deletion == [1]
     assert _fill(one, world, 1) == [2]
-    assert len(world.catalog.ledgers.listed(world.topic.topic_id)) == 2
+    assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 2
 
 
 def test_roll_loser_of_the_first_ledger_appends_to_the_winners(world: World) -> None:
@@ -155,7 +155,7 @@ def test_roll_by_hand_whose_newborn_a_trim_took_tries_again(world: World) -> Non
         world.catalog.file_intents(LedgerId(1), "")
 
     world.objects.plan(Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=trim))
-    assert process.roll(world.topic) == Rolled(closed=LedgerId(0), opened=LedgerId(2))
+    assert process.roll(world.topic) == RollResult(closed=LedgerId(0), opened=LedgerId(2))
 
 
 def test_roll_whose_newborns_are_always_taken_gives_up(world: World) -> None:
@@ -176,8 +176,8 @@ def test_roll_id_that_storage_knows_already_is_never_attached(world: World) -> N
     """A ledger under another's statement would be deleted as the other's: the next id is taken."""
     key = meta_key(LedgerId(0), OWNER)
     world.objects.put_if_absent(key, b"another incarnation", metadata={})
-    assert world.process().roll(world.topic) == Rolled(closed=None, opened=LedgerId(1))
-    assert [ledger.ledger_id for ledger in world.catalog.ledgers.listed(world.topic.topic_id)] == [1]
+    assert world.process().roll(world.topic) == RollResult(closed=None, opened=LedgerId(1))
+    assert [ledger.ledger_id for ledger in world.catalog.ledgers.list_ledgers(world.topic.topic_id)] == [1]
     found = world.objects.get(key)
     assert found is not None
     assert found.body == b"another incarnation"
@@ -187,7 +187,7 @@ def test_roll_id_that_storage_knows_already_is_never_attached(world: World) -> N
 def test_roll_rides_out_a_short_outage_of_the_store(world: World, kind: FaultKind) -> None:
     """A statement that was stored but reported as failed is recognised as our own."""
     world.objects.plan(Fault(operation=Operation.PUT, kind=kind, times=3))
-    assert world.process().roll(world.topic) == Rolled(closed=None, opened=LedgerId(0))
+    assert world.process().roll(world.topic) == RollResult(closed=None, opened=LedgerId(0))
     assert len(world.slept) == 3
 
 
@@ -205,7 +205,7 @@ def test_roll_if_due_closes_an_idle_ledger_past_its_age(world: World) -> None:
     assert not process.roll_if_due(world.topic)
     world.catalog.advance(seconds=60)
     assert process.roll_if_due(world.topic)
-    listed = world.catalog.ledgers.listed(world.topic.topic_id)
+    listed = world.catalog.ledgers.list_ledgers(world.topic.topic_id)
     assert [row.state for row in listed] == [LedgerState.CLOSED, LedgerState.OPEN]
     world.catalog.advance(seconds=600)
     assert not process.roll_if_due(world.topic)

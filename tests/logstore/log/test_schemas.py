@@ -7,7 +7,7 @@ import pytest
 
 from logstore.errors import CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component, segment_key
-from logstore.log.services.schemas import MOST_BYTES
+from logstore.log.services.schemas import MAX_SCHEMA_BYTES
 from logstore.ports.catalog import TopicState
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
@@ -70,7 +70,7 @@ def test_schema_newborn_taken_away_is_written_again(world: World) -> None:
     assert len(world.catalog.pending_deletion) == 1
 
 
-@pytest.mark.parametrize("size", [0, MOST_BYTES + 1])
+@pytest.mark.parametrize("size", [0, MAX_SCHEMA_BYTES + 1])
 def test_schema_of_a_size_that_is_refused_changes_nothing(world: World, size: int) -> None:
     """Bad input is refused before anything is written."""
     with pytest.raises(InvalidInput, match="schema: expected 1 to"):
@@ -80,7 +80,7 @@ def test_schema_of_a_size_that_is_refused_changes_nothing(world: World, size: in
 
 def test_schema_of_the_largest_size_is_taken(world: World) -> None:
     """The limit is inclusive."""
-    content = bytes(range(256)) * (MOST_BYTES // 256)
+    content = bytes(range(256)) * (MAX_SCHEMA_BYTES // 256)
     world.registry().set(world.topic, content)
     assert world.registry().read(world.topic)[1] == content
 

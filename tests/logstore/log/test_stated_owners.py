@@ -3,7 +3,7 @@
 from logstore.deletion.intents import CopyVerdict
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import LedgerStatement, ledger_prefix, meta_digest
+from logstore.log.ledgers import LedgerStatement, ledger_prefix, owner_digest_from_key
 from tests.logstore.component_world import NAME, World, at
 from tests.managed import managed_ledger
 
@@ -19,7 +19,7 @@ def _written() -> World:
     world.registry().set(topic, b"schema")
     subscriptions = world.process(inline_bytes=40)
     subscriptions.subscribe(topic.topic_id, NAME, latest=False)
-    listed = [ledger.ledger_id for ledger in world.catalog.ledgers.listed(topic.topic_id) if ledger.entries]
+    listed = [ledger.ledger_id for ledger in world.catalog.ledgers.list_ledgers(topic.topic_id) if ledger.entries]
     subscriptions.acknowledge(topic.topic_id, NAME, positions=[at(one, 2) for one in listed])
     return world
 
@@ -49,5 +49,9 @@ def test_every_object_names_its_owner_without_the_catalog() -> None:
             assert found
             stated = LedgerStatement.from_metadata(found.metadata)
             assert key.startswith(ledger_prefix(stated.ledger_id))
-            beside = [meta_digest(one) for one in world.objects.keys if one.startswith(ledger_prefix(stated.ledger_id))]
+            beside = [
+                owner_digest_from_key(one)
+                for one in world.objects.keys
+                if one.startswith(ledger_prefix(stated.ledger_id))
+            ]
             assert [one for one in beside if one] == [stated.owner.digest]

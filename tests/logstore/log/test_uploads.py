@@ -6,20 +6,29 @@ import pytest
 
 from logstore.errors import AlreadyExists, LedgerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import APPEND, BEHIND, Behind, UploadMark, segment_number
+from logstore.log.ledgers import (
+    EXTENT_FIELD,
+    UPLOAD_ID_FIELD,
+    RegisteredExtent,
+    SegmentUploadId,
+    segment_number_from_key,
+)
 from logstore.log.services.placement import TopicHints
 from logstore.transactions.transactions import TransactionId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.logstore.log.world import World, numbered, once, plain
 
 
-def _stored(world: World) -> dict[str, tuple[UploadMark, Behind]]:
+def _stored(world: World) -> dict[str, tuple[SegmentUploadId, RegisteredExtent]]:
     """By key, what each segment in storage says; confirmations are of no append."""
     found = {}
     for item in list(world.objects.list("ledgers/")):
         seen = world.objects.head(item.key)
-        if segment_number(item.key) is not None and seen is not None:
-            mark, behind = UploadMark.parse(seen[1].get(APPEND)), Behind.parse(seen[1].get(BEHIND))
+        if segment_number_from_key(item.key) is not None and seen is not None:
+            mark, behind = (
+                SegmentUploadId.parse(seen[1].get(UPLOAD_ID_FIELD)),
+                RegisteredExtent.parse(seen[1].get(EXTENT_FIELD)),
+            )
             assert behind is not None
             if mark is not None:
                 found[item.key] = (mark, behind)
@@ -32,9 +41,13 @@ def test_upload_says_what_its_writer_saw_registered(world: World) -> None:
     for payloads in ((b"1", b"2"), (b"3",), (b"4",)):
         process.append(world.topic, plain(*payloads))
     stored = _stored(world)
-    assert [behind for _, behind in stored.values()] == [Behind(-1, 0), Behind(0, 2), Behind(1, 3)]
-    assert len({mark.append for mark, _ in stored.values()}) == 3
-    assert {mark.nth for mark, _ in stored.values()} == {1}
+    assert [behind for _, behind in stored.values()] == [
+        RegisteredExtent(-1, 0),
+        RegisteredExtent(0, 2),
+        RegisteredExtent(1, 3),
+    ]
+    assert len({mark.append_id for mark, _ in stored.values()}) == 3
+    assert {mark.number for mark, _ in stored.values()} == {1}
 
 
 @pytest.mark.parametrize("refused", [AlreadyExists, LedgerFenced])
@@ -46,8 +59,8 @@ def test_upload_again_is_of_the_same_append(world: World, refused: Callable[[str
     world.catalog.misfortunes.append(Misfortune(moment=Moment.BEFORE, error=lambda: refused("planned")))
     process.append(world.topic, plain(b"again"))
     marks = [mark for key, (mark, _) in _stored(world).items() if key not in before]
-    assert len({mark.append for mark in marks}) == 1
-    assert [mark.nth for mark in marks] == [1, 2]
+    assert len({mark.append_id for mark in marks}) == 1
+    assert [mark.number for mark in marks] == [1, 2]
 
 
 def test_upload_encoded_anew_without_duplicates_is_of_the_same_append(world: World) -> None:
@@ -58,7 +71,7 @@ def test_upload_encoded_anew_without_duplicates_is_of_the_same_append(world: Wor
     world.catalog.misfortunes.append(Misfortune(moment=Moment.BEFORE, error=lambda: None, action=meanwhile))
     one.append(world.topic, numbered([1, 2]))
     marks = [mark for mark, _ in _stored(world).values()]
-    lost = [mark for mark in marks if mark.nth < max(one.nth for one in marks if one.append == mark.append)]
+    lost = [mark for mark in marks if mark.number < max(one.number for one in marks if one.append_id == mark.append_id)]
     assert len(marks) == len(set(marks))
     assert len(marks) - len(lost) == len(world.segments()) == 3, "the last upload of each append, and no other"
     assert world.payloads() == [b"p0", b"p1", b"p2"]
@@ -76,24 +89,24 @@ def test_upload_split_off_a_decided_transaction_is_of_the_same_append(world: Wor
     answers = process._appender.append(world.topic, TopicHints(), [plain(b"outside"), inside])  # a batch, made by hand
     assert isinstance(answers[1], TransactionNotOpen)
     marks = [mark for mark, _ in _stored(world).values()][1:]
-    assert [mark.append for mark in marks] == [marks[0].append] * 2
-    assert marks[0].nth < marks[1].nth, "what a taken number refused was not stored, and counts too"
+    assert [mark.append_id for mark in marks] == [marks[0].append_id] * 2
+    assert marks[0].number < marks[1].number, "what a taken number refused was not stored, and counts too"
 
 
 @pytest.mark.parametrize("text", [None, "", "1:2:3", "-2:0", "x:1", "1:-1"])
 def test_behind_that_is_none_says_nothing(text: str | None) -> None:
     """Objects from before, and of others, are read too."""
-    assert Behind.parse(text) is None
+    assert RegisteredExtent.parse(text) is None
 
 
 @pytest.mark.parametrize("text", [None, "", "0" * 32, f"{'0' * 32}-0", f"{'g' * 32}-1", f"{'0' * 31}-1"])
 def test_mark_that_is_none_says_nothing(text: str | None) -> None:
     """An upload without one is of an append of its own."""
-    assert UploadMark.parse(text) is None
+    assert SegmentUploadId.parse(text) is None
 
 
 def test_what_is_said_reads_back() -> None:
     """Both are texts in metadata."""
-    mark, behind = UploadMark("0a" * 16, 12), Behind(99_999_999, 10**18 - 1)
-    assert UploadMark.parse(str(mark)) == mark
-    assert Behind.parse(str(behind)) == behind
+    mark, behind = SegmentUploadId("0a" * 16, 12), RegisteredExtent(99_999_999, 10**18 - 1)
+    assert SegmentUploadId.parse(str(mark)) == mark
+    assert RegisteredExtent.parse(str(behind)) == behind

@@ -43,7 +43,7 @@ class Offloading:
         for ledger in range(ledgers):
             for first in (0, 2):
                 process.append(self.world.topic, plain(*[b"%d:%d" % (ledger, first + at) for at in range(2)]))
-        return [one.ledger_id for one in self.world.catalog.ledgers.listed(self.world.topic.topic_id)]
+        return [one.ledger_id for one in self.world.catalog.ledgers.list_ledgers(self.world.topic.topic_id)]
 
     def offloader(self, monotonic_s: Callable[[], float] | None = None) -> Offloader:
         """Its clock stands until moved."""

@@ -21,10 +21,10 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.log.entries import schema
+from logstore.log.entries import entry_schema
 from logstore.log.ledgers import segment_key
 from logstore.offload.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
-from logstore.ports.catalog import Copies, OffloadAnswer, Published
+from logstore.ports.catalog import OffloadAnswer, PublishedCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.offload.offloading import METADATA, UUID, Offloading
@@ -51,7 +51,7 @@ def test_upload_writes_one_row_group_for_each_segment_in_order(scene: Offloading
     ledger = scene.fill()[0]
     scene.offload(ledger)
     file = pq.ParquetFile(io.BytesIO(scene.body(scene.pair(ledger)[0])))
-    assert file.schema_arrow.equals(schema(), check_metadata=False)
+    assert file.schema_arrow.equals(entry_schema(), check_metadata=False)
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [2, 2]
     assert {file.metadata.row_group(0).column(at).compression for at in range(3)} == {"ZSTD"}
     assert file.read(["payload"]).column("payload").to_pylist() == [b"0:0", b"0:1", b"0:2", b"0:3"]
@@ -128,7 +128,7 @@ def test_upload_that_left_nothing_is_an_error(scene: Offloading, which: Callable
     scene.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST, matches=which))
     with pytest.raises(UploadUnproven, match="not there"):
         scene.upload(ledger)
-    assert scene.world.catalog.offloads.copies(ledger) == Copies(primary=True)
+    assert scene.world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
     assert [row.context["uuid"] for row in scene.intents()] == [UUID]
 
 
@@ -244,9 +244,9 @@ def test_ledger_ids_at_the_edge_have_keys_of_their_own() -> None:
     assert len(keys) == 2 * len(ids)
 
 
-def published(scene: Offloading) -> Published:
+def published(scene: Offloading) -> PublishedCopy:
     """The one copy that could let its primary go."""
-    (copy,) = scene.world.catalog.offloads.removable(scene.world.topic.topic_id, None, after=LedgerId(-1), limit=9)
+    (copy,) = scene.world.catalog.offloads.list_removable(scene.world.topic.topic_id, None, after=LedgerId(-1), limit=9)
     return copy
 
 

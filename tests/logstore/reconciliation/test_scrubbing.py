@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.ledgers import DIGEST, Component, LedgerOwner, LedgerStatement, digest_of, segment_key
+from logstore.log.ledgers import DIGEST_FIELD, Component, LedgerOwner, LedgerStatement, segment_key, sha256_hex
 from logstore.log.services.segment_file import SegmentGone
 from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
@@ -18,7 +18,7 @@ from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 _LEDGER = LedgerId(7)
 _BODY = b"entries" * 10
 _SEGMENT = Segment(
-    ledger_id=_LEDGER, number=0, first_entry=0, entries=1, size_bytes=len(_BODY), sha256=digest_of(_BODY)
+    ledger_id=_LEDGER, number=0, first_entry=0, entries=1, size_bytes=len(_BODY), sha256=sha256_hex(_BODY)
 )
 _KEY = segment_key(_LEDGER, 0)
 _UUID = "0a1b"
@@ -34,7 +34,7 @@ _INDEX = TieredIndex(
     uuid=_UUID,
     entries=1,
     size_bytes=len(_BODY),
-    sha256=digest_of(_BODY),
+    sha256=sha256_hex(_BODY),
     row_groups=(RowGroup(first_entry=0, entries=1),),
     footer="",
     chunks=(),
@@ -43,7 +43,7 @@ _INDEX = TieredIndex(
 
 def _stored(body: bytes = _BODY, index: TieredIndex = _INDEX) -> FakeObjectStore:
     store = FakeObjectStore()
-    store.put_if_absent(_KEY, body, metadata={DIGEST: digest_of(_BODY)})
+    store.put_if_absent(_KEY, body, metadata={DIGEST_FIELD: sha256_hex(_BODY)})
     store.put_if_absent(data_key(_UUID, _LEDGER), body, metadata={})
     store.put_if_absent(index_key(_UUID, _LEDGER), index.to_json(), metadata={})
     return store

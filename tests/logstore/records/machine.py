@@ -26,7 +26,7 @@ from logstore.records import defragmentation
 from logstore.records.manifest import Manifest
 from logstore.records.services.flushing import PAGE
 from logstore.records.services.record_log import PINS, RecordLog
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.contracts.catalog.world import CAUSE, claim
 from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, RecordsWorld
@@ -324,7 +324,7 @@ class Durability(RuleBasedStateMachine):
             if left[0] == -1:
                 act()
 
-        with ended_by(check):
+        with use_stop_check(check):
             yield
 
     @invariant()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.ledgers import Behind, UploadMark
+from logstore.log.ledgers import RegisteredExtent, SegmentUploadId
 from logstore.log.producers import ProducerSequence
 from logstore.positions import LedgerId
 from logstore.records.adoption import Advance, FoundMarker, Run, Tail, TopicAtFlush, Upload, adopted
@@ -20,13 +20,13 @@ _FAR = 1_000  # above its segment a confirmation stands
 
 
 def _upload(number: int, entries: int = 1, *, behind: tuple[int, int] | None = None, **facts: object) -> Upload:
-    said = Behind(*behind) if behind else None
+    said = RegisteredExtent(*behind) if behind else None
     plain = Upload(number=number, entries=entries, size_bytes=1, sha256=None, epoch=1, behind=said)
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
-def _mark(append: int, nth: int) -> UploadMark:
-    return UploadMark(f"{append:032x}", nth)
+def _mark(append: int, nth: int) -> SegmentUploadId:
+    return SegmentUploadId(f"{append:032x}", nth)
 
 
 def _placed(uploads: Sequence[Upload], known: TopicAtFlush | None = None, **tail: int) -> dict[int, int]:
@@ -80,7 +80,7 @@ def test_number_that_was_passed_over_needs_no_upload() -> None:
     assert _placed([_upload(0), _upload(7, 2), _upload(9, behind=(7, 1))]) == {0: 0, 9: 1}
 
 
-@pytest.mark.parametrize("known", [{}, {"p": ProducerSequence.up_to(2)}])
+@pytest.mark.parametrize("known", [{}, {"p": ProducerSequence.without_transaction(2)}])
 def test_duplicates_of_a_producer_are_left_out(known: dict[str, ProducerSequence]) -> None:
     """What was stored at the flush, or by an upload before."""
     parts = [Advance("p", 3, 5), Advance("p", 3, 4), Advance("p", 5, 7)]
@@ -113,7 +113,7 @@ def test_way_that_the_log_would_have_refused_is_not_taken() -> None:
     """Two uploads of which one was registered: the second one holds what the first one holds already."""
     one = _upload(1, producers=(Advance("p", 1, 1),), numbered=1)
     uploads = [_upload(0, producers=(Advance("p", 1, 1),), numbered=1), one, _upload(2), _upload(3, behind=(2, 2))]
-    known = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence.up_to(0)})
+    known = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence.without_transaction(0)})
     assert _placed(uploads, known) == {0: 0, 2: 1, 3: 2}
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput, Unsupported
-from logstore.log.ledgers import digest_of
+from logstore.log.ledgers import sha256_hex
 from logstore.records.blocks import GROUP_ROWS, decode, describe, encode, encoded, read
 from logstore.records.kinds import FORMAT, RecordKind, schema
 from logstore.records.manifest import Block
@@ -113,7 +113,7 @@ def test_a_file_that_is_no_block_is_named_though_its_digest_fits() -> None:
     pq.write_table(wanted, foreign)
     whole = encode(_LEDGER, wanted)
     for file in (b"not Parquet at all", whole[: len(whole) // 2], foreign.getvalue()):
-        block = replace(describe("b", _LEDGER, wanted, file), size_bytes=len(file), sha256=digest_of(file))
+        block = replace(describe("b", _LEDGER, wanted, file), size_bytes=len(file), sha256=sha256_hex(file))
         with pytest.raises(CorruptData, match=r"records/blocks/b\.parquet"):
             decode(block, file)
 

@@ -12,7 +12,7 @@ from logstore.records.manifest import BLOCKS, PREFIX
 from logstore.records.services.defragmenting import Defragmented
 from logstore.records.services.publishing import standing
 from logstore.records.services.record_log import PINS
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 
@@ -132,7 +132,7 @@ def test_a_flush_at_every_step_of_a_defragmentation_loses_nothing(world: Records
             world.flush()
             inside[0] = False
 
-    with ended_by(step):
+    with use_stop_check(step):
         world.defragment()
     assert len(made) == 20
     assert world.returning() == set(made)

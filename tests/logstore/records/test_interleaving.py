@@ -12,7 +12,7 @@ from logstore.positions import LedgerId
 from logstore.records.manifest import BLOCKS, PREFIX, Manifest
 from logstore.records.services.flushing import PAGE
 from logstore.records.services.record_log import PINS, REPLICAS, RecordLog
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -98,7 +98,7 @@ def test_a_job_between_any_two_steps_of_another_loses_nothing_and_brings_nothing
         _JOBS[inner](store)
         inside[0] = False
 
-    with ended_by(step):
+    with use_stop_check(step):
         _JOBS[outer](store)
     assert runs[0], "the outer job has steps between which the inner one ran"
     store.check()

@@ -18,7 +18,7 @@ from logstore.records.manifest import BLOCKS, Block
 from logstore.records.services.publishing import publish, standing
 from logstore.records.services.raiding import marks_of
 from logstore.records.services.record_log import PINS, REPLICAS, RecordLog
-from logstore.units import ended_by
+from logstore.units import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
 from tests.logstore.log.world import once
@@ -437,7 +437,7 @@ def test_flush_and_defragmentation_at_every_step_of_a_raid_bring_nothing_back(wo
         world.flush() if len(more) % 2 else world.defragment()
         inside[0] = False
 
-    with ended_by(step):
+    with use_stop_check(step):
         done = world.raid()
     assert len(more) == 12
     assert done.removed >= 2

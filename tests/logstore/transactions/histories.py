@@ -105,7 +105,7 @@ class History:
 
     def delete(self, _: int, count: int) -> None:
         """The first ledger leaves the topic, if nothing of a transaction that is not settled is in it."""
-        listed = self.world.catalog.ledgers.listed(self.world.topic.topic_id)
+        listed = self.world.catalog.ledgers.list_ledgers(self.world.topic.topic_id)
         busy = {row[0] for row in self.world.sql("SELECT ledger_id FROM buffer_range")}
         if len(listed) > 2 and listed[0].ledger_id not in busy:
             gone = listed[0].ledger_id

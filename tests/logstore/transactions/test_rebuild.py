@@ -71,7 +71,7 @@ _DECIDED: list[Step] = [
 def test_log_alone_tells_what_rows_told(history: History) -> None:
     """Messages of the aborted one and both markers are hidden, the open one has its entries, exactly as in SQL."""
     history.take(_DECIDED)
-    ledger = history.world.catalog.ledgers.listed(history.world.topic.topic_id)[-1].ledger_id
+    ledger = history.world.catalog.ledgers.list_ledgers(history.world.topic.topic_id)[-1].ledger_id
     found = history.rebuilt()
     assert found == Buffer(
         read_to=history.in_sql().read_to,
@@ -112,12 +112,12 @@ def test_end_that_the_log_does_not_tell_any_more_is_that_of_the_snapshot(
     world.sql('UPDATE "transaction" SET finished_us = 1 WHERE finished_us > 0')
     assert world.catalog.transactions.forget(older_than_s=1, limit=10) == 1
     if how == "deleted":
-        marked = world.catalog.ledgers.listed(topic_id)[1].ledger_id
+        marked = world.catalog.ledgers.list_ledgers(topic_id)[1].ledger_id
         done(world.deletion.detach, world.detach_input([marked], batch_id="batch-forced", force=True))
     history.take([("produce", 0, 1)])
     (known,) = history.snapshots
     assert history.rebuilt(known, whole=True) == history.in_sql()
-    first = world.catalog.ledgers.listed(topic_id)[0].ledger_id
+    first = world.catalog.ledgers.list_ledgers(topic_id)[0].ledger_id
     assert history.in_sql().hidden.get(first, BitMap()) == (BitMap() if commit else BitMap([1, 2, 3]))
     assert history.rebuilt().hidden.get(first) == BitMap([1, 2, 3])
 
@@ -128,7 +128,7 @@ def test_rebuild_goes_on_from_the_snapshot_and_reads_only_what_follows(history: 
     history.take([*_DECIDED, ("roll", 0, 0)])
     assert log.buffer_snapshots.replace(topic_id, history.in_sql())
     history.take([("produce", 1, 1), ("decide", 0, 0), ("settle", 0, 1)])
-    first = history.world.catalog.ledgers.listed(topic_id)[0].ledger_id
+    first = history.world.catalog.ledgers.list_ledgers(topic_id)[0].ledger_id
     history.world.objects.delete([segment_key(first, number) for number in range(9)])
     assert log.rebuilder.rebuild(topic_id) == history.in_sql()
     with pytest.raises(MissingData, match=f"ledger {first}|{segment_key(first, 0)}"):
@@ -166,7 +166,7 @@ def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: Histor
     """A log that was offloaded has the same story."""
     world = history.world
     history.take([*_DECIDED, ("decide", 0, 0), ("settle", 0, 1), ("roll", 0, 0), ("begin", 0, 0), ("produce", 0, 1)])
-    first = next(one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id) if one.entries)
+    first = next(one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id) if one.entries)
     publish(world, first, upload(world, first))
     assert remove_primaries(world) >= 1
     done(world.deletion.delete_chunk, chunk_input())
@@ -180,7 +180,7 @@ def test_messages_of_an_open_transaction_may_be_offloaded(history: History, *, c
     """Readers see them once it commits, out of the copy that is left, and never if it aborts."""
     world = history.world
     history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 1), ("roll", 0, 0)])
-    (ledger_id,) = [one.ledger_id for one in world.catalog.ledgers.listed(world.topic.topic_id) if one.entries]
+    (ledger_id,) = [one.ledger_id for one in world.catalog.ledgers.list_ledgers(world.topic.topic_id) if one.entries]
     publish(world, ledger_id, upload(world, ledger_id))
     assert remove_primaries(world) == 1
     done(world.deletion.delete_chunk, chunk_input())
@@ -211,7 +211,7 @@ def test_ledger_trimmed_under_a_rebuild_is_left_out(history: History) -> None:
     """As a reader does, which looks at the list again."""
     topic_id, ledgers = history.world.topic.topic_id, history.world.catalog.ledgers
     history.take([("produce", 0, 0), ("roll", 0, 0), ("produce", 0, 0), ("roll", 0, 0), *_DECIDED])
-    first = ledgers.listed(topic_id)[0].ledger_id
+    first = ledgers.list_ledgers(topic_id)[0].ledger_id
 
     def trim() -> None:
         history.take([("delete", 0, 0)])
@@ -219,7 +219,7 @@ def test_ledger_trimmed_under_a_rebuild_is_left_out(history: History) -> None:
 
     history.world.objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CALL, action=trim))
     found = history.rebuilt()
-    assert first not in [one.ledger_id for one in ledgers.listed(topic_id)]
+    assert first not in [one.ledger_id for one in ledgers.list_ledgers(topic_id)]
     assert found == history.in_sql()
 
 
@@ -228,7 +228,7 @@ def test_entries_without_a_row_end_a_rebuild(history: History, number: int) -> N
     """First, in the middle or last: a buffer without them would show messages of an aborted transaction."""
     world = history.world
     history.take([("produce", 0, 0), ("begin", 0, 0), ("produce", 0, 1), ("decide", 0, 0), ("settle", 0, 1)])
-    ledger_id = world.catalog.ledgers.listed(world.topic.topic_id)[-1].ledger_id
+    ledger_id = world.catalog.ledgers.list_ledgers(world.topic.topic_id)[-1].ledger_id
     segments = world.catalog.ledgers.segments(ledger_id)
     assert len(segments) == 3
     gone = segments[number]
@@ -243,7 +243,7 @@ def test_ledger_whose_rows_are_trimmed_under_a_rebuild_is_left_out(
     """Between the list and its segments; the rebuild looks at the list again."""
     topic_id, ledgers = history.world.topic.topic_id, history.world.catalog.ledgers
     history.take([("produce", 0, 0), ("roll", 0, 0), ("produce", 0, 0), ("roll", 0, 0), *_DECIDED])
-    first, listed = ledgers.listed(topic_id)[0].ledger_id, ledgers.listed
+    first, listed = ledgers.list_ledgers(topic_id)[0].ledger_id, ledgers.list_ledgers
     looks: list[int] = []
 
     def trimmed_afterwards(topic: TopicId) -> Sequence[Ledger]:
@@ -253,7 +253,7 @@ def test_ledger_whose_rows_are_trimmed_under_a_rebuild_is_left_out(
             history.take([("delete", 0, 0)])
         return found
 
-    monkeypatch.setattr(ledgers, "listed", trimmed_afterwards)
+    monkeypatch.setattr(ledgers, "list_ledgers", trimmed_afterwards)
     assert history.rebuilt() == history.in_sql()
     assert first not in [ledger.ledger_id for ledger in listed(topic_id)]
     assert looks[0] > looks[-1]

@@ -34,7 +34,7 @@ def _make_due(history: History) -> None:
 
 
 def _snapshots(history: History) -> list[int]:
-    found = history.world.catalog.components.listed(history.world.topic.topic_id)
+    found = history.world.catalog.components.list_ledgers(history.world.topic.topic_id)
     return [one.ledger_id for one in found if one.component is Component.TXN_SNAPSHOT]
 
 
@@ -143,7 +143,7 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     history.take([*_ABORTED, ("roll", 0, 0)])
     assert log.buffer_snapshots.replace(topic_id, history.in_sql())
     history.take([*_ABORTED, ("roll", 0, 0)])
-    *filled, last = history.world.catalog.ledgers.listed(topic_id)
+    *filled, last = history.world.catalog.ledgers.list_ledgers(topic_id)
     request = history.world.detach_input([one.ledger_id for one in filled], batch_id="batch-all", force=True)
     done(history.world.deletion.detach, request)
     assert last.entries == 0

@@ -188,7 +188,7 @@ def test_topics_that_are_gone_due_or_damaged_are_counted_and_stop_no_other(log: 
         _append(log, topic, 5)
     _append(log, due, -1)
     log.catalog.phase_one.begin_topic(gone.topic_id, gone.name, _CAUSE)
-    ledger_id = log.catalog.ledgers.listed(lost.topic_id)[0].ledger_id
+    ledger_id = log.catalog.ledgers.list_ledgers(lost.topic_id)[0].ledger_id
     log.objects.delete([segment_key(ledger_id, 0)])
 
     done, built = builds.build(good, gone, lost, due)

@@ -20,18 +20,18 @@ from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import (
-    BEHIND,
-    Behind,
+    EXTENT_FIELD,
     Component,
     LedgerOwner,
     LedgerStatement,
+    RegisteredExtent,
     ledger_prefix,
     meta_key,
     segment_key,
-    segment_number,
+    segment_number_from_key,
 )
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, Draft
-from logstore.log.services.registration import confirm
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.registration import upload_confirmation
 from logstore.names import TopicName
 from logstore.offload.tiered import CopyLengths, data_key, index_key
 from logstore.ports.catalog import BucketSwitch, NewBucket, SnapshotChange, Topic
@@ -168,7 +168,7 @@ class Damaged:
             components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
         )
         return written.store(
-            Draft(topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={})
+            EntryDraft(topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={})
         )
 
     def offload(self, ledger_id: LedgerId, uuid: str) -> None:
@@ -205,12 +205,16 @@ def confirmations(store: Damaged) -> None:
     """As a contended topic leaves them, of a closed ledger and of the open one; what is not far enough up is none."""
     _, ledgers = store.topic("confirmed")
     for ledger_id in (ledgers[0], ledgers[2]):
-        said, clock = Behind(last_segment=1, entries=2), Clock()
-        confirm(store.log.objects, store.statement(ledger_id), said, clock=clock, deadline_s=clock.monotonic_s() + 60)
-        found = [segment_number(one.key) for one in store.log.objects.list(ledger_prefix(ledger_id))]
+        said, clock = RegisteredExtent(last_segment=1, entries=2), Clock()
+        upload_confirmation(
+            store.log.objects, store.statement(ledger_id), said, clock=clock, deadline_s=clock.monotonic_s() + 60
+        )
+        found = [segment_number_from_key(one.key) for one in store.log.objects.list(ledger_prefix(ledger_id))]
         store.truth.add((_K.CONFIRMATION, ledger_id, segment_key(ledger_id, max(one or 0 for one in found))))
     near = segment_key(ledgers[0], 18)
-    metadata = store.statement(ledgers[0]).to_metadata() | {BEHIND: str(Behind(last_segment=1, entries=2))}
+    metadata = store.statement(ledgers[0]).to_metadata() | {
+        EXTENT_FIELD: str(RegisteredExtent(last_segment=1, entries=2))
+    }
     store.s3.put_object(Bucket=store.settings.primary_bucket, Key=near, Body=b"x", Metadata=metadata)
     store.truth.add((_K.ORPHAN_SEGMENT, ledgers[0], near))
 

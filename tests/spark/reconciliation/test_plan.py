@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack.stack import StackAddresses
-from logstore.log.ledgers import segment_number
+from logstore.log.ledgers import segment_number_from_key
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation import listing
 from spark.session import WarmSession
@@ -39,7 +39,9 @@ def _inventories(store: Damaged, folder: Path, *, ages: bool = True) -> tuple[st
             for page in pages
             for one in page.get("Contents", ())
         ]
-        twice = [one for one in rows if segment_number(one["key"]) is not None or one["key"].endswith("-index")]
+        twice = [
+            one for one in rows if segment_number_from_key(one["key"]) is not None or one["key"].endswith("-index")
+        ]
         parts = [rows[::2], rows[1::2], twice]
         paths.append(str(inventories.write(folder / bucket, bucket, parts, form=form)))
     return tuple(paths)

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from logstore.log.ledgers import (
-    BEHIND,
+    EXTENT_FIELD,
     MIN_CONFIRMATION_GAP,
-    Behind,
     Component,
     LedgerOwner,
     LedgerStatement,
+    RegisteredExtent,
     ledger_prefix,
     meta_key,
     segment_key,
@@ -107,18 +107,18 @@ def test_statement_decides_whose_an_orphan_is(store: FakeObjectStore) -> None:
 @pytest.mark.parametrize(
     ("behind", "kind"),
     [
-        (Behind(last_segment=4, entries=9), _K.CONFIRMATION),
-        (Behind(last_segment=9, entries=9), _K.ORPHAN_SEGMENT),  # nearer than a confirmation stands
+        (RegisteredExtent(last_segment=4, entries=9), _K.CONFIRMATION),
+        (RegisteredExtent(last_segment=9, entries=9), _K.ORPHAN_SEGMENT),  # nearer than a confirmation stands
         (None, _K.ORPHAN_SEGMENT),
     ],
 )
 def test_upload_that_confirms_a_segment_far_below_it_is_no_orphan(
-    behind: Behind | None, kind: FindingKind, store: FakeObjectStore
+    behind: RegisteredExtent | None, kind: FindingKind, store: FakeObjectStore
 ) -> None:
     """Contended topics have hundreds of them; each says where an answered entry stands if the catalog is lost."""
     key = segment_key(_ID, 4 + MIN_CONFIRMATION_GAP)
     _put(store, meta_key(_ID, _OWNER))
-    said = {BEHIND: str(behind)} if behind else {}
+    said = {EXTENT_FIELD: str(behind)} if behind else {}
     store.put_if_absent(key, b"x" * 10, metadata=_STATEMENT.to_metadata() | said)
     (found,) = _found(store, replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=key))
     assert (found.kind, found.topic, found.kind.applied) == (kind, _TOPIC, kind is _K.ORPHAN_SEGMENT)

@@ -75,7 +75,7 @@ def test_buffers_of_all_topics_are_those_of_sql(
     _append(log, _topic(log, "plain"))
     lost = _topic(log, "lost")
     _ended(log, lost, commit=False)
-    ledger_id = log.catalog.ledgers.listed(lost.topic_id)[0].ledger_id
+    ledger_id = log.catalog.ledgers.list_ledgers(lost.topic_id)[0].ledger_id
     log.objects.delete([segment_key(ledger_id, 0)])
     expected = {one.topic_id: log.catalog.transaction_snapshots.buffer(one.topic_id) for one in topics}
     assert all(one.hidden and one.open for one in expected.values())

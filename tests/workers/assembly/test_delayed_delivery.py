@@ -77,7 +77,7 @@ def test_messages_are_delivered_in_their_hour_whatever_holds_them(log: LogStore,
     one, two = log.catalog.delayed.listed(topic.topic_id).buckets
     assert log.delayed.merger.merge(topic.topic_id, (one.bucket_id, two.bucket_id)).switched
     assert _received(log, topic, hours=5) == [2, 64, 1, 63, 0, 65, 66]
-    ledger = log.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    ledger = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
     acked = [Position(ledger, entry) for entry in (64, 1, 65, 20, 40)]
     log.subscriptions.acknowledge(topic.topic_id, "billing", positions=acked)
     assert _received(log, topic, hours=5) == [2, 63, 0, 66]

@@ -45,7 +45,7 @@ def topic(log: LogStore) -> Topic:
 
 def offload(log: LogStore, topic: Topic) -> LedgerId:
     """A published copy of the closed ledger."""
-    ledger = log.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+    ledger = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
     done = log.offloader.upload(ledger, _UUID, timeout_s=600)
     assert done.evidence
     assert done.evidence.size_bytes > 16 << 20  # one PUT would not do
@@ -55,7 +55,7 @@ def offload(log: LogStore, topic: Topic) -> LedgerId:
 
 def remove_primary(log: LogStore, topic: Topic) -> None:
     """Both phases, through the storage that the wiring gives."""
-    (copy,) = log.catalog.offloads.removable(topic.topic_id, None, after=LedgerId(-1), limit=10)
+    (copy,) = log.catalog.offloads.list_removable(topic.topic_id, None, after=LedgerId(-1), limit=10)
     assert log.offloader.prove(copy).entries == copy.entries
     log.catalog.offloads.remove_primaries(
         topic.topic_id,

@@ -17,10 +17,10 @@ from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.log.services.append import AppendResult
-from logstore.log.services.roll import Rolled
+from logstore.log.services.roll import RollResult
 from logstore.ports.catalog import (
     Acknowledge,
-    Acknowledged,
+    AcknowledgeResult,
     Inflight,
     Ledger,
     SchemaVersion,
@@ -29,10 +29,10 @@ from logstore.ports.catalog import (
     Tombstone,
     Topic,
     TopicContents,
-    TopicPage,
+    TopicSummaryPage,
     TopicState,
     TopicSummary,
-    Totals,
+    TopicTotals,
     Unsealed,
 )
 from logstore.positions import LedgerId, Position, TopicId
@@ -137,10 +137,10 @@ class FakeLog:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return self.found[name]
 
-    def _page(self, *, prefix: str, limit: int, state: TopicState | None = None, after: str = "") -> TopicPage:
+    def _page(self, *, prefix: str, limit: int, state: TopicState | None = None, after: str = "") -> TopicSummaryPage:
         fitting = [one for one in self.found.values() if one.name.startswith(prefix) and state in {None, one.state}]
         found = [one for one in sorted(fitting, key=lambda one: one.name) if one.name > after]
-        return TopicPage(topics=[self._summary(one) for one in found[:limit]], more=len(found[limit:]))
+        return TopicSummaryPage(topics=[self._summary(one) for one in found[:limit]], more=len(found[limit:]))
 
     def _summary(self, topic: Topic) -> TopicSummary:
         told = [
@@ -163,10 +163,10 @@ class FakeLog:
     def _component_pages(self, topic_id: TopicId, *, component: Component | None) -> Iterator[list[Ledger]]:
         yield from ([one] for one in [*self._listed(topic_id), *self.components] if component in {None, one.component})
 
-    def _totals(self, topic_id: TopicId) -> Totals:
+    def _totals(self, topic_id: TopicId) -> TopicTotals:
         count, ledger_id = len(self.entries), LedgerId(4)
         first, last = (Position(ledger_id, 0), Position(ledger_id, count - 1)) if count else (None, None)
-        return Totals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
+        return TopicTotals(ledgers=1, entries=count, size_bytes=10 * count, first=first, last=last)
 
     def _backlogs(self, topic_id: TopicId, states: list[CursorState]) -> list[int]:
         every = [Position(LedgerId(4), at) for at in range(len(self.entries))]
@@ -181,8 +181,8 @@ class FakeLog:
         ends = Position(LedgerId(4), first), Position(LedgerId(4), len(self.entries) - 1)
         return AppendResult(count=len(produced.entries), first=ends[0], last=ends[1])
 
-    def _roll(self, topic: Topic) -> Rolled:
-        return Rolled(closed=LedgerId(4), opened=LedgerId(5))
+    def _roll(self, topic: Topic) -> RollResult:
+        return RollResult(closed=LedgerId(4), opened=LedgerId(5))
 
     @contextmanager
     def _consumer(
@@ -219,11 +219,11 @@ class FakeLog:
         up_to: Position | None,
         releases: int | None,
         txn: object,
-    ) -> Acknowledged:
+    ) -> AcknowledgeResult:
         assert txn is None
         write = Acknowledge(topic_id=topic_id, subscription=name, positions=positions, up_to=up_to, releases=releases)
         self.written.append(write)
-        return Acknowledged(mark_delete=up_to or max(positions))
+        return AcknowledgeResult(mark_delete=up_to or max(positions))
 
     def _subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
         mark = Position(LedgerId(4), len(self.entries) - 1 if latest else -1)

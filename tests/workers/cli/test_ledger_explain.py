@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.log.ledgers import CopyKind, digest_of, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key, segment_key, sha256_hex
 from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.ports.catalog import Cause
@@ -201,7 +201,7 @@ def _with_digests(world: World, ledger_id: LedgerId) -> list[str]:
         key = segment_key(ledger_id, row.number)
         stored = world.objects.get(key)
         assert stored
-        digest = digest_of(stored.body)
+        digest = sha256_hex(stored.body)
         world.objects.delete([key])
         world.objects.put_if_absent(key, stored.body, metadata={**stored.metadata, "sha256": digest})
         statement = "UPDATE segment SET sha256 = :digest WHERE ledger_id = :ledger AND number = :number"

@@ -73,7 +73,7 @@ def test_scrub_of_every_topic_says_what_it_found(run: Run, asked: _Asked) -> Non
 def test_scrub_of_a_topic_keeps_the_rate_that_was_asked_for(run: Run, asked: _Asked) -> None:
     assert run("scrub", ORDERS, "--rate", "200000", "--master", "local[2]", "--reason", "why").exit_code == 0
     ((topics, rest),) = asked.started
-    assert topics == [TopicName.known(ORDERS).encoded]
+    assert topics == [TopicName.parse_existing(ORDERS).encoded]
     assert (rest["bytes_per_s"], rest["master"], rest["reason"]) == (200_000, "local[2]", "why")
 
 

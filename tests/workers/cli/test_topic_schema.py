@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from logstore.log.services.schemas import MOST_BYTES
+from logstore.log.services.schemas import MAX_SCHEMA_BYTES
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 
@@ -56,14 +56,14 @@ def test_schema_show_of_what_is_no_text_prints_base64(run: Run, orders: str) -> 
     assert "not text" in shown.stderr
 
 
-@pytest.mark.parametrize("size", [0, MOST_BYTES + 1])
+@pytest.mark.parametrize("size", [0, MAX_SCHEMA_BYTES + 1])
 def test_schema_of_a_size_that_is_refused_changes_nothing(
     run: Run, services: FakeServices, orders: str, size: int
 ) -> None:
     """Bad input names its option and its limit."""
     error = document(run("topic", "schema", "set", orders, "--file", "-", "--json", text=b"x" * size), 2)["error"]
     assert error["field"] == "file"
-    assert f"{MOST_BYTES:,}" in error["message"]
+    assert f"{MAX_SCHEMA_BYTES:,}" in error["message"]
     assert services.log.contents == []
 
 

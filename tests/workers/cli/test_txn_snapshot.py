@@ -35,7 +35,7 @@ def test_snapshot_of_a_topic_says_what_was_built(run: Run, asked: _Asked) -> Non
     found = document(run("txn", "snapshot", ORDERS, "--reason", "a test", "--json"))
     assert {**_COUNTS, "run_id": "snapshots-1"}.items() <= found.items()
     ((topics, rest),) = asked.started
-    assert topics == [TopicName.known(ORDERS).encoded]
+    assert topics == [TopicName.parse_existing(ORDERS).encoded]
     assert (rest["reason"], rest["master"]) == ("a test", "")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import InspectedIntent, InspectedCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
 from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, summarize_ledger
@@ -27,8 +27,8 @@ def _filed(
     outcome: Outcome | None = Outcome.DELETED,
     stalled: bool = False,
     **changes: Any,
-) -> FiledIntent:
-    return FiledIntent(
+) -> InspectedIntent:
+    return InspectedIntent(
         intent=intent(state=state, outcome=outcome, **changes),
         stalled=stalled,
         objects_deleted=0,
@@ -39,7 +39,7 @@ def _filed(
 
 
 def _history(
-    live: LiveLedger | None = None, references: Sequence[Reference] = (), intents: Sequence[FiledIntent] = ()
+    live: LiveLedger | None = None, references: Sequence[Reference] = (), intents: Sequence[InspectedIntent] = ()
 ) -> LedgerHistory:
     return LedgerHistory(
         ledger_id=LedgerId(7), live=live, references=references, copies=(), intents=intents, decisions=()
@@ -47,7 +47,7 @@ def _history(
 
 
 def _seen(finding: CopyVerdict | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> ExaminedCopy:
-    return ExaminedCopy(copy=KnownCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
+    return ExaminedCopy(copy=InspectedCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
 
 
 def _listed(*, last: bool = False) -> Reference:
@@ -191,7 +191,7 @@ def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:
         (_filed(DeletionState.PENDING, outcome=None), f"detached on {_ON}; batch b is to delete it"),
     ],
 )
-def test_verdict_of_a_detached_ledger_tells_what_became_of_it(filed: FiledIntent, said: str) -> None:
+def test_verdict_of_a_detached_ledger_tells_what_became_of_it(filed: InspectedIntent, said: str) -> None:
     """Deleted, waiting for whom, or left to a person, with the command to use."""
     assert summarize_ledger(_history(intents=[filed]), []) == said
 

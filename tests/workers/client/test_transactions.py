@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import UnknownObject
-from logstore.ports.catalog import BeginTransaction, Begun, Decided, EndTransaction
+from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, EndTransaction, EndTransactionResult
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.workflows.house import assert_eventually
 from workers.client.transactions import TransactionClient
@@ -39,9 +39,9 @@ class _Catalog:
         done: Future[Any] = Future()
         if isinstance(write, BeginTransaction):
             self._begun += 1
-            done.set_result(Begun(txn=TransactionId(write.tc_id, self._begun)))
+            done.set_result(BeginTransactionResult(txn=TransactionId(write.tc_id, self._begun)))
         else:
-            done.set_result(Decided(state=TransactionState.COMMITTING))
+            done.set_result(EndTransactionResult(state=TransactionState.COMMITTING))
         return done
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:

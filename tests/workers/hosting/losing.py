@@ -17,7 +17,7 @@ from logstore.cursors.state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services.append import AppendResult
-from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, Topic
+from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.flush_requests import FlushRequests
 from workers.assembly.adapters import open_log
@@ -143,7 +143,7 @@ class Writers:
 
     def _transactions(self, log: LogStore, number: int, turn: int, dice: random.Random) -> None:
         (begun,) = log.catalog.commits.commit([BeginTransaction(tc_id=2, timeout_s=3_600)])
-        assert isinstance(begun, Begun)
+        assert isinstance(begun, BeginTransactionResult)
         payload, commit = f"txn {turn}".encode(), turn % 3 > 0
         for topic in self._topics:
             self._append(log, topic, ProducedEntries(entries=[NewEntry(payload=payload)], txn=begun.txn))
@@ -188,12 +188,14 @@ class Writers:
         """A closed ledger gets a tiered copy; in every other turn the primary ones go."""
         self._pause(20)
         topic_id, batch = self._topics[turn % 2].topic_id, f"offload-{turn}"
-        for ledger_id in log.catalog.offloads.candidates(topic_id, None, after=LedgerId(-1), limit=1):
+        for ledger_id in log.catalog.offloads.list_candidates(topic_id, None, after=LedgerId(-1), limit=1):
             uuid = str(uuid4())
             if log.offloader.upload(ledger_id, uuid, timeout_s=600).evidence:
                 log.catalog.offloads.publish(ledger_id, uuid)
                 self._answers.did("offload")
-        there = log.catalog.offloads.removable(topic_id, None, after=LedgerId(-1), limit=10) if turn % 4 > 1 else []
+        there = (
+            log.catalog.offloads.list_removable(topic_id, None, after=LedgerId(-1), limit=10) if turn % 4 > 1 else []
+        )
         proved = {one.statement.ledger_id: one.context["uuid"] for one in there}
         if proved:
             log.catalog.offloads.remove_primaries(

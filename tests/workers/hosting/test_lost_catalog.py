@@ -103,7 +103,7 @@ def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Calla
         return
     with open_log(settings) as log:
         for topic in topics:
-            first = log.catalog.ledgers.listed(topic.topic_id)[0].ledger_id
+            first = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
             batch = f"zombie-{topic.topic_id}"
             log.catalog.phase_one.detach(topic.topic_id, [first], force=True, batch_id=batch, claim=CLAIM, cause=CAUSE)
         log.objects.require()

@@ -24,7 +24,7 @@ async def test_both_copies_go_and_one_tombstone_is_left(house: House) -> None:
         await (await offload(house, ledger)).result()
     first = await operated(house, ledger, CopyKind.OFFLOADED_LEDGER)
     assert (first.outcomes, house.world.sql("SELECT id FROM tombstone")) == ({"DELETED": 1}, [])
-    assert house.world.catalog.ledgers.listed(house.world.topic.topic_id)[0].copies == (CopyKind.LEDGER,)
+    assert house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)[0].copies == (CopyKind.LEDGER,)
     assert house.world.tiered.keys == []
     second = await operated(house, ledger, CopyKind.LEDGER, generation=1)
     assert second.outcomes == {"DELETED": 1}

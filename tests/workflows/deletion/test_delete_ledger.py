@@ -173,7 +173,7 @@ async def test_delete_ledger_of_a_row_opened_again_is_another_workflow(house: Ho
         stored = house.world.objects.get(late)
         assert stored
         assert (await (await house.delete_one(key)).result()).outcome is Outcome.DELETED
-        house.world.catalog.ledgers.gave_up(ledger, epoch=1)
+        house.world.catalog.ledgers.abandon_upload(ledger, epoch=1)
         house.world.objects.put_if_absent(late, stored.body, metadata=stored.metadata)
         house.world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.BEFORE, error=_corrupt))
         assert (await (await house.sweep()).result()).intents == 1

@@ -69,7 +69,7 @@ async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_noth
     told = classify_error(caught.value)
     assert (told.code, told.type, told.message) == (ExitCode.REFUSED, "LedgerStillNeeded", refusal.message)
     assert house.world.objects.keys == before
-    assert len(house.world.catalog.ledgers.listed(house.world.topic.topic_id)) == 3
+    assert len(house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)) == 3
     assert not house.world.catalog.deletions.list(None, limit=9)
 
 

@@ -90,7 +90,7 @@ async def test_delete_topic_of_another_one_is_refused(house: House, more: dict[s
     """Terminal: an id that bears another name, or of another catalog, changes nothing (promise 3)."""
     ledgers = house.world.fill(1)
     assert (await house.failed(house.delete_topic(**more)))[0] == type_
-    assert house.world.catalog.topics.by_id(house.world.topic.topic_id).state is TopicState.ACTIVE
+    assert house.world.catalog.topics.get_by_id(house.world.topic.topic_id).state is TopicState.ACTIVE
     assert all(house.world.left_of(one) for one in ledgers)
 
 
@@ -112,7 +112,7 @@ async def test_delete_topic_stopped_midway_goes_on_when_started_again(house: Hou
         await getattr(handle, how)()
         with pytest.raises(WorkflowFailureError):
             await handle.result()
-        assert house.world.catalog.topics.by_id(house.world.topic.topic_id).state is TopicState.DELETING
+        assert house.world.catalog.topics.get_by_id(house.world.topic.topic_id).state is TopicState.DELETING
         (batch,) = {one.batch_id for one in house.world.catalog.deletions.list(None, limit=9)}
         gate.open()
         await house.client.get_workflow_handle(f"delete-ledgers/{batch}").result()

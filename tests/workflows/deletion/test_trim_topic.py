@@ -17,7 +17,7 @@ from workflows.deletion.values import DeletionPolicy, TrimTopicResult
 
 
 def listed(house: House) -> list[LedgerId]:
-    return [one.ledger_id for one in house.world.catalog.ledgers.listed(house.world.topic.topic_id)]
+    return [one.ledger_id for one in house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)]
 
 
 def deletes_of(ledger_id: LedgerId, **more: object) -> Fault:

@@ -35,7 +35,7 @@ def fill(house: House, topics: int, ledgers: int = 2) -> list[list[LedgerId]]:
 def listed(house: House) -> dict[str, int]:
     """Ledgers of each list."""
     catalog = house.world.catalog
-    return {topic.name: len(catalog.ledgers.listed(topic.topic_id)) for topic in every_topic(catalog.topics)}
+    return {topic.name: len(catalog.ledgers.list_ledgers(topic.topic_id)) for topic in every_topic(catalog.topics)}
 
 
 def batch(house: House) -> str:

@@ -14,7 +14,7 @@ from activities.offload import PublishInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered import CopyLengths, data_key, index_key, parse_lengths
-from logstore.ports.catalog import Copies, OffloadAnswer
+from logstore.ports.catalog import OffloadAnswer, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
@@ -49,7 +49,7 @@ def held(house: House, ledger_id: LedgerId) -> Gate:
 
 def copies(house: House, ledger_id: LedgerId) -> tuple[bool, bool]:
     """Whether the primary and the tiered copy are LIVE."""
-    found = house.world.catalog.offloads.copies(ledger_id) or Copies(primary=False)
+    found = house.world.catalog.offloads.copies(ledger_id) or ReadableCopies(primary=False)
     return found.primary, found.tiered is not None
 
 
@@ -125,7 +125,7 @@ async def test_offload_ledger_whose_upload_leaves_nothing_fails_in_the_end(house
 async def test_offload_ledger_that_cannot_be_is_refused_at_once(house: House) -> None:
     """Terminal: an open ledger is not tried again."""
     house.world.fill_readable(1)
-    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
     assert last
     assert (await house.failed(offload(house, last.ledger_id)))[0] == "PreconditionFailed"
     assert len(house.attempts("offload.upload")) == 1
@@ -225,7 +225,7 @@ async def test_offload_topic_with_delete_primary_leaves_one_copy_of_each(house: 
     assert (result.offloaded, result.removed, result.outcomes) == (3, 3, {"DELETED": 3})
     assert [copies(house, one) for one in ledgers] == [(False, True)] * 3
     assert [house.world.left_of(one) for one in ledgers] == [[]] * 3
-    listed = house.world.catalog.ledgers.listed(house.world.topic.topic_id)
+    listed = house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)
     assert [one.ledger_id for one in listed][:3] == ledgers
     told = house.world.sql("SELECT act, reason FROM audit ORDER BY audit_id")
     assert [tuple(row) for row in told] == [("remove-primaries", "cold"), ("delete-ledgers", "cold")]
@@ -298,7 +298,7 @@ async def test_offload_topic_counts_ledgers_that_are_gone_and_does_the_rest(hous
 async def test_offload_topic_whose_one_ask_is_refused_does_the_others(house: House) -> None:
     """An open ledger cannot be offloaded; the result says so, and what others asked for is done."""
     ledgers = house.world.fill_readable(2)
-    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
     assert last
     bad = OffloadAsk(actor="tests", reason="", ledger_ids=[last.ledger_id], delete_primary=True)
     result = await house.done(offload_all(house, bad, ASK))
@@ -399,7 +399,7 @@ async def test_trims_deletes_and_offloads_of_one_topic_at_once_forget_nothing(ho
         assert not [one for one in ended if isinstance(one, ChildWorkflowError)]
         await (await house.trim()).result()
     assert unnamed(house) == []
-    listed = house.world.catalog.ledgers.listed(house.world.topic.topic_id)
+    listed = house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)
     assert all(one.copies for one in listed)
     for one in listed:
         if CopyKind.LEDGER in one.copies:

@@ -75,7 +75,7 @@ def orphan_segments(house: House, count: int, *, page: int = 2) -> list[str]:
     made = house.world.catalog.ledgers.create(house.world.topic.topic_id, application="sexton")
     facts, keys = made.to_metadata(), list[str]()
     house.world.objects.put_if_absent(meta_key(made.ledger_id, made.owner), made.to_json(), metadata=facts)
-    last = house.world.catalog.ledgers.last(house.world.topic.topic_id)
+    last = house.world.catalog.ledgers.last_ledger(house.world.topic.topic_id)
     assert house.world.catalog.ledgers.attach(made.ledger_id, after=last.ledger_id if last else None)
     for number in range(count):
         key = segment_key(made.ledger_id, number)

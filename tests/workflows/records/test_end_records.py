@@ -21,7 +21,7 @@ from workflows.records.values import EndRecordsResult
 
 def listed(house: House) -> list[LedgerId]:
     """The topic's ledgers."""
-    return [one.ledger_id for one in house.world.catalog.ledgers.listed(house.world.topic.topic_id)]
+    return [one.ledger_id for one in house.world.catalog.ledgers.list_ledgers(house.world.topic.topic_id)]
 
 
 def buried(house: House) -> set[int]:
@@ -97,7 +97,7 @@ async def test_all_topics_are_gone_through_page_by_page(house: House) -> None:
         world.fill(count)
     result = await done(house, "every", of_all=True)
     assert (result.records, result.ended, result.kept) == (5, 5, 0)
-    assert [len(house.world.catalog.ledgers.listed(world.topic.topic_id)) for world in worlds] == [1, 1, 1]
+    assert [len(house.world.catalog.ledgers.list_ledgers(world.topic.topic_id)) for world in worlds] == [1, 1, 1]
 
 
 async def test_function_that_fails_ends_nothing_more_and_is_named_with_its_record(house: House) -> None:

@@ -36,7 +36,7 @@ async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back
     assert [round(pause) for pause in pauses(house, "transactions.tell")] == [1, 2, 4, 8, 10, 10]
     assert (result.state, result.settled, result.owed_count, result.attempts) == ("COMMITTED", 2, 0, 7)
     assert parties.hows(txn) == ["MARKED", "MARKED"]
-    stored = [parties.log.catalog.ledgers.listed(topic.topic_id)[0].entries for topic in (near, far)]
+    stored = [parties.log.catalog.ledgers.list_ledgers(topic.topic_id)[0].entries for topic in (near, far)]
     assert stored == [2, 2], "a message and one marker"
 
 
@@ -114,7 +114,7 @@ async def test_broadcast_of_what_is_final_answers_its_end(house: House, parties:
         first = await (await parties.broadcast(txn)).result()
         again = await (await parties.broadcast(txn)).result()
     assert (again.state, again.settled, again.owed_count) == (first.state, first.settled, 0)
-    (ledger,) = parties.log.catalog.ledgers.listed(parties.topics[0].topic_id)
+    (ledger,) = parties.log.catalog.ledgers.list_ledgers(parties.topics[0].topic_id)
     assert ledger.entries == 2
 
 

@@ -12,7 +12,7 @@ from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledgers import CopyKind, CopyState, segment_key
 from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
-from logstore.ports.catalog import Decision, Fences, FiledIntent, KnownCopy, LedgerHistory, Segment
+from logstore.ports.catalog import AuditEntry, Fences, InspectedCopy, InspectedIntent, LedgerHistory, Segment
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
@@ -57,7 +57,7 @@ def explain(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -
     return Answer(document=document, text=_format_sections(document))
 
 
-def _examine_copy(storages: "Storages", copy: KnownCopy, keys: Sequence[str]) -> ExaminedCopy:
+def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
     """Ask storage for a copy. An error becomes the detail.
 
     Args:
@@ -98,14 +98,14 @@ def _compare_digests(
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
     if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
         return copy
-    from logstore.log.services.segment_file import compare_segment  # noqa: PLC0415 - start-up time
+    from logstore.log.services.segment_file import find_segment_problem  # noqa: PLC0415 - start-up time
 
     compared, read_bytes, corrupt = 0, 0, list[CorruptSegment]()
     for segment in segments:
         if segment.sha256 is None or (max_bytes is not None and read_bytes + segment.size_bytes > max_bytes):
             continue
         try:
-            error = compare_segment(objects, segment)
+            error = find_segment_problem(objects, segment)
         except SextonError as fault:
             return replace(copy, detail=f"storage did not answer: {fault}", compared=compared, corrupt=tuple(corrupt))
         compared, read_bytes = compared + 1, read_bytes + segment.size_bytes
@@ -179,7 +179,7 @@ def _make_copy_row(copy: ExaminedCopy) -> dict[str, object]:
     }
 
 
-def _make_intent_row(filed: FiledIntent) -> dict[str, object]:
+def _make_intent_row(filed: InspectedIntent) -> dict[str, object]:
     intent = filed.intent
     return {
         "id": intent.row_id,
@@ -192,7 +192,7 @@ def _make_intent_row(filed: FiledIntent) -> dict[str, object]:
     }
 
 
-def _make_decision_row(decision: Decision) -> dict[str, object]:
+def _make_decision_row(decision: AuditEntry) -> dict[str, object]:
     detail = dict(decision.detail)
     trace_id = detail.pop("trace_id", None)
     return {

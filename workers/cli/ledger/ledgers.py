@@ -52,7 +52,7 @@ def list_(
     topic = context.get_topic(name)
 
     def iterate_rows() -> Iterator[dict[str, object]]:
-        for page in context.catalog.components.pages(topic.topic_id, component=component):
+        for page in context.catalog.components.iterate_pages(topic.topic_id, component=component):
             yield from map(_make_row, page)
         if tombstones:
             yield from map(_make_tombstone_row, _iterate_tombstones(context, topic, component))

@@ -6,7 +6,7 @@ from typing import Final
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
-from logstore.ports.catalog import FiledIntent, KnownCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import InspectedIntent, InspectedCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from workers.pages.texts import decode_topic_name, format_time_us
 
 _MAX_NAMES = 3
@@ -27,7 +27,7 @@ class CorruptSegment:
 class ExaminedCopy:
     """Copy in the catalog, and what storage holds of it."""
 
-    copy: KnownCopy
+    copy: InspectedCopy
     finding: CopyVerdict | None  # None: storage could not be asked
     objects: int = 0
     size_bytes: int = 0
@@ -140,7 +140,7 @@ def _describe_need(live: LiveLedger, references: Sequence[Reference]) -> str:
     return f"listed and {need}"
 
 
-def _find_unfinished(history: LedgerHistory) -> list[FiledIntent]:
+def _find_unfinished(history: LedgerHistory) -> list[InspectedIntent]:
     return [filed for filed in history.intents if filed.intent.state is not DeletionState.DELETED]
 
 
@@ -163,7 +163,7 @@ def _describe_deleted(history: LedgerHistory, copies: Sequence[ExaminedCopy]) ->
     return f"deleted on {deleted_at}, confirmed by storage"
 
 
-def _describe_unfinished(filed: FiledIntent) -> str:
+def _describe_unfinished(filed: InspectedIntent) -> str:
     intent, error = filed.intent, filed.intent.last_error or ""
     if error:
         error = f": {error if len(error) <= _MAX_ERROR_LENGTH else error[: _MAX_ERROR_LENGTH - 1] + '…'}"

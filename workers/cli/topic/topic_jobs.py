@@ -53,9 +53,9 @@ def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", d
 
 
 def _preview_trim(context: CommandContext, topic: "Topic") -> Answer:
-    last = context.catalog.ledgers.last(topic.topic_id)
+    last = context.catalog.ledgers.last_ledger(topic.topic_id)
     policy = context.services.roll_policy(context.settings)
-    is_due = last is not None and policy.due(last, now_us=time.time_ns() // 1_000)
+    is_due = last is not None and policy.is_due(last, now_us=time.time_ns() // 1_000)
     rolled = last.ledger_id if last is not None and is_due else None
     detached = context.catalog.phase_one.preview(topic.topic_id, None, force=False, rolled=rolled)
     pending = context.catalog.deletions.list(
@@ -118,11 +118,11 @@ def offload(
     ledger_ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledger)] if ledger else None
     offloads = context.catalog.offloads
     if ledger_ids is not None:
-        offloads.check(topic.topic_id, ledger_ids)
+        offloads.require_offloadable(topic.topic_id, ledger_ids)
     if dry_run:
         after, limit = _BEFORE_FIRST_LEDGER, _MAX_PREVIEW_LEDGERS
-        offloaded = offloads.candidates(topic.topic_id, ledger_ids, after=after, limit=limit)
-        published = offloads.removable(topic.topic_id, ledger_ids, after=after, limit=limit)
+        offloaded = offloads.list_candidates(topic.topic_id, ledger_ids, after=after, limit=limit)
+        published = offloads.list_removable(topic.topic_id, ledger_ids, after=after, limit=limit)
         removed = {*offloaded, *(copy.statement.ledger_id for copy in published)} if delete_primary else set()
         counts = {"offloaded": len(offloaded), "ledger_ids": [int(ledger_id) for ledger_id in offloaded]}
         return Answer(document={"dry_run": True, **counts, "removed": sorted(int(ledger_id) for ledger_id in removed)})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput
-from logstore.names import TopicName, check_subscription, encoded_beginning
+from logstore.names import TopicName, check_subscription, encode_prefix
 from logstore.ports.catalog import TopicState
 from logstore.whole_files import open_regular_file
 from workers.cli.command import command, group
@@ -79,7 +79,7 @@ def list_(
     context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
-    topics, encoded = context.catalog.topics, encoded_beginning(prefix or "")
+    topics, encoded = context.catalog.topics, encode_prefix(prefix or "")
     page = topics.page(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
     if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
         note(f"no topic's name begins with {prefix}")
@@ -236,19 +236,19 @@ def show_schema(context: CommandContext, name: TopicArgument, *, version: Versio
 
 
 def _read_schema(file: str) -> bytes:
-    from logstore.log.services.schemas import MOST_BYTES  # noqa: PLC0415 - start-up time
+    from logstore.log.services.schemas import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
 
     try:
         if file == "-":
-            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+            content = sys.stdin.buffer.read(MAX_SCHEMA_BYTES + 1)
         else:
             with open_regular_file(Path(file)) as source:
-                content = source.read(MOST_BYTES + 1)
+                content = source.read(MAX_SCHEMA_BYTES + 1)
     except OSError as error:
         raise InvalidInput("file", expected=f"a file that can be read ({error.strerror})", found=file) from error
-    if not 0 < len(content) <= MOST_BYTES:
+    if not 0 < len(content) <= MAX_SCHEMA_BYTES:
         found = f"{file}: {len(content):,} bytes{' or more' if content else ''}"
-        raise InvalidInput("file", expected=f"1 to {MOST_BYTES:,} bytes", found=found)
+        raise InvalidInput("file", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=found)
     return content
 
 

@@ -128,7 +128,7 @@ class _Play:
 
     def entries(self) -> list[Entry]:
         """Every entry of a listed ledger, in order."""
-        spans = [ledger.span for ledger in self.world.catalog.ledgers.listed(self.topic_id)]
+        spans = [ledger.span for ledger in self.world.catalog.ledgers.list_ledgers(self.topic_id)]
         return [(span.ledger_id, entry) for span in spans for entry in range(span.entries)]
 
     def play(self, turn: Turn) -> None:
@@ -177,7 +177,7 @@ class _Play:
                 self.world.detach(self.topic_id, [self._ledgers()[step.choices[0] % (len(self._ledgers()) - 1)]])
 
     def _ledgers(self) -> list[LedgerId]:
-        return [ledger.ledger_id for ledger in self.world.catalog.ledgers.listed(self.topic_id)]
+        return [ledger.ledger_id for ledger in self.world.catalog.ledgers.list_ledgers(self.topic_id)]
 
     def check(self) -> None:
         """Neither less nor more than the set; and no cursor ledger that nothing names."""
@@ -187,7 +187,7 @@ class _Play:
         assert covered == self.acknowledged & set(entries)
         listed = [
             one.ledger_id
-            for one in self.world.catalog.components.listed(self.topic_id)
+            for one in self.world.catalog.components.list_ledgers(self.topic_id)
             if one.component is Component.MANAGED_CURSOR
         ]
         needed = self.world.catalog.cursors.get(self.topic_id, _NAME).snapshot_ledger

@@ -7,7 +7,7 @@ import pytest
 
 from logstore.cursors.state import CursorState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
-from logstore.ports.catalog import Acknowledged, StoredCursor, TopicState
+from logstore.ports.catalog import AcknowledgeResult, StoredCursor, TopicState
 from logstore.positions import TopicId
 from tests.contracts.catalog.steps import acknowledge, append, at, filled, new_topic, race, roll
 from tests.contracts.catalog.worlds import World
@@ -135,14 +135,14 @@ def test_acknowledge_single_entries_survive_as_bitmaps_until_contiguous(world: W
     first, second = filled(world, topic.topic_id, 2)
     world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     holes = [(ledger, entry) for ledger in (first, second) for entry in range(1, 10, 2)]
-    assert acknowledge(world, topic.topic_id, "billing", *holes) == Acknowledged(mark_delete=at(first, -1))
+    assert acknowledge(world, topic.topic_id, "billing", *holes) == AcknowledgeResult(mark_delete=at(first, -1))
     state = world.catalog.cursors.get(topic.topic_id, "billing").state
     assert {
         (ledger, entry) for ledger in (first, second) for entry in range(10) if state.covers(at(ledger, entry))
     } == {*holes}
     rest = [(first, entry) for entry in range(0, 10, 2)]
-    assert acknowledge(world, topic.topic_id, "billing", *rest) == Acknowledged(mark_delete=at(first, 9))
-    assert acknowledge(world, topic.topic_id, "billing", (second, 0)) == Acknowledged(mark_delete=at(second, 1))
+    assert acknowledge(world, topic.topic_id, "billing", *rest) == AcknowledgeResult(mark_delete=at(first, 9))
+    assert acknowledge(world, topic.topic_id, "billing", (second, 0)) == AcknowledgeResult(mark_delete=at(second, 1))
 
 
 @pytest.mark.postgres
@@ -162,4 +162,4 @@ def test_acknowledge_what_is_detached_is_harmless(world: World) -> None:
     world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     world.detach(topic.topic_id, [first])
     answer = acknowledge(world, topic.topic_id, "billing", (first, 3), (second, 0))
-    assert answer == Acknowledged(mark_delete=at(second, 0))
+    assert answer == AcknowledgeResult(mark_delete=at(second, 0))

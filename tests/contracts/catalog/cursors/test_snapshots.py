@@ -6,7 +6,7 @@ from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import Acknowledged, IntentResult, RowRange, TopicState
+from logstore.ports.catalog import AcknowledgeResult, IntentResult, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import (
     CURSOR,
@@ -34,7 +34,7 @@ def _topic(world: World, count: int = 1) -> tuple[TopicId, list[LedgerId]]:
 
 
 def _cursor_ledgers(world: World, topic_id: TopicId) -> list[LedgerId]:
-    found = world.catalog.components.listed(topic_id)
+    found = world.catalog.components.list_ledgers(topic_id)
     return [one.ledger_id for one in found if one.component is Component.MANAGED_CURSOR]
 
 
@@ -48,7 +48,7 @@ def test_component_ledger_newborn_is_in_no_list_and_says_whose_it_is(world: Worl
     made = world.catalog.components.create(topic_id, Component.MANAGED_CURSOR, {"cursor": CURSOR}, application="sexton")
     assert (made.owner.component, made.owner.keys) == (Component.MANAGED_CURSOR, {"cursor": CURSOR})
     assert made.ledger_id > ledgers[-1]
-    assert [one.ledger_id for one in world.catalog.components.listed(topic_id)] == ledgers
+    assert [one.ledger_id for one in world.catalog.components.list_ledgers(topic_id)] == ledgers
     assert listed(world, topic_id) == ledgers
 
 
@@ -59,7 +59,7 @@ def test_snapshot_published_is_listed_closed_behind_the_data_ledgers(world: Worl
     acknowledge(world, topic_id, CURSOR, (ledgers[0], 5))
     held = publish(world, topic_id, (ledgers[0], 5))
     append(world, topic_id, ledgers[0])
-    found = world.catalog.components.listed(topic_id)
+    found = world.catalog.components.list_ledgers(topic_id)
     assert [one.ledger_id for one in found] == [*ledgers, held.ledger_id]
     last = found[-1]
     assert (last.component, last.keys, last.state) == (
@@ -193,18 +193,18 @@ def test_acknowledge_with_the_snapshot_moves_over_both_parts(world: World) -> No
     topic_id, (ledger,) = _topic(world)
     held = publish(world, topic_id, (ledger, 1), (ledger, 2), (ledger, 6))
     answer = acknowledge_with(world, topic_id, held, (ledger, 4), (ledger, 6))
-    assert answer == Acknowledged(mark_delete=at(ledger, -1))
+    assert answer == AcknowledgeResult(mark_delete=at(ledger, -1))
     row = world.catalog.cursors.get(topic_id, CURSOR)
     assert covered(row.state, [(ledger, e) for e in _TEN]) == {(ledger, 4)}
     answer = acknowledge_with(world, topic_id, held, (ledger, 0))
-    assert isinstance(answer, Acknowledged)
+    assert isinstance(answer, AcknowledgeResult)
     assert (answer.mark_delete, answer.snapshot_ledger) == (at(ledger, 2), held.ledger_id)
     row = world.catalog.cursors.get(topic_id, CURSOR)
     assert answer.row_bytes > 0
     answer = acknowledge_with(world, topic_id, held, up_to=(ledger, 4))
-    assert answer == Acknowledged(mark_delete=at(ledger, 4))
+    assert answer == AcknowledgeResult(mark_delete=at(ledger, 4))
     answer = acknowledge_with(world, topic_id, held, (ledger, 5))
-    assert isinstance(answer, Acknowledged)
+    assert isinstance(answer, AcknowledgeResult)
     assert (answer.mark_delete, answer.row_bytes) == (at(ledger, 6), 0)
     assert state_of(world, topic_id, held) == CursorState(at(ledger, 6))
 
@@ -219,7 +219,7 @@ def test_acknowledge_in_one_commit_share_a_snapshot(world: World) -> None:
         acknowledgement(topic_id, held, (ledger, 2)),
     ]
     first, refused, last = world.catalog.commits.commit(writes)
-    assert (first, last) == (Acknowledged(mark_delete=at(ledger, 1)), Acknowledged(mark_delete=at(ledger, 3)))
+    assert (first, last) == (AcknowledgeResult(mark_delete=at(ledger, 1)), AcknowledgeResult(mark_delete=at(ledger, 3)))
     assert isinstance(refused, SnapshotNeeded)
     assert not state_of(world, topic_id, held).covers(at(ledger, 9))
 
@@ -230,7 +230,7 @@ def test_acknowledge_with_a_snapshot_that_the_cursor_has_no_more_is_not_mistaken
     held = publish(world, topic_id, (ledger, 1), (ledger, 2))
     world.catalog.cursors.seek(topic_id, CURSOR, at(ledger, 0))
     answer = acknowledge_with(world, topic_id, held, (ledger, 0))
-    assert isinstance(answer, Acknowledged)
+    assert isinstance(answer, AcknowledgeResult)
     assert (answer.mark_delete, answer.snapshot_ledger) == (at(ledger, 0), None)
 
 
@@ -287,12 +287,12 @@ def test_detach_by_force_never_lets_a_cursor_with_a_snapshot_overtake(world: Wor
     world.detach(topic_id, [second])
     assert world.catalog.cursors.get(topic_id, CURSOR).state.mark_delete == at(first, -1)
     answer = acknowledge_with(world, topic_id, held, (first, 0))
-    assert answer == Acknowledged(mark_delete=at(third, 4))
+    assert answer == AcknowledgeResult(mark_delete=at(third, 4))
     world.catalog.cursors.seek(topic_id, CURSOR, at(first, 0))
     held = publish(world, topic_id, *((third, e) for e in range(5)))
     world.detach(topic_id, [first])
     assert world.catalog.cursors.get(topic_id, CURSOR).state.mark_delete < at(third, 0)
-    assert acknowledge_with(world, topic_id, held) == Acknowledged(mark_delete=at(third, 4))
+    assert acknowledge_with(world, topic_id, held) == AcknowledgeResult(mark_delete=at(third, 4))
 
 
 def test_newborn_of_a_cursor_that_was_abandoned_is_detached_by_the_trim(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, NewBucket, Registered, RegisterSegment
+from logstore.ports.catalog import BucketSwitch, NewBucket, RegisterSegment, RegisterSegmentResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.steps import at, listed
 from tests.contracts.catalog.worlds import World
@@ -17,7 +17,7 @@ def newborn(world: World, topic_id: TopicId) -> LedgerId:
 
 def delay(world: World, topic_id: TopicId, ledger_id: LedgerId, count: int, *, entries: int = 10) -> Position:
     """One more segment, with so many delayed entries among its entries; its last entry."""
-    rows = {one.ledger_id: one for one in world.catalog.ledgers.listed(topic_id)}
+    rows = {one.ledger_id: one for one in world.catalog.ledgers.list_ledgers(topic_id)}
     write = RegisterSegment(
         topic_id=topic_id,
         ledger_id=ledger_id,
@@ -28,7 +28,7 @@ def delay(world: World, topic_id: TopicId, ledger_id: LedgerId, count: int, *, e
         delayed=count,
     )
     done = world.catalog.commits.commit([write])[0]
-    assert isinstance(done, Registered)
+    assert isinstance(done, RegisterSegmentResult)
     return Position(ledger_id, done.first_entry + entries - 1)
 
 
@@ -76,5 +76,5 @@ def merge(found: BucketList, pair: tuple[Bucket, Bucket], into: LedgerId, topic_
 
 def snapshots(world: World, topic_id: TopicId) -> list[LedgerId]:
     """Ledgers of snapshots in the list of them."""
-    found = world.catalog.components.listed(topic_id)
+    found = world.catalog.components.list_ledgers(topic_id)
     return [one.ledger_id for one in found if one.component is Component.DELAYED_INDEX]

@@ -18,7 +18,7 @@ BATCH = "end-1"
 
 def read(world: World, topic: Topic, *ledger_ids: LedgerId) -> list[Ledger]:
     """The ledgers as they are now."""
-    return [one for one in world.catalog.ledgers.listed(topic.topic_id) if one.ledger_id in ledger_ids]
+    return [one for one in world.catalog.ledgers.list_ledgers(topic.topic_id) if one.ledger_id in ledger_ids]
 
 
 def detach(

@@ -41,7 +41,7 @@ def operate(
 
 def copies_of(world: World, topic: Topic) -> dict[int, tuple[CopyKind, ...]]:
     """Of each listed ledger."""
-    return {one.ledger_id: one.copies for one in world.catalog.ledgers.listed(topic.topic_id)}
+    return {one.ledger_id: one.copies for one in world.catalog.ledgers.list_ledgers(topic.topic_id)}
 
 
 def test_both_copies_and_the_record_go_in_one_transaction(world: World) -> None:

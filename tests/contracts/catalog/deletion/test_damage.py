@@ -148,7 +148,7 @@ def test_copy_whose_context_cannot_be_read_stops_no_sweep_and_no_trim(sqlite_url
     assert (world.phase_one(damaged).ledgers, world.phase_one(other.topic_id).ledgers) == (0, 1)
     assert kept in listed(world, damaged)
     assert first not in listed(world, other.topic_id)
-    assert world.catalog.offloads.removable(damaged, None, after=LedgerId(-1), limit=9) == []
+    assert world.catalog.offloads.list_removable(damaged, None, after=LedgerId(-1), limit=9) == []
     world.database.close()
 
 

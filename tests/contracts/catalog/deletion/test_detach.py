@@ -180,7 +180,7 @@ def test_detach_ledger_with_two_copies_files_an_intent_each(world: World) -> Non
     topic = new_topic(world)
     ledger = filled(world, topic.topic_id, 2)[0]
     world.add_copy(ledger, CopyState.LIVE, uuid="u-1", bucket="cold")
-    assert world.catalog.ledgers.listed(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
     assert world.phase_one(topic.topic_id) == DetachedBatch(batch_id="batch-1", ledgers=1, intents=2)
     tiered, primary = world.catalog.deletions.list(None, limit=10)
     assert (primary.copy, primary.context) == (CopyKind.LEDGER, {})

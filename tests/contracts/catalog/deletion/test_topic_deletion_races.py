@@ -11,7 +11,7 @@ from sqlalchemy import event
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import IntentResult, Registered, Topic
+from logstore.ports.catalog import IntentResult, RegisterSegmentResult, Topic
 from tests.contracts.catalog.delayed.steps import bucket, seal_of
 from tests.contracts.catalog.delayed.steps import newborn as sealing
 from tests.contracts.catalog.deletion.topic_deletion_steps import (
@@ -155,7 +155,7 @@ def test_delete_topic_against_everything_at_once_forgets_no_ledger(world: World)
     born: list[Topic] = []
 
     def append_() -> None:
-        last = world.catalog.ledgers.last(topic.topic_id)
+        last = world.catalog.ledgers.last_ledger(topic.topic_id)
         if last:
             write = segment(topic.topic_id, last.ledger_id, last.last_segment + 1)
             world.catalog.commits.commit([replace(write, delayed=1)])
@@ -223,7 +223,7 @@ def test_writer_that_comes_late_has_its_ledgers_intent_opened_again(world: World
         [segment(topic.topic_id, ledger, 6), segment(other.topic_id, theirs[1], 6)]
     )
     assert isinstance(refused, PreconditionFailed | UnknownObject)
-    assert isinstance(taken, Registered)
+    assert isinstance(taken, RegisterSegmentResult)
     assert world.catalog.deletions.inflight().estimated_inflight == 1
     (row,) = world.catalog.deletions.list(None, limit=9)
     assert (row.ledger_id, row.batch_id, row.handed_to) == (ledger, "", None)

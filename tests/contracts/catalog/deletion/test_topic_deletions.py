@@ -12,7 +12,7 @@ from logstore.ports.catalog import (
     Cause,
     DetachedBatch,
     IntentResult,
-    Registered,
+    RegisterSegmentResult,
     Topic,
     TopicContents,
     TopicState,
@@ -217,7 +217,7 @@ def test_work_on_a_deleting_or_deleted_topic_is_refused(world: World) -> None:
         answers = world.catalog.commits.commit([mine, acked, good])
         assert isinstance(answers[0], PreconditionFailed | UnknownObject)
         assert isinstance(answers[1], SextonError)
-        assert isinstance(answers[2], Registered)
+        assert isinstance(answers[2], RegisterSegmentResult)
     assert ledgers.attach(born, after=ledger) is False
     assert left_of(world, topic.topic_id) == {}
 

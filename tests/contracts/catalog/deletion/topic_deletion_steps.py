@@ -1,7 +1,7 @@
 """Steps of a topic's deletion, and what is left of it."""
 
 from logstore.log.ledgers import Component, CopyState
-from logstore.ports.catalog import Cause, DetachedBatch, Registered, Topic
+from logstore.ports.catalog import Cause, DetachedBatch, RegisterSegmentResult, Topic
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -55,7 +55,7 @@ def rich(world: World, topic: Topic) -> dict[tuple[LedgerId, str], str]:
     world.catalog.cursors.subscribe(topic.topic_id, CURSOR, latest=False)
     acknowledge(world, topic.topic_id, CURSOR, (ledgers[1], 3))
     writes = [segment(topic.topic_id, ledgers[2], 1, producers=[("p", 0, 9)])]
-    assert isinstance(world.catalog.commits.commit(writes)[0], Registered)
+    assert isinstance(world.catalog.commits.commit(writes)[0], RegisterSegmentResult)
     cursor = publish(world, topic.topic_id, (ledgers[1], 3)).ledger_id
     schema = schema_ledger(world, topic)
     components = {cursor: "MANAGED_CURSOR", schema: "SCHEMA_STORAGE"}

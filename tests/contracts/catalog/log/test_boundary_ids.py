@@ -6,7 +6,7 @@ from logstore.cursors.state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import Acknowledged, IntentResult, RowRange
+from logstore.ports.catalog import AcknowledgeResult, IntentResult, RowRange
 from logstore.positions import LedgerId
 from tests.contracts.catalog.steps import acknowledge, append, at, listed, new_topic, newborn, roll
 from tests.contracts.catalog.worlds import World, claim
@@ -32,7 +32,7 @@ def test_ledger_of_a_boundary_id_lives_and_goes_as_any_other(world: World, first
     append(world, topic.topic_id, last, entries=2)
     assert world.catalog.ledgers.segments(last)[0].first_entry == 0
     answer = acknowledge(world, topic.topic_id, "billing", (last, 0))
-    assert isinstance(answer, Acknowledged)
+    assert isinstance(answer, AcknowledgeResult)
     assert answer.mark_delete == at(last, 0)
     assert cursors.seek(topic.topic_id, "billing", at(last, 0)).state == CursorState(at(last, -1))
     assert world.phase_one(topic.topic_id, [LedgerId(first)]).ledgers == 1
@@ -95,5 +95,5 @@ def test_acknowledging_a_boundary_position_of_no_entry_changes_nothing(world: Wo
     append(world, topic.topic_id, ledger, entries=2)
     before = world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     answer = acknowledge(world, topic.topic_id, "billing", position)
-    assert isinstance(answer, InvalidInput | Acknowledged)
+    assert isinstance(answer, InvalidInput | AcknowledgeResult)
     assert world.catalog.cursors.get(topic.topic_id, "billing").state == before.state

@@ -14,7 +14,7 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.producers import ProducerSequence
-from logstore.ports.catalog import Acknowledge, Acknowledged, Registered, TopicState, Write
+from logstore.ports.catalog import Acknowledge, AcknowledgeResult, RegisterSegmentResult, TopicState, Write
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import CROWD, NAME, acknowledge, at, filled, new_topic, newborn, race, roll, segment
 from tests.contracts.catalog.worlds import World
@@ -31,12 +31,12 @@ def test_commit_segments_answers_where_entries_went(world: World) -> None:
     ledger = roll(world, topic.topic_id)
     batch = [segment(topic.topic_id, ledger, 0, entries=3), segment(topic.topic_id, ledger, 17, entries=4)]
     assert world.catalog.commits.commit(batch) == [
-        Registered(first_entry=0, ledger_entries=3, ledger_size_bytes=100),
-        Registered(first_entry=3, ledger_entries=7, ledger_size_bytes=200),
+        RegisterSegmentResult(first_entry=0, ledger_entries=3, ledger_size_bytes=100),
+        RegisterSegmentResult(first_entry=3, ledger_entries=7, ledger_size_bytes=200),
     ]
     (third,) = world.catalog.commits.commit([segment(topic.topic_id, ledger, 18, entries=1, size_bytes=5)])
-    assert third == Registered(first_entry=7, ledger_entries=8, ledger_size_bytes=205)
-    found = world.catalog.ledgers.last(topic.topic_id)
+    assert third == RegisterSegmentResult(first_entry=7, ledger_entries=8, ledger_size_bytes=205)
+    found = world.catalog.ledgers.last_ledger(topic.topic_id)
     assert found is not None
     assert (found.entries, found.size_bytes, found.last_segment) == (8, 205, 18)
 
@@ -51,7 +51,7 @@ def test_commit_one_of_every_refusal_does_not_disturb_the_others(world: World) -
     world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     me = topic.topic_id
     plan: list[tuple[Write, type]] = [
-        (segment(me, ledger, 0, producers=[("p", 5, 9)]), Registered),
+        (segment(me, ledger, 0, producers=[("p", 5, 9)]), RegisterSegmentResult),
         (segment(me, ledger, 1, epoch=2), StaleCatalog),
         (segment(TopicId(me + 99), ledger, 1), UnknownObject),
         (segment(going.topic_id, doomed, 0), PreconditionFailed),
@@ -60,19 +60,19 @@ def test_commit_one_of_every_refusal_does_not_disturb_the_others(world: World) -
         (segment(me, ledger, 0), AlreadyExists),
         (segment(me, ledger, 1, producers=[("p", 9, 12)]), ProducerFenced),
         (segment(me, ledger, 1, producers=[("q", 0, 0), ("p", 7, 7)]), ProducerFenced),
-        (segment(me, ledger, 1, producers=[("q", 0, 0), ("p", 10, 10)]), Registered),
+        (segment(me, ledger, 1, producers=[("q", 0, 0), ("p", 10, 10)]), RegisterSegmentResult),
         (Acknowledge(topic_id=me, subscription="nobody", up_to=at(ledger, 0)), UnknownObject),
         (Acknowledge(topic_id=me, subscription="billing", positions=(at(ledger, 99),)), InvalidInput),
         (Acknowledge(topic_id=me, subscription="billing", up_to=at(ledger, 99)), InvalidInput),
-        (Acknowledge(topic_id=me, subscription="billing", up_to=at(ledger, 12)), Acknowledged),
+        (Acknowledge(topic_id=me, subscription="billing", up_to=at(ledger, 12)), AcknowledgeResult),
     ]
     answers = world.catalog.commits.commit([write for write, _ in plan])
     assert [type(answer) for answer in answers] == [expected for _, expected in plan]
-    assert answers[9] == Registered(first_entry=10, ledger_entries=20, ledger_size_bytes=200)
-    assert answers[13] == Acknowledged(mark_delete=at(ledger, 12))
+    assert answers[9] == RegisterSegmentResult(first_entry=10, ledger_entries=20, ledger_size_bytes=200)
+    assert answers[13] == AcknowledgeResult(mark_delete=at(ledger, 12))
     assert world.catalog.ledgers.producer_sequences(me, ["p", "q", "r"]) == {
-        "p": ProducerSequence.up_to(10),
-        "q": ProducerSequence.up_to(0),
+        "p": ProducerSequence.without_transaction(10),
+        "q": ProducerSequence.without_transaction(0),
     }
     assert [found.number for found in world.catalog.ledgers.segments(ledger)] == [0, 1]
 
@@ -102,11 +102,13 @@ def test_commit_same_write_again_is_refused(world: World) -> None:
     ledger = roll(world, topic.topic_id)
     write = segment(topic.topic_id, ledger, 4, producers=[("p", 0, 9)])
     first, second = world.catalog.commits.commit([write, write])
-    assert isinstance(first, Registered)
+    assert isinstance(first, RegisterSegmentResult)
     assert isinstance(second, AlreadyExists)
     later = segment(topic.topic_id, ledger, 5, producers=[("p", 0, 9)])
     assert isinstance(world.catalog.commits.commit([later])[0], ProducerFenced)
-    assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {"p": ProducerSequence.up_to(9)}
+    assert world.catalog.ledgers.producer_sequences(topic.topic_id, ["p"]) == {
+        "p": ProducerSequence.without_transaction(9)
+    }
 
 
 @pytest.mark.postgres
@@ -118,11 +120,11 @@ def test_commit_thirty_two_appenders_leave_no_gap_and_no_overlap(world: World) -
     def append(number: int) -> list[int]:
         taken: list[int] = []
         while len(taken) < 2:
-            last, turn = world.catalog.ledgers.last(topic.topic_id), len(taken)
+            last, turn = world.catalog.ledgers.last_ledger(topic.topic_id), len(taken)
             free = last.last_segment + 1 + number if last else number
             write = segment(topic.topic_id, ledger, free, entries=number + 1, producers=[(f"p{number}", turn, turn)])
             (answer,) = world.catalog.commits.commit([write])
-            if isinstance(answer, Registered):
+            if isinstance(answer, RegisterSegmentResult):
                 taken.append(answer.first_entry)
         return taken
 
@@ -132,11 +134,11 @@ def test_commit_thirty_two_appenders_leave_no_gap_and_no_overlap(world: World) -
     assert found[0].first_entry == 0
     assert all(after.first_entry == before.first_entry + before.entries for before, after in pairwise(found))
     assert [one.number for one in found] == sorted(one.number for one in found)
-    whole = world.catalog.ledgers.last(topic.topic_id)
+    whole = world.catalog.ledgers.last_ledger(topic.topic_id)
     assert whole is not None
     assert whole.entries == sum(one.entries for one in found) == 2 * sum(range(1, CROWD + 1))
     sequences = world.catalog.ledgers.producer_sequences(topic.topic_id, [f"p{number}" for number in range(CROWD)])
-    assert set(sequences.values()) == {ProducerSequence.up_to(1)}
+    assert set(sequences.values()) == {ProducerSequence.without_transaction(1)}
 
 
 def test_commit_thirty_two_of_one_producer_exactly_one_registers_each_sequence(world: World) -> None:
@@ -149,7 +151,7 @@ def test_commit_thirty_two_of_one_producer_exactly_one_registers_each_sequence(w
             write = segment(topic.topic_id, ledger, number + CROWD * attempt, producers=[("p", 0, 0)])
             (answer,) = world.catalog.commits.commit([write])
             if not isinstance(answer, AlreadyExists):
-                return isinstance(answer, Registered)
+                return isinstance(answer, RegisterSegmentResult)
         return False
 
     assert sorted(race(append)) == [False] * 31 + [True]  # type: ignore[type-var]  # all are bool
@@ -166,10 +168,12 @@ def test_commit_racing_a_roll_never_registers_in_a_closed_ledger(world: World) -
     def act(number: int) -> bool:
         if number == 7:
             return not world.catalog.ledgers.attach(born, after=first)
-        return isinstance(world.catalog.commits.commit([segment(topic.topic_id, first, number)])[0], Registered)
+        return isinstance(
+            world.catalog.commits.commit([segment(topic.topic_id, first, number)])[0], RegisterSegmentResult
+        )
 
     taken = sum(bool(answer) for answer in race(act))
-    closed = world.catalog.ledgers.listed(topic.topic_id)[0]
+    closed = world.catalog.ledgers.list_ledgers(topic.topic_id)[0]
     assert closed.ledger_id == first
     assert closed.entries == 10 * taken == sum(one.entries for one in world.catalog.ledgers.segments(first))
 
@@ -181,7 +185,7 @@ def test_commit_acknowledge_of_the_same_batchs_segment_is_applied(world: World) 
     world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     ack = Acknowledge(topic_id=topic.topic_id, subscription="billing", up_to=at(ledger, 9))
     answers = world.catalog.commits.commit([segment(topic.topic_id, ledger, 0), ack])
-    assert answers[1] == Acknowledged(mark_delete=at(ledger, 9))
+    assert answers[1] == AcknowledgeResult(mark_delete=at(ledger, 9))
 
 
 def test_commit_acknowledge_to_never_moves_back(world: World) -> None:
@@ -190,7 +194,9 @@ def test_commit_acknowledge_to_never_moves_back(world: World) -> None:
     ledger = filled(world, topic.topic_id, 1)[0]
     world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     acknowledge(world, topic.topic_id, "billing", up_to=(ledger, 7))
-    assert acknowledge(world, topic.topic_id, "billing", up_to=(ledger, 3)) == Acknowledged(mark_delete=at(ledger, 7))
+    assert acknowledge(world, topic.topic_id, "billing", up_to=(ledger, 3)) == AcknowledgeResult(
+        mark_delete=at(ledger, 7)
+    )
 
 
 @pytest.mark.postgres
@@ -208,11 +214,11 @@ def test_commit_thousands_of_writes_over_many_topics_is_one_batch(world: World) 
         world.catalog.cursors.subscribe(topic.topic_id, "billing", latest=False)
     acks = [Acknowledge(topic_id=one.topic_id, subscription="billing", up_to=at(0, 0)) for one in topics]
     answers = world.catalog.commits.commit([*writes, *acks])
-    assert all(isinstance(answer, Registered) for answer in answers[:4000])
-    assert all(isinstance(answer, Acknowledged) for answer in answers[4000:])
-    last = world.catalog.ledgers.last(topics[-1].topic_id)
+    assert all(isinstance(answer, RegisterSegmentResult) for answer in answers[:4000])
+    assert all(isinstance(answer, AcknowledgeResult) for answer in answers[4000:])
+    last = world.catalog.ledgers.last_ledger(topics[-1].topic_id)
     assert last is not None
     assert last.entries == 2000
     assert world.catalog.ledgers.producer_sequences(topics[0].topic_id, names) == dict.fromkeys(
-        names, ProducerSequence.up_to(199)
+        names, ProducerSequence.without_transaction(199)
     )

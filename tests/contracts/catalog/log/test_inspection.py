@@ -7,7 +7,7 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState
-from logstore.ports.catalog import Decision, IntentResult, LedgerHistory, Reference, ReferenceKind
+from logstore.ports.catalog import AuditEntry, IntentResult, LedgerHistory, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.contracts.catalog.delayed.steps import seal
 from tests.contracts.catalog.steps import acknowledge, at, filled, new_topic, newborn
@@ -19,7 +19,7 @@ def _ledger(world: SqlWorld, ledger_id: LedgerId) -> LedgerHistory:
     return world.catalog.inspection.ledger(ledger_id, decisions=20)
 
 
-def _acts(decisions: list[Decision]) -> list[tuple[str, str | None]]:
+def _acts(decisions: list[AuditEntry]) -> list[tuple[str, str | None]]:
     return [(one.act, one.run_id) for one in decisions]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.cursors.state import CursorState
 from logstore.errors import LedgerStillNeeded
-from logstore.ports.catalog import Acknowledged, StoredCursor
+from logstore.ports.catalog import AcknowledgeResult, StoredCursor
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, race
 from tests.contracts.catalog.worlds import World
 
@@ -31,7 +31,9 @@ def test_subscribe_after_detach_begins_behind_it(world: World) -> None:
     made = world.catalog.cursors.subscribe(topic.topic_id, "new", latest=False)
     assert made.state == CursorState(at(ledgers[2], -1))
     world.catalog.cursors.seek(topic.topic_id, "new", at(ledgers[0], 0))
-    assert acknowledge(world, topic.topic_id, "new", (ledgers[2], 0)) == Acknowledged(mark_delete=at(ledgers[2], 0))
+    assert acknowledge(world, topic.topic_id, "new", (ledgers[2], 0)) == AcknowledgeResult(
+        mark_delete=at(ledgers[2], 0)
+    )
 
 
 @pytest.mark.postgres

@@ -49,13 +49,13 @@ def test_attach_closes_the_last_one_and_opens_the_next(world: World) -> None:
     first = roll(world, topic.topic_id)
     append(world, topic.topic_id, first, entries=7, size_bytes=70)
     second = roll(world, topic.topic_id)
-    old, new = world.catalog.ledgers.listed(topic.topic_id)
+    old, new = world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert (old.ledger_id, old.state, old.entries, old.size_bytes) == (first, LedgerState.CLOSED, 7, 70)
     assert old.closed_us is not None
     assert old.closed_us >= old.created_us
     assert (new.ledger_id, new.state, new.entries, new.closed_us) == (second, LedgerState.OPEN, 0, None)
     assert (new.last_segment, new.copies) == (-1, (CopyKind.LEDGER,))
-    assert world.catalog.ledgers.last(topic.topic_id) == new
+    assert world.catalog.ledgers.last_ledger(topic.topic_id) == new
 
 
 def test_attach_repeated_is_true_again_and_changes_nothing(world: World) -> None:
@@ -64,9 +64,9 @@ def test_attach_repeated_is_true_again_and_changes_nothing(world: World) -> None
     first = roll(world, topic.topic_id)
     assert world.catalog.ledgers.attach(first, after=None)
     roll(world, topic.topic_id)
-    before = world.catalog.ledgers.listed(topic.topic_id)
+    before = world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert world.catalog.ledgers.attach(first, after=None)
-    assert world.catalog.ledgers.listed(topic.topic_id) == before
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id) == before
     assert world.intents() == []
 
 
@@ -93,7 +93,7 @@ def test_attach_older_newborn_behind_newer_last_is_refused(world: World) -> None
     assert world.catalog.ledgers.attach(newer, after=None)
     assert not world.catalog.ledgers.attach(older, after=newer)
     assert listed(world, topic.topic_id) == [newer]
-    assert world.catalog.ledgers.listed(topic.topic_id)[0].state is LedgerState.OPEN
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].state is LedgerState.OPEN
     assert world.intents() == [older]
 
 
@@ -156,15 +156,15 @@ def test_ledgers_that_hold_entries_come_with_those_segments_alone(world: World) 
     gone = newborn(world, topic.topic_id)
     first, second, third = ledgers
     wanted = {third: range(5, 10), first: range(4, 6), second: range(15, 20), foreign: range(9), gone: range(9)}
-    found = world.catalog.ledgers.holding(topic.topic_id, wanted)
+    found = world.catalog.ledgers.find_segments(topic.topic_id, wanted)
     assert [(one.ledger_id, [row.number for row in rows]) for one, rows in found] == [
         (first, [0, 3]),
         (second, []),
         (third, [3]),
     ]
-    assert [one for one, _ in found] == world.catalog.ledgers.listed(topic.topic_id)
+    assert [one for one, _ in found] == world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert next(rows for _, rows in found) == world.catalog.ledgers.segments(first)[:2]
-    assert world.catalog.ledgers.holding(topic.topic_id, {}) == []
+    assert world.catalog.ledgers.find_segments(topic.topic_id, {}) == []
 
 
 def test_topics_do_not_see_each_others_ledgers(world: World) -> None:
@@ -173,4 +173,4 @@ def test_topics_do_not_see_each_others_ledgers(world: World) -> None:
     first, second = roll(world, one.topic_id), roll(world, two.topic_id)
     assert listed(world, one.topic_id) == [first]
     assert listed(world, two.topic_id) == [second]
-    assert [ledger.topic_id for ledger in world.catalog.ledgers.listed(two.topic_id)] == [two.topic_id]
+    assert [ledger.topic_id for ledger in world.catalog.ledgers.list_ledgers(two.topic_id)] == [two.topic_id]

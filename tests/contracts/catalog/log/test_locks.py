@@ -26,11 +26,11 @@ from logstore.errors import (
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
     Acknowledge,
-    Acknowledged,
+    AcknowledgeResult,
     DetachedBatch,
     IntentResult,
     ProducerAdvance,
-    Registered,
+    RegisterSegmentResult,
     RegisterSegment,
     RowRange,
     StoredCursor,
@@ -200,7 +200,7 @@ def test_append_behind_another_append_goes_on_after_it(sql_world: SqlWorld) -> N
     ledger = roll(sql_world, topic.topic_id)
     held = "UPDATE ledger SET entries = 33, size_bytes = 1, last_segment = 4, segments = 1"
     answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([_segment(topic, ledger)])[0])
-    assert answer == Registered(first_entry=33, ledger_entries=43, ledger_size_bytes=101)
+    assert answer == RegisterSegmentResult(first_entry=33, ledger_entries=43, ledger_size_bytes=101)
 
 
 def test_acknowledge_behind_another_adds_to_it(sql_world: SqlWorld) -> None:
@@ -211,7 +211,7 @@ def test_acknowledge_behind_another_adds_to_it(sql_world: SqlWorld) -> None:
     write = Acknowledge(topic_id=topic.topic_id, subscription="busy", positions=(at(ledger, 5),))
     held = "UPDATE cursor SET mark_entry = 4"
     answer = behind(sql_world, [held], lambda: sql_world.catalog.commits.commit([write])[0])
-    assert answer == Acknowledged(mark_delete=at(ledger, 5))
+    assert answer == AcknowledgeResult(mark_delete=at(ledger, 5))
 
 
 @pytest.mark.parametrize("act", ["subscribe", "seek", "create", "append"])

@@ -37,7 +37,7 @@ def test_schema_versions_count_from_zero_and_list_their_ledgers(world: World) ->
     assert [one.version for one in made] == [0, 1]
     assert world.catalog.schemas.all(topic.topic_id) == made
     assert world.catalog.schemas.newest(topic.topic_id) == made[-1]
-    found = world.catalog.components.listed(topic.topic_id)
+    found = world.catalog.components.list_ledgers(topic.topic_id)
     assert [one.ledger_id for one in found] == [one.ledger_id for one in made]
     assert {(one.component, one.state, one.size_bytes, one.last_segment) for one in found} == {
         (Component.SCHEMA_STORAGE, LedgerState.CLOSED, 900, 0)
@@ -52,12 +52,14 @@ def test_ledgers_of_all_components_are_the_same_in_pages(world: World) -> None:
     topic = new_topic(world)
     data = filled(world, topic.topic_id, 5)
     schemas = [_set(world, topic, digest).ledger_id for digest in ("a", "b")]
-    pages = world.catalog.components.pages
+    pages = world.catalog.components.iterate_pages
 
     def ids(**named: Component) -> list[LedgerId]:
         return [ledger.ledger_id for page in pages(topic.topic_id, **named) for ledger in page]
 
-    assert ids() == [*data, *schemas] == [one.ledger_id for one in world.catalog.components.listed(topic.topic_id)]
+    assert (
+        ids() == [*data, *schemas] == [one.ledger_id for one in world.catalog.components.list_ledgers(topic.topic_id)]
+    )
     assert ids(component=Component.MANAGED_LEDGER) == data
     assert ids(component=Component.SCHEMA_STORAGE) == schemas
     assert ids(component=Component.DELAYED_INDEX) == []
@@ -71,10 +73,10 @@ def test_pages_of_any_size_hold_every_ledger_once(
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 5)
     _set(sql_world, topic, "a")
-    whole = sql_world.catalog.components.listed(topic.topic_id)
+    whole = sql_world.catalog.components.list_ledgers(topic.topic_id)
     monkeypatch.setattr("infra.catalog.log.components._LEDGERS_PER_PAGE", size)
-    assert sql_world.catalog.components.listed(topic.topic_id) == whole
-    assert max(len(page) for page in sql_world.catalog.components.pages(topic.topic_id)) == size
+    assert sql_world.catalog.components.list_ledgers(topic.topic_id) == whole
+    assert max(len(page) for page in sql_world.catalog.components.iterate_pages(topic.topic_id)) == size
 
 
 def test_schema_of_the_newest_content_is_returned_and_its_newborn_filed(world: World) -> None:

@@ -18,9 +18,9 @@ def test_create_topic_new_name_is_found_by_name_and_id(world: World) -> None:
     assert topic.state is TopicState.ACTIVE
     assert topic.policy == RetentionPolicy(retention_s=60, retention_bytes=0)
     assert world.catalog.topics.get(NAME) == topic
-    assert world.catalog.topics.by_id(topic.topic_id) == topic
-    assert world.catalog.ledgers.listed(topic.topic_id) == []
-    assert world.catalog.ledgers.last(topic.topic_id) is None
+    assert world.catalog.topics.get_by_id(topic.topic_id) == topic
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id) == []
+    assert world.catalog.ledgers.last_ledger(topic.topic_id) is None
 
 
 def test_create_topic_name_taken_is_refused(world: World) -> None:
@@ -112,7 +112,7 @@ def test_get_topic_unknown_name_or_id_is_refused(world: World) -> None:
     with pytest.raises(UnknownObject, match="existing topic"):
         world.catalog.topics.get(NAME.upper())
     with pytest.raises(UnknownObject, match="existing topic"):
-        world.catalog.topics.by_id(TopicId(topic.topic_id + 1))
+        world.catalog.topics.get_by_id(TopicId(topic.topic_id + 1))
 
 
 @pytest.mark.postgres
@@ -128,7 +128,7 @@ def test_create_topic_name_created_again_has_another_id(sql_world: SqlWorld) -> 
 def test_active_topics_come_in_pages_by_id(world: World) -> None:
     """A topic that is there all the time is in one page once, whatever is created or deleted meanwhile."""
     topics = [new_topic(world, f"{NAME}-{number}") for number in (3, 1, 2)]
-    page = world.catalog.topics.active
+    page = world.catalog.topics.list_active
     assert page(after=TopicId(0), limit=2) == topics[:2]
     world.set_state(topics[0].topic_id, TopicState.DELETING)
     late = new_topic(world, f"{NAME}-0")

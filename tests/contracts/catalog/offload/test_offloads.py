@@ -10,12 +10,12 @@ from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed,
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered import CopyLengths, parse_lengths
 from logstore.ports.catalog import (
-    Copies,
+    ReadableCopies,
     DetachedBatch,
     IntentResult,
-    Offload,
+    OffloadStart,
     OffloadAnswer,
-    Published,
+    PublishedCopy,
     Topic,
     TopicState,
 )
@@ -24,10 +24,10 @@ from tests.contracts.catalog.steps import filled, listed, new_topic, newborn, ra
 from tests.contracts.catalog.world import CAUSE, World, claim
 
 METADATA = {"driver": "aws-s3", "bucket": "cold", "region": "r-1"}
-GONE = Offload(answer=OffloadAnswer.GONE)
+GONE = OffloadStart(answer=OffloadAnswer.GONE)
 
 
-def begin(world: World, ledger_id: LedgerId, uuid: str = "u-1", *, timeout_s: float = 60) -> Offload:
+def begin(world: World, ledger_id: LedgerId, uuid: str = "u-1", *, timeout_s: float = 60) -> OffloadStart:
     """One attempt."""
     return world.catalog.offloads.begin(ledger_id, uuid=uuid, driver_metadata=METADATA, timeout_s=timeout_s)
 
@@ -51,7 +51,7 @@ def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primarie
     )
 
 
-def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[Published]:
+def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[PublishedCopy]:
     """What `remove_primaries` may take."""
     return world.catalog.offloads.removable(topic.topic_id, None, after=LedgerId(after), limit=limit)
 
@@ -79,7 +79,7 @@ def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) 
     assert begun.context == {**METADATA, "uuid": "u-1", "until_us": str(until_us)}
     assert 0 < until_us - world.catalog.offloads.now_us() <= 60_000_000
     assert world.rows().versions == [before[0] + 1]
-    assert world.catalog.offloads.copies(ledger) == Copies(primary=True)  # nobody reads a copy that is being written
+    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)  # nobody reads a copy that is being written
 
 
 def test_begin_of_a_ledger_of_another_topic_is_refused_and_changes_nothing(world: World) -> None:
@@ -144,7 +144,7 @@ def test_begin_over_an_attempt_that_died_files_its_copy(world: World) -> None:
     assert (first.context, first.generation, first.state) == (dead.context, 1, DeletionState.PENDING)
     assert (second.context["uuid"], second.generation) == ("u-2", 2)
     assert (first.segments, first.topic_id, first.ledger_created_us > 0) == (1, topic.topic_id, True)
-    assert world.catalog.ledgers.listed(topic.topic_id)[0].generation == 2
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].generation == 2
     offloaded(world, ledger, "u-3")
     world.phase_one(topic.topic_id, [ledger])
     assert [row.generation for row in tiered_intents(world)] == [1, 2, 3]
@@ -158,8 +158,8 @@ def test_publish_makes_the_copy_live_once_and_for_all(world: World) -> None:
     before = world.rows().versions[0]
     assert [world.catalog.offloads.publish(ledger, "u-1") for _ in range(2)] == [True, True]
     assert world.rows().versions == [before + 1]
-    assert world.catalog.offloads.copies(ledger) == Copies(primary=True, tiered={**METADATA, "uuid": "u-1"})
-    assert world.catalog.ledgers.listed(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
+    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True, tiered={**METADATA, "uuid": "u-1"})
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].copies == (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
     world.catalog.offloads.abandon(ledger, "u-1")  # an attempt that was told late that it failed
     assert world.catalog.offloads.publish(ledger, "u-1")
     assert world.intents() == []
@@ -207,7 +207,7 @@ def test_publish_while_the_topic_is_being_deleted_takes_the_copy_away(world: Wor
     world.set_state(topic.topic_id, TopicState.DELETING)
     assert not world.catalog.offloads.publish(ledger, "u-1")
     assert [row.context for row in tiered_intents(world)] == [{**METADATA, "uuid": "u-1"}]
-    assert world.catalog.offloads.copies(ledger) == Copies(primary=True)
+    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
 
 
 def test_publish_after_the_intent_ended_files_one_more(world: World) -> None:
@@ -284,7 +284,7 @@ def test_abandon_files_the_copy_and_shortens_the_wait(world: World) -> None:
         world.catalog.offloads.abandon(ledger, "u-1")
     intent = tiered_intents(world)[0]
     assert 0 < int(intent.context["until_us"]) <= world.catalog.offloads.now_us()
-    assert world.catalog.offloads.copies(ledger) == Copies(primary=True)
+    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)
     assert world.phase_one(topic.topic_id, [ledger]).ledgers == 1
 
 
@@ -399,7 +399,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     assert listed(world, topic.topic_id) == ledgers
     after = world.rows()
     assert (after.segments, after.versions) == (before.segments, [before.versions[0] + 1])
-    found = world.catalog.ledgers.listed(topic.topic_id)
+    found = world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert [one.copies for one in found[:2]] == [(CopyKind.OFFLOADED_LEDGER,)] * 2
     assert [one.generation for one in found] == [1, 1, 0, 0]
     rows = world.catalog.deletions.list(None, limit=10)
@@ -408,7 +408,7 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     }
     (told,) = world.audited("remove-primaries")
     assert (told.reason, told.detail["ledgers"], told.detail["sample"]) == ("a test", 2, ledgers[:2])
-    assert world.catalog.offloads.copies(ledgers[0]) == Copies(primary=False, tiered={**METADATA, "uuid": "u-0"})
+    assert world.catalog.offloads.copies(ledgers[0]) == ReadableCopies(primary=False, tiered={**METADATA, "uuid": "u-0"})
 
 
 @pytest.mark.postgres
@@ -436,7 +436,7 @@ def test_removable_copies_come_in_pages_with_what_storage_should_hold(world: Wor
         assert world.catalog.offloads.publish(ledgers[at], f"u-{at}")
     assert [one.statement for one in removable(world, topic, limit=2)] == [one.statement for one in begun[:2]]
     (last,) = removable(world, topic, after=ledgers[1])
-    assert last == Published(statement=last.statement, entries=10, context={**METADATA, "uuid": "u-2"})
+    assert last == PublishedCopy(statement=last.statement, entries=10, context={**METADATA, "uuid": "u-2"})
     assert removable(world, topic, after=ledgers[2]) == []
 
 
@@ -562,6 +562,6 @@ def test_offloads_trims_and_deletes_racing_lose_nothing(world: World, turn: int)
         held = copies is not None and copies.tiered is not None and copies.tiered["uuid"] == uuid
         assert held != (uuid in doomed), (ledger, uuid, published)
     assert len({(row.ledger_id, row.generation) for row in rows}) == len(rows)
-    left = world.catalog.ledgers.listed(topic.topic_id)
+    left = world.catalog.ledgers.list_ledgers(topic.topic_id)
     assert all(one.copies for one in left)
     assert world.rows().copies.count(ledgers[4]) == 1

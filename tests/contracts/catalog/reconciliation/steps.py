@@ -25,7 +25,7 @@ def statement(topic: Topic, ledger_id: int, *, epoch: int = 1, created_us: int =
 
 def created_us(world: World, topic: Topic, ledger_id: int) -> int:
     """When a ledger was created, as its row or its oldest deletion says."""
-    times = [one.created_us for one in world.catalog.ledgers.listed(topic.topic_id) if one.ledger_id == ledger_id]
+    times = [one.created_us for one in world.catalog.ledgers.list_ledgers(topic.topic_id) if one.ledger_id == ledger_id]
     return times[0] if times else intents(world, ledger_id)[0].ledger_created_us
 
 

@@ -66,7 +66,7 @@ def test_ledgers_say_what_the_catalog_says_of_each(sql_world: SqlWorld) -> None:
     born = newborn(sql_world, topic.topic_id)
     rows = _read(sql_world, facts.ledgers(*_ALL, "sexton"))
     assert [row["ledger_id"] for row in rows] == [*ids, born]
-    for known, row in zip(sql_world.catalog.ledgers.listed(topic.topic_id), rows, strict=False):
+    for known, row in zip(sql_world.catalog.ledgers.list_ledgers(topic.topic_id), rows, strict=False):
         names = ("ledger_id", "last_segment", "size_bytes", "created_us")
         assert [row[name] for name in names] == [getattr(known, name) for name in names]
     assert [(row["segments"], row["flags"]) for row in rows] == [(1, 2), (1, 2), (2, 2), (0, 1)]

@@ -7,7 +7,7 @@ from logstore.failpoints import arm
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind, segment_key
 from logstore.log.services import RollPolicy
-from logstore.ports.catalog import Registered
+from logstore.ports.catalog import RegisterSegmentResult
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove
 from tests.contracts.catalog.reconciliation.steps import pass_over
 from tests.contracts.catalog.sql_world import SqlWorld
@@ -30,7 +30,7 @@ def test_segment_passed_over_is_refused_and_the_next_number_taken(world: World) 
         (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ledger, late)])
         assert isinstance(answer, AlreadyExists), late
     (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ledger, 4)])
-    assert isinstance(answer, Registered)
+    assert isinstance(answer, RegisterSegmentResult)
     assert answer.first_entry == 10
     assert [one.number for one in world.catalog.ledgers.segments(ledger)] == [0, 4]
     (audited,) = world.audited("pass-over-segments")
@@ -51,7 +51,7 @@ def test_segment_that_must_stay_is_kept_and_named(world: World) -> None:
     told = ["a row names it", "has left the catalog", "no primary copy", "being created", "more than 64 above 0"]
     assert [part in kept[number] for number, part in enumerate(told)] == [True] * 5, kept
     assert "has left the catalog" in kept[6]
-    assert world.catalog.ledgers.listed(topic.topic_id)[-1].last_segment == 64
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[-1].last_segment == 64
 
 
 def test_segment_of_a_ledger_that_lost_rows_of_segments_is_kept(sql_world: SqlWorld) -> None:
@@ -77,7 +77,7 @@ def test_closed_ledger_keeps_its_numbers(world: World) -> None:
     topic = new_topic(world)
     ids = filled(world, topic.topic_id, 2)
     assert pass_over(world, (ids[0], 99_999_999), (ids[0], 7)) == {}
-    assert [one.last_segment for one in world.catalog.ledgers.listed(topic.topic_id)] == [0, 0]
+    assert [one.last_segment for one in world.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 0]
     (answer,) = world.catalog.commits.commit([segment(topic.topic_id, ids[0], 8)])
     assert isinstance(answer, LedgerFenced)
 
@@ -86,10 +86,10 @@ def test_number_of_a_lost_race_is_passed_over_as_it_is(world: World) -> None:
     """Below the highest nothing can be registered any more: nothing changes, however often it is asked."""
     topic = new_topic(world)
     ledger = roll(world, topic.topic_id)
-    assert isinstance(world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])[0], Registered)
+    assert isinstance(world.catalog.commits.commit([segment(topic.topic_id, ledger, 5)])[0], RegisterSegmentResult)
     for _ in range(2):
         assert pass_over(world, (ledger, 2), (ledger, 4)) == {}
-        assert world.catalog.ledgers.listed(topic.topic_id)[0].last_segment == 5
+        assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].last_segment == 5
 
 
 @pytest.mark.parametrize("point", ["before=crash", "after=crash", "reported_failed=fail"])
@@ -102,7 +102,7 @@ def test_pass_over_interrupted_and_repeated_is_done_once(world: World, point: st
     with pytest.raises(BaseException):  # noqa: B017, PT011 - a crash, or a planned fault
         pass_over(world, (ledger, 3))
     assert pass_over(world, (ledger, 3)) == {}
-    assert world.catalog.ledgers.listed(topic.topic_id)[0].last_segment == 3
+    assert world.catalog.ledgers.list_ledgers(topic.topic_id)[0].last_segment == 3
 
 
 def test_preview_counts_numbers_that_earlier_pages_would_pass_over(world: World) -> None:
@@ -133,7 +133,7 @@ def test_segment_registered_meanwhile_is_kept_or_refused_never_both(world: World
         assert len(kept) == 2, answers
         if number in rows:
             assert all(kept), answers
-            assert sum(isinstance(answer, Registered) for answer in answers) == 1
+            assert sum(isinstance(answer, RegisterSegmentResult) for answer in answers) == 1
         else:
             assert not any(kept), answers
             assert all(isinstance(answer, AlreadyExists | dict) for answer in answers), answers

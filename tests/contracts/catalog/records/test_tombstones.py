@@ -34,7 +34,7 @@ def _detach(world: SqlWorld, topic_id: TopicId, ledger_ids: list[Any] | None, du
 
 def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = None) -> None:
     phase_one = world.catalog.phase_one
-    phase_one.begin_topic(topic_id, world.catalog.topics.by_id(topic_id).name, CAUSE)
+    phase_one.begin_topic(topic_id, world.catalog.topics.get_by_id(topic_id).name, CAUSE)
     phase_one.detach_all(topic_id, batch_id=f"all-{topic_id}", claim=claim(), cause=CAUSE, durable=durable)
     assert phase_one.remove_topic(topic_id, CAUSE, durable=durable)
 
@@ -278,4 +278,4 @@ def test_tombstones_are_written_with_the_removal_or_not_at_all(sql_world: SqlWor
         there = {row.ledger_id for row in sql_world.sql("SELECT ledger_id FROM ledger")}
         assert (first in there) != (("ledger", first) in _stones(sql_world))
     assert _stones(sql_world) == {("ledger", first)}
-    assert sql_world.catalog.topics.by_id(topic_id).state is TopicState.ACTIVE
+    assert sql_world.catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE

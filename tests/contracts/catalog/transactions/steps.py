@@ -7,11 +7,11 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import (
     Acknowledge,
     BeginTransaction,
-    Begun,
-    Decided,
+    BeginTransactionResult,
     EndTransaction,
-    Registered,
+    EndTransactionResult,
     RegisterSegment,
+    RegisterSegmentResult,
     Settled,
     Topic,
     TransactionEntries,
@@ -32,7 +32,7 @@ def one(world: SqlWorld, write: Write) -> WriteResult:
 def begin(world: SqlWorld, *, tc_id: int = 0, timeout_s: float = 60.0) -> TransactionId:
     """An open transaction."""
     found = one(world, BeginTransaction(tc_id=tc_id, timeout_s=timeout_s))
-    assert isinstance(found, Begun)
+    assert isinstance(found, BeginTransactionResult)
     return found.txn
 
 
@@ -41,7 +41,7 @@ def end(world: SqlWorld, txn: TransactionId, *, commit: bool) -> TransactionStat
     found = one(world, EndTransaction(txn=txn, commit=commit))
     if isinstance(found, SextonError):
         raise found
-    assert isinstance(found, Decided)
+    assert isinstance(found, EndTransactionResult)
     return found.state
 
 
@@ -49,9 +49,9 @@ def registration(
     world: SqlWorld, topic: Topic, parts: Sequence[tuple[TransactionId | None, int]], *, markers: Sequence[int] = ()
 ) -> RegisterSegment:
     """Parts of a segment in order: the transaction of each, if any, and how many entries it has."""
-    last = world.catalog.ledgers.last(topic.topic_id)
+    last = world.catalog.ledgers.last_ledger(topic.topic_id)
     ledger_id = last.ledger_id if last and last.state is LedgerState.OPEN else roll(world, topic.topic_id)
-    last = world.catalog.ledgers.last(topic.topic_id)
+    last = world.catalog.ledgers.last_ledger(topic.topic_id)
     assert last
     ranges, offset = list[TransactionEntries](), 0
     for txn, entries in parts:
@@ -77,7 +77,7 @@ def produce(
     """Store a segment, which must be taken; its first entry."""
     write = registration(world, topic, parts, markers=markers)
     found = one(world, write)
-    assert isinstance(found, Registered), found
+    assert isinstance(found, RegisterSegmentResult), found
     return at(write.ledger_id, found.first_entry)
 
 
@@ -104,7 +104,7 @@ def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:
         return []
     everything = [
         Position(LedgerId(ledger.ledger_id), entry)
-        for ledger in world.catalog.ledgers.listed(topic_id)
+        for ledger in world.catalog.ledgers.list_ledgers(topic_id)
         for entry in range(ledger.entries)
     ]
     return [

@@ -13,7 +13,7 @@ from logstore.errors import (
     TransactionNotOpen,
     UnknownObject,
 )
-from logstore.ports.catalog import BeginTransaction, Decided, EndTransaction, Finished, Settled
+from logstore.ports.catalog import BeginTransaction, EndTransaction, EndTransactionResult, Finished, Settled
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, one, produce, registration, settle, visible
@@ -128,7 +128,7 @@ def test_end_two_verbs_in_one_commit_have_one_winner(sql_world: SqlWorld) -> Non
     first, second = sql_world.catalog.commits.commit(
         [EndTransaction(txn=txn, commit=False), EndTransaction(txn=txn, commit=True)]
     )
-    assert first == Decided(state=TransactionState.ABORTED)
+    assert first == EndTransactionResult(state=TransactionState.ABORTED)
     assert isinstance(second, TransactionEnded)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
-from logstore.ports.catalog import Acknowledge, Acknowledged, Decided, EndTransaction, Topic, Write
+from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, EndTransactionResult, Topic, Write
 from logstore.positions import Position
 from logstore.transactions.transactions import TransactionId, TransactionState
 from tests.contracts.catalog.blocking import behind
@@ -25,7 +25,7 @@ def topic(sql_world: SqlWorld) -> Topic:
 
 
 def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
-    return at(world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id, number)
+    return at(world.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id, number)
 
 
 def _covered(world: SqlWorld, topic: Topic) -> list[int]:
@@ -66,7 +66,7 @@ def test_an_entry_is_held_by_one_transaction_and_never_after_it_was_acknowledged
     first, second = begin(sql_world), begin(sql_world)
     entry = _entry(sql_world, topic, 2)
     for _ in range(2):
-        assert isinstance(hold(sql_world, topic, _SUB, first, entry), Acknowledged)
+        assert isinstance(hold(sql_world, topic, _SUB, first, entry), AcknowledgeResult)
     refused = hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 5), entry)
     assert isinstance(refused, AcknowledgementHeld)
     assert str(refused).endswith(f"expected entry {entry} to be free, found it held by transaction {first}")
@@ -81,7 +81,7 @@ def test_many_transactions_at_once_hold_an_entry_for_one_of_them(sql_world: SqlW
     """The cursor's lock decides."""
     txns = [begin(sql_world) for _ in range(8)]
     answers = race(lambda n: hold(sql_world, topic, _SUB, txns[n], _entry(sql_world, topic, 0)), runners=8)
-    assert sum(isinstance(answer, Acknowledged) for answer in answers) == 1
+    assert sum(isinstance(answer, AcknowledgeResult) for answer in answers) == 1
     assert sum(isinstance(answer, AcknowledgementHeld) for answer in answers) == 7
 
 
@@ -98,7 +98,7 @@ def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_wor
     assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), AcknowledgementHeld)
     end(sql_world, first, commit=True)
     assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 5]
-    assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), Acknowledged)
+    assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), AcknowledgeResult)
 
 
 def test_a_plain_acknowledgement_of_what_an_open_transaction_holds_is_refused(
@@ -119,13 +119,13 @@ def test_a_plain_acknowledgement_of_what_an_open_transaction_holds_is_refused(
     assert str(refused).endswith(told)
     assert _covered(sql_world, topic) == [], "nothing of it was acknowledged"
     assert isinstance(plain(up_to=at(ledger, 3)), AcknowledgementHeld)
-    assert isinstance(plain(at(ledger, 3)), Acknowledged)
-    assert isinstance(plain(up_to=at(ledger, 1)), Acknowledged)
-    assert isinstance(plain(), Acknowledged), "without entries there is no conflict"
+    assert isinstance(plain(at(ledger, 3)), AcknowledgeResult)
+    assert isinstance(plain(up_to=at(ledger, 1)), AcknowledgeResult)
+    assert isinstance(plain(), AcknowledgeResult), "without entries there is no conflict"
     end(sql_world, other, commit=False)
     end(sql_world, txn, commit=True)
     assert _covered(sql_world, topic) == [0, 1, 2, 3, 4]
-    assert isinstance(plain(entry, up_to=at(ledger, 5)), Acknowledged)
+    assert isinstance(plain(entry, up_to=at(ledger, 5)), AcknowledgeResult)
 
 
 def test_cumulative_acknowledgement_up_to_exactly_a_held_entry_is_refused(sql_world: SqlWorld, topic: Topic) -> None:
@@ -138,7 +138,7 @@ def test_cumulative_acknowledgement_up_to_exactly_a_held_entry_is_refused(sql_wo
     refused, answered = sql_world.catalog.commits.commit([exactly, before])
     assert isinstance(refused, AcknowledgementHeld)
     assert f"expected entry {held} to be free" in str(refused)
-    assert answered == Acknowledged(mark_delete=_entry(sql_world, topic, 2))
+    assert answered == AcknowledgeResult(mark_delete=_entry(sql_world, topic, 2))
 
 
 def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again(
@@ -180,7 +180,7 @@ def test_entry_of_a_ledger_that_is_gone_is_acknowledged_for_good(sql_world: SqlW
         ]
         refused, taken = sql_world.catalog.commits.commit(asked)
         assert isinstance(refused, AcknowledgementHeld), refused
-        assert isinstance(taken, Acknowledged)
+        assert isinstance(taken, AcknowledgeResult)
     assert set(sql_world.catalog.transactions.held(topic.topic_id, _SUB)) == {second}
 
 
@@ -192,7 +192,7 @@ def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, to
     plain = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=hidden)
     assert isinstance(one(sql_world, plain), InvalidInput)
     end(sql_world, writer, commit=True)
-    assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), Acknowledged)
+    assert isinstance(hold(sql_world, topic, _SUB, reader, hidden), AcknowledgeResult)
 
 
 def test_mark_delete_passes_what_no_consumer_sees(sql_world: SqlWorld, topic: Topic) -> None:
@@ -204,7 +204,7 @@ def test_mark_delete_passes_what_no_consumer_sees(sql_world: SqlWorld, topic: To
     produce(sql_world, topic, (None, 1), markers=[0])
     ledger = _entry(sql_world, topic, 0).ledger_id
     answer = acknowledge(sql_world, topic.topic_id, _SUB, up_to=(ledger, 9))
-    assert isinstance(answer, Acknowledged)
+    assert isinstance(answer, AcknowledgeResult)
     assert answer.mark_delete == at(ledger, 12)
     roll(sql_world, topic.topic_id)
     assert sql_world.phase_one(topic.topic_id).ledgers == 1
@@ -252,7 +252,7 @@ def test_commit_locks_all_cursors_that_it_will_need_by_id(postgres_url: str) -> 
     ]
     locks = [f"SELECT 1 FROM cursor WHERE name = '{name}' FOR UPDATE NOWAIT" for name in ("first", "second")]
     answers = behind(world, locks[:1], lambda: world.catalog.commits.commit(writes), locks[1:])
-    assert answers == [Decided(state=TransactionState.COMMITTING), Acknowledged(mark_delete=entry)]
+    assert answers == [EndTransactionResult(state=TransactionState.COMMITTING), AcknowledgeResult(mark_delete=entry)]
     world.database.close()
 
 

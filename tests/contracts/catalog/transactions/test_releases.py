@@ -14,7 +14,7 @@ from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.catalog import Acknowledge, Acknowledged, EndTransaction, Topic
+from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, Topic
 from logstore.positions import Position, TopicId
 from logstore.transactions.transactions import TransactionId
 from tests.contracts.catalog.blocking import behind
@@ -54,7 +54,7 @@ def subscriptions(sql_world: SqlWorld) -> Iterator[Subscriptions]:
 
 
 def _entry(world: SqlWorld, topic: Topic, number: int) -> Position:
-    return at(world.catalog.ledgers.listed(topic.topic_id)[0].ledger_id, number)
+    return at(world.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id, number)
 
 
 def _left(world: SqlWorld, topic: Topic, read: Subscription) -> list[int]:
@@ -100,12 +100,12 @@ def test_single_entries_and_what_is_acknowledged_already_need_no_releases(sql_wo
     txn = begin(sql_world)
     last = _entry(sql_world, topic, 1)
     done = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=last)
-    assert isinstance(one(sql_world, done), Acknowledged)
+    assert isinstance(one(sql_world, done), AcknowledgeResult)
     hold(sql_world, topic, _SUB, txn, _entry(sql_world, topic, 3))
     end(sql_world, txn, commit=False)
-    assert one(sql_world, done) == Acknowledged(mark_delete=last)
+    assert one(sql_world, done) == AcknowledgeResult(mark_delete=last)
     single = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, positions=(_entry(sql_world, topic, 2),))
-    assert one(sql_world, single) == Acknowledged(mark_delete=_entry(sql_world, topic, 2))
+    assert one(sql_world, single) == AcknowledgeResult(mark_delete=_entry(sql_world, topic, 2))
 
 
 def test_only_the_abort_of_acknowledgements_counts(sql_world: SqlWorld, topic: Topic) -> None:
@@ -264,7 +264,7 @@ def test_delayed_messages_that_are_acknowledged_singly_need_no_releases(sql_worl
     acknowledge(10)
     assert isinstance(acknowledge(up_to=14), AcknowledgementStale)
     acknowledge(11)
-    assert acknowledge(up_to=13) == Acknowledged(mark_delete=at(ledger_id, 13))
+    assert acknowledge(up_to=13) == AcknowledgeResult(mark_delete=at(ledger_id, 13))
 
 
 def test_trimmed_segments_hold_nothing_that_was_not_delivered(sql_world: SqlWorld, topic: Topic) -> None:
@@ -276,4 +276,4 @@ def test_trimmed_segments_hold_nothing_that_was_not_delivered(sql_world: SqlWorl
     up_to = Acknowledge(topic_id=topic.topic_id, subscription=_SUB, up_to=at(second, 2))
     assert isinstance(one(sql_world, up_to), AcknowledgementStale)
     sql_world.detach(topic.topic_id, [first])
-    assert one(sql_world, up_to) == Acknowledged(mark_delete=at(second, 2))
+    assert one(sql_world, up_to) == AcknowledgeResult(mark_delete=at(second, 2))

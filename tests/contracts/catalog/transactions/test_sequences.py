@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import ProducerFenced
 from logstore.log.producers import ProducerSequence
-from logstore.ports.catalog import ProducerAdvance, Registered, RegisterSegment, Topic, WriteResult
+from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult, Topic, WriteResult
 from logstore.transactions.transactions import TransactionId
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import new_topic, race
@@ -33,13 +33,13 @@ def _known(world: SqlWorld, topic: Topic) -> ProducerSequence:
 def test_ids_in_an_open_transaction_count_for_it_alone(sql_world: SqlWorld) -> None:
     """Whatever comes from elsewhere is refused until it is decided."""
     topic, first, second = new_topic(sql_world), begin(sql_world), begin(sql_world)
-    assert isinstance(_store(sql_world, topic, (None, 1, 2), (first, 3, 4)), Registered)
+    assert isinstance(_store(sql_world, topic, (None, 1, 2), (first, 3, 4)), RegisterSegmentResult)
     assert _known(sql_world, topic) == ProducerSequence(2, 4, first)
     for refused in (second, None):
         for ids in ((3, 3), (9, 9)):
             assert isinstance(_store(sql_world, topic, (refused, *ids)), ProducerFenced)
     assert isinstance(_store(sql_world, topic, (first, 4, 5)), ProducerFenced)
-    assert isinstance(_store(sql_world, topic, (first, 5, 6)), Registered)
+    assert isinstance(_store(sql_world, topic, (first, 5, 6)), RegisterSegmentResult)
     assert _known(sql_world, topic) == ProducerSequence(2, 6, first)
 
 
@@ -55,10 +55,12 @@ def test_ids_of_a_decided_transaction_count_if_it_committed(sql_world: SqlWorld,
     if told == "forgotten":
         assert sql_world.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
         assert sql_world.sql("SELECT count(*) FROM producer_sequence WHERE txn_tc IS NOT NULL") == [(0,)]
-    assert _known(sql_world, topic) == ProducerSequence.up_to(4 if commit else 2)
+    assert _known(sql_world, topic) == ProducerSequence.without_transaction(4 if commit else 2)
     answer = _store(sql_world, topic, (second, 3, 3))
-    assert isinstance(answer, ProducerFenced if commit else Registered)
-    assert _known(sql_world, topic) == (ProducerSequence.up_to(4) if commit else ProducerSequence(2, 3, second))
+    assert isinstance(answer, ProducerFenced if commit else RegisterSegmentResult)
+    assert _known(sql_world, topic) == (
+        ProducerSequence.without_transaction(4) if commit else ProducerSequence(2, 3, second)
+    )
 
 
 def test_of_racing_transactions_one_has_the_producer(sql_world: SqlWorld) -> None:
@@ -69,7 +71,7 @@ def test_of_racing_transactions_one_has_the_producer(sql_world: SqlWorld) -> Non
     writes = [replace(_write(sql_world, topic, (txn, 0, 0)), number=first.number + at) for at, txn in enumerate(txns)]
     race(lambda number: one(sql_world, writes[number]), runners=8)
     held = _known(sql_world, topic)
-    assert (held.kept, held.last) == (-1, 0)
+    assert (held.committed, held.last) == (-1, 0)
     assert held.txn in txns
     assert len({row[0] for row in sql_world.sql("SELECT sequence FROM buffer_range")}) == 1
 
@@ -81,5 +83,5 @@ def test_registration_behind_an_end_sees_its_decision(sql_world: SqlWorld) -> No
     write = _write(sql_world, topic, (second, 0, 0))
     held = ["UPDATE producer_sequence SET kept_id = -1"]
     aborted = [f"UPDATE \"transaction\" SET state = 'ABORTED' WHERE sequence = {first.sequence}"]
-    assert isinstance(behind(sql_world, held, lambda: one(sql_world, write), aborted), Registered)
+    assert isinstance(behind(sql_world, held, lambda: one(sql_world, write), aborted), RegisterSegmentResult)
     assert _known(sql_world, topic) == ProducerSequence(-1, 0, second)

@@ -8,7 +8,7 @@ from logstore.log.ledgers import Component
 from logstore.ports.catalog import (
     SNAPSHOT_CHANGES,
     BeginTransaction,
-    Begun,
+    BeginTransactionResult,
     EndTransaction,
     Settled,
     SnapshotSwitch,
@@ -44,7 +44,7 @@ def _publish(
 
 
 def _listed(world: SqlWorld, topic_id: TopicId) -> list[LedgerId]:
-    found = world.catalog.components.listed(topic_id)
+    found = world.catalog.components.list_ledgers(topic_id)
     return [one.ledger_id for one in found if one.component is Component.TXN_SNAPSHOT]
 
 
@@ -57,7 +57,7 @@ def _let_time_pass(world: SqlWorld) -> None:
 
 
 def _settled(world: SqlWorld, topic_id: TopicId) -> TransactionId:
-    topic = world.catalog.topics.by_id(topic_id)
+    topic = world.catalog.topics.get_by_id(topic_id)
     txn = begin(world)
     produce(world, topic, (txn, 1))
     end(world, txn, commit=True)
@@ -127,7 +127,7 @@ def test_snapshot_is_due_a_while_after_a_settled_transaction(sql_world: SqlWorld
     txn = _settled(sql_world, topic_id)
     before = sql_world.catalog.transaction_snapshots.current(topic_id).due_us
     _settled(sql_world, topic_id)
-    settle(sql_world, txn, sql_world.catalog.topics.by_id(topic_id))
+    settle(sql_world, txn, sql_world.catalog.topics.get_by_id(topic_id))
     assert sql_world.catalog.transaction_snapshots.current(topic_id).due_us == before
     assert sql_world.sql("SELECT changes FROM transaction_snapshot") == [(2,)]
     assert _due(sql_world) == []
@@ -153,7 +153,7 @@ def test_snapshot_is_due_at_once_after_many_that_were_settled_together(sql_world
     busy, quiet = new_topic(sql_world), new_topic(sql_world, "persistent://a/b/quiet")
     commit = sql_world.catalog.commits.commit
     begun = commit([BeginTransaction(tc_id=0, timeout_s=60)] * SNAPSHOT_CHANGES)
-    txns = [one.txn for one in begun if isinstance(one, Begun)]
+    txns = [one.txn for one in begun if isinstance(one, BeginTransactionResult)]
     produce(sql_world, busy, *[(txn, 1) for txn in txns])
     produce(sql_world, quiet, (txns[0], 1))
     commit([EndTransaction(txn=txn, commit=True) for txn in txns])

@@ -18,7 +18,7 @@ from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import SHARDS, LedgerState, ledger_in
+from logstore.log.ledgers import SHARDS, LedgerState, ledger_id_from_key
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.reconciliation.jobs import BulkSummary
@@ -206,7 +206,7 @@ class Chain:
 
     def _shards(self) -> list[int]:
         """Return the shards that hold objects. All 256 would take a second."""
-        ledger_ids = [ledger_id for key in self.world.store.keys if (ledger_id := ledger_in(key)) is not None]
+        ledger_ids = [ledger_id for key in self.world.store.keys if (ledger_id := ledger_id_from_key(key)) is not None]
         return sorted({ledger_id % SHARDS for ledger_id in ledger_ids})
 
     def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> Loaded:

@@ -15,8 +15,16 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import APPEND, BEHIND, UploadMark, ledger_prefix, segment_key
-from logstore.ports.catalog import BeginTransaction, Begun, Cause, Claim, EndTransaction, RunKind, Topic
+from logstore.log.ledgers import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId, ledger_prefix, segment_key
+from logstore.ports.catalog import (
+    BeginTransaction,
+    BeginTransactionResult,
+    Cause,
+    Claim,
+    EndTransaction,
+    RunKind,
+    Topic,
+)
 from logstore.positions import LedgerId, Position
 from logstore.records.services import adopting
 from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
@@ -110,7 +118,7 @@ def _committed(log: LogStore, *writes: BeginTransaction | EndTransaction) -> lis
 
 def _begin(log: LogStore) -> TransactionId:
     (begun,) = _committed(log, BeginTransaction(tc_id=1, timeout_s=3_600))
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, BeginTransactionResult)
     return begun.txn
 
 
@@ -257,9 +265,9 @@ def test_upload_that_was_never_registered_stays_away(losing: Losing) -> None:
         before = _read(log, topic)
         second = losing.world.store.get(segment_key(LedgerId(0), 1))
         assert second is not None
-        said = dict(second.metadata) | {BEHIND: "2:3"}
+        said = dict(second.metadata) | {EXTENT_FIELD: "2:3"}
         for number, nth in ((9, 1), (12, 2)):
-            mark = {APPEND: str(UploadMark("0" * 32, nth))}
+            mark = {UPLOAD_ID_FIELD: str(SegmentUploadId("0" * 32, nth))}
             losing.world.store.put_if_absent(segment_key(LedgerId(0), number), second.body, metadata=said | mark)
     losing.lose()
     report = losing.adopt()
@@ -334,7 +342,7 @@ def test_append_that_was_uploaded_to_two_ledgers_comes_back_once(losing: Losing)
         number = log.catalog.ledgers.segments(stored.ledger_id)[-1].number
         found = losing.world.store.get(segment_key(stored.ledger_id, number))
         assert found is not None
-        said = dict(found.metadata) | {APPEND: str(UploadMark("0" * 32, 1)), BEHIND: "0:1"}
+        said = dict(found.metadata) | {UPLOAD_ID_FIELD: str(SegmentUploadId("0" * 32, 1)), EXTENT_FIELD: "0:1"}
         losing.world.store.put_if_absent(segment_key(last.ledger_id, 1), found.body, metadata=said)
     losing.lose()
     losing.adopt()
@@ -376,7 +384,7 @@ def test_ledger_at_the_head_without_objects_is_missing_data_until_they_return(lo
     report = losing.adopt()
     assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, (LedgerId(0),))
     with losing.process() as log:
-        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1]
+        assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1]
         assert log.catalog.cursors.get(topic.topic_id, "s").state == cursor
         assert log.catalog.deletions.inflight().estimated_inflight == 0
         store.put_if_absent(key, lost.body, metadata=lost.metadata)
@@ -396,7 +404,7 @@ def test_ledger_in_the_middle_without_objects_is_reported_and_kept(losing: Losin
     report = losing.adopt()
     assert (report.revived, report.missing_data, report.missing_ledgers) == (0, 1, (LedgerId(1),))
     with losing.process() as log:
-        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1, 2, 3]
+        assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1, 2, 3]
 
 
 def test_ledger_that_was_not_flushed_and_lacks_a_part_is_reported_and_kept(losing: Losing) -> None:
@@ -486,7 +494,7 @@ def test_topic_that_was_deleted_durably_never_returns(losing: Losing) -> None:
     report = losing.adopt()
     assert (report.adopted_ledgers, report.detached) == (0, 1)
     with losing.process() as log, pytest.raises(UnknownObject):
-        log.catalog.topics.by_id(topic.topic_id)
+        log.catalog.topics.get_by_id(topic.topic_id)
 
 
 def test_name_that_was_used_again_is_of_the_later_topic(losing: Losing) -> None:
@@ -644,7 +652,11 @@ def test_upload_of_an_epoch_or_a_transaction_that_never_began_is_left_out(losing
     assert plain is not None
     assert inside is not None
     losing.world.store.delete([segment_key(LedgerId(0), 1)])
-    later = dict(plain.metadata) | {"catalog-epoch": str(epoch + 1), BEHIND: "0:1", APPEND: f"{1:032x}-1"}
+    later = dict(plain.metadata) | {
+        "catalog-epoch": str(epoch + 1),
+        EXTENT_FIELD: "0:1",
+        UPLOAD_ID_FIELD: f"{1:032x}-1",
+    }
     losing.world.store.put_if_absent(segment_key(LedgerId(0), 1), plain.body, metadata=later)
     losing.world.store.put_if_absent(segment_key(LedgerId(0), 2), inside.body, metadata=inside.metadata)
     losing.lose("UPDATE transaction_coordinator SET next_sequence = 0")

@@ -277,7 +277,7 @@ def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target
             catalog.records.begin("stamp")
         state = catalog.records.state()
         assert (state.replica, state.adopting, state.outbox, state.manifest) == (True, True, 0, 1)
-        assert catalog.topics.active(after=TopicId(0), limit=1)
+        assert catalog.topics.list_active(after=TopicId(0), limit=1)
     finally:
         database.close()
     _same(source, target)

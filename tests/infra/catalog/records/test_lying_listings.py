@@ -115,11 +115,11 @@ def test_too_many_ledgers_without_objects_stop_the_rebuild(losing: Losing) -> No
         losing.adopt(max_absent_share=0.05)
     with losing.process() as log:
         topic = log.catalog.topics.get(_NAME)
-        assert [one.ledger_id for one in log.catalog.ledgers.listed(topic.topic_id)] == [0, 1, 2, 3]
+        assert [one.ledger_id for one in log.catalog.ledgers.list_ledgers(topic.topic_id)] == [0, 1, 2, 3]
     report = losing.adopt(max_absent_share=0.2)
     assert (report.revived, report.missing_ledgers) == (0, (LedgerId(0),))
     with losing.process() as log:
-        listed = log.catalog.ledgers.listed(topic.topic_id)
+        listed = log.catalog.ledgers.list_ledgers(topic.topic_id)
         assert [one.ledger_id for one in listed] == sorted({0, *(at.ledger_id for at in before)})
 
 
