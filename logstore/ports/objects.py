@@ -1,7 +1,4 @@
-"""Storage as Sexton needs it: the object store, and the copies of ledgers that two-phase deletion finds there.
-
-Of the object store: conditional writes, ordered listings, deletes confirmed per key.
-"""
+"""Ports of storage: the object store, and the copies of ledgers that two-phase deletion removes from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,25 +11,25 @@ from logstore.offload.tiered import CopyLocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object as a listing or a HEAD shows it."""
+    """Metadata of an object from a listing or a HEAD."""
 
     key: str
     size_bytes: int
-    modified_us: int | None  # microseconds since 1970 by the store's own clock; None when it tells none
-    etag: str | None = None  # the store's own mark of this very content, as HEAD tells it; a listing tells none
+    modified_us: int | None  # microseconds since 1970 by the store's clock; None if the store has no time
+    etag: str | None = None  # from HEAD only; a listing has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenUpload:
-    """An upload in parts that was neither finished nor aborted."""
+    """Multipart upload that was neither completed nor aborted."""
 
     key: str
-    started_us: int | None  # microseconds since 1970 by the store's own clock; None when it tells none
+    started_us: int | None  # microseconds since 1970 by the store's clock; None if the store has no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """An object's content with its user metadata (names in lower case, ASCII)."""
+    """Content of an object with its user metadata. Metadata names are ASCII in lower case."""
 
     key: str
     body: bytes
@@ -41,29 +38,23 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReport:
-    """What the store said of each key. Every key asked for is in exactly one of the two."""
+    """Result of a delete. Each requested key is in exactly one of `deleted` and `failed`."""
 
-    deleted: frozenset[str] = frozenset()  # gone now, whether or not it was there
-    failed: Mapping[str, str] = field(default_factory=dict)  # key -> the store's error code and message, or what
-    # else went wrong
-    unanswered: frozenset[str] = frozenset()  # of those that failed, those of which the store said nothing: it went
-    # away, or refuses our credentials now
+    deleted: frozenset[str] = frozenset()  # absent now, whether or not they existed before
+    failed: Mapping[str, str] = field(default_factory=dict)  # key -> error code and message
+    unanswered: frozenset[str] = frozenset()  # failed keys without an answer: store unavailable, or credentials refused
 
 
 class ObjectStore(Protocol):
-    """One bucket.
+    """Bucket of an object store.
 
-    Keys are text of 1 to 1,024 UTF-8 bytes, no part between slashes empty, `.` or `..`, no backslash, and come
-    back as they went in: some stores keep keys as file paths and would take others for another key.
-    Every method may raise `StoreUnavailable` (nothing is known to have happened, except that a put or a delete
-    may have landed). One that makes several requests asks `raise_if_stopped`, and ends with what that raises.
+    A key has 1 to 1,024 UTF-8 bytes and no backslash. No part between slashes is empty, `.` or `..`, because some
+    stores keep keys as file paths. Every method may raise `StoreUnavailable`; then a put or a delete may have landed. A
+    method that sends several requests calls `raise_if_stopped` between them.
     """
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """Store the object unless the key is taken.
-
-        An upload that the store refuses because of an earlier attempt of the same call counts as done
-        only if body and metadata are the same ones.
+        """Store the object unless the key is taken. A key with the same body and metadata counts as stored by this call.
 
         Raises:
             AlreadyExists: The key holds another object; nothing changed.
@@ -72,145 +63,126 @@ class ObjectStore(Protocol):
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
-        """As `put_if_absent` with all of a seekable file; a large one goes in parts and appears as a whole.
+        """Store a seekable file like `put_if_absent`. A large file is sent in parts and appears as a whole.
 
-        `proceed` is called before every request that sends data, also before one that is repeated; what it raises
-        ends the upload and is raised here. Of an upload that ends with an error no part is left, unless the store
-        did not answer to that either; one whose process died leaves parts, which `open_uploads` shows.
+        `proceed` is called before every request that sends data, including retries. An exception of it ends the upload.
+        A failed upload is aborted if the store answers. If the process dies, `open_uploads` shows the upload.
 
         Raises:
             AlreadyExists: The key holds another object; nothing changed.
         """
 
     def open_uploads(self, prefix: str) -> list[OpenUpload]:
-        """Uploads in parts of keys that begin with `prefix`, neither finished nor aborted, ascending by key.
+        """Return multipart uploads of keys with the prefix, ascending by key. A key may have several.
 
-        Such parts take room, and no listing shows them. A key may have several.
+        Their parts take space, and no listing shows them.
         """
 
     def abort_uploads(self, key: str) -> None:
-        """End every upload in parts of exactly this key and free its parts: what is sent to them later is refused.
-
-        A key without one is no error.
-        """
+        """Abort every multipart upload of exactly this key, if any. Later parts of them are refused."""
 
     def get(self, key: str) -> StoredObject | None:
-        """The whole object, or None when the store says definitely that there is none."""
+        """Return the object, or `None` if the store confirms that it does not exist."""
 
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
-        """`length` bytes from `start` (fewer at the end), or None when there is no such object.
+        """Return `length` bytes from `start`, fewer at the end of the object, or `None` without such an object.
 
         Raises:
-            CorruptData: The metadata of the object that answered lacks one of the entries of `expected_metadata`, so these are
-                the bytes of another one; no digest could tell that of a part.
+            CorruptData: The object's metadata lacks an entry of `expected_metadata`: it is another object, which no
+                digest of a part could show.
         """
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        """The object's facts and its user metadata, or None when there is none."""
+        """Return the object's info and user metadata, or `None` if it does not exist."""
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Objects whose keys begin with `prefix` and sort after `start_after`, ascending by UTF-8 bytes.
+        """Yield objects with the prefix and keys after `start_after`, ascending by UTF-8 bytes, page by page.
 
-        Pages are fetched as the iterator is drawn; the first has up to `first_page` objects (1 to 1,000), as few as are
-        wanted of many, and those behind it as many as the store gives. A listing that cannot be completed raises; it
-        never ends early as if it were complete.
+        The first page has up to `first_page` objects, 1 to 1,000. A listing that cannot be completed raises.
         """
 
     def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
-        """What stands directly at `prefix`, in no order: objects, and a prefix for all that lie in one folder.
+        """Yield objects and folders directly below `prefix`, unordered, page by page.
 
-        A folder begins with `prefix` and ends with its first "/" behind it; it is told of once. Nothing below it is
-        listed, and a store that keeps folders may show one that holds nothing any more. Pages are fetched as the
-        iterator is drawn, and a listing that cannot be completed raises, as with `list`.
+        A folder is a string that ends with the first "/" after `prefix`. It is yielded once, and some stores show empty
+        folders. A listing that cannot be completed raises.
         """
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        """Delete any number of keys, in pages; an absent key counts as deleted.
+        """Delete any number of keys, in pages. An absent key counts as deleted.
 
-        An error for one key inside a 200 answer is an error of that key: retried while the store calls it
-        temporary, then reported under `failed`. Raises only when nothing at all could be asked.
+        An error of one key is retried if temporary, then reported in `failed`. The method raises only if no request
+        could be sent.
         """
 
 
 def object_keys(objects: Iterable[ObjectInfo]) -> list[str]:
-    """The keys, in the order given."""
-    return [found.key for found in objects]
+    """Return the keys in the given order."""
+    return [info.key for info in objects]
 
 
 class OwnedStore(ObjectStore, Protocol):
-    """A bucket of a catalog. Any method may raise `CatalogMismatch`: it is refused where it is not the catalog's."""
+    """Bucket of a catalog. Any method raises `CatalogMismatch` if the bucket belongs to another catalog or to none."""
 
     def require(self) -> None:
-        """See that the bucket is the catalog's, as the first use would; seen once, it is not asked again.
-
-        Raises:
-            CatalogMismatch: It is not.
-        """
+        """Check that the bucket belongs to this catalog. After one success the check is not repeated."""
 
     def confirm(self) -> None:
-        """See that the bucket is the catalog's now, whatever was seen before.
-
-        To be asked before anything is judged by what the bucket does not hold.
-
-        Raises:
-            CatalogMismatch: It does not carry this catalog's marker.
-        """
+        """Check now that the bucket has this catalog's marker. Required before the absence of an object counts."""
 
     def begin_removal(self) -> ObjectStore:
-        """The bucket for one removal that begins now, in however many requests: before each, nothing is asked again.
+        """Check the bucket now and return it without further checks, for the requests of one removal.
 
         Raises:
-            CatalogMismatch: It is not the catalog's.
-            CatalogOutdated: The catalog is not the one any more, where that is asked with this bucket.
+            CatalogOutdated: Another catalog has replaced this one.
         """
 
 
 Buckets = Callable[[CopyLocation], OwnedStore]
-"""A bucket by its location: an offload context says in which one its copy stands, and of which store."""
+"""Function that returns the bucket at the location of a tiered copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalResult:
-    """What storage confirmed of one copy's removal."""
+    """Confirmed result of removing one copy."""
 
     objects: int = 0
     size_bytes: int = 0
-    error: str | None = None  # None: nothing of it is left
-    answered: bool = True  # False: storage went away before it had answered for every key
+    error: str | None = None  # None if nothing is left
+    answered: bool = True  # False if storage did not answer for every key
 
 
 class CopyStorage(Protocol):
-    """One kind of copy of ledgers: the primary bucket, the tiered bucket, BookKeeper."""
+    """Storage of one kind of ledger copies."""
 
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
-        """Look at what storage holds of the copy, and whose it says it is.
+        """Return the stored objects of the copy and their stated owner.
 
         Raises:
             StoreUnavailable: Storage did not answer, or contradicts itself.
         """
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """`inspect` for these, each to be asked for once; what one request tells of several is asked with the first.
+        """Return a function like `inspect` that shares requests between these intents. Call it once for each.
 
-        One that it finds `ABSENT` is gone only once `check_absence` has proved it.
+        `ABSENT` counts only after `check_absence`.
         """
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """Prove that copies are gone which `prepare_inspection` found `ABSENT`, by names and by a second listing, together.
+        """Prove that `ABSENT` copies do not exist, by a second listing and by the names of their objects.
 
-        Each store is asked at the end whether it is the catalog's, once: an empty answer of another store says nothing.
+        Each store is checked once at the end, because an empty answer of a wrong store proves nothing.
 
         Returns:
-            By `row_id`, why the copy may stand all the same, here or elsewhere; a row that is not named is gone.
+            By `row_id`, why the copy may still exist. A row without an entry is proved absent.
         """
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """What storage itself says of whose the copy is, read from content, or None when it says nothing.
+        """Return the owner that the copy's content states, for display, or `None`.
 
-        For people: `inspect` judges. The fields are those of `LedgerStatement.to_metadata` where we wrote it, and
-        anything at all where another program did.
+        The fields are those of `LedgerStatement.to_metadata`, or any others if another program wrote them.
 
         Raises:
             StoreUnavailable: Storage did not answer.
@@ -219,16 +191,15 @@ class CopyStorage(Protocol):
     def remove(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> Mapping[int, RemovalResult]:
-        """Remove copies found `OWN`: data in pages, each ledger's own statement last, confirmed per key.
+        """Remove `OWN` copies by `row_id`: data in shared pages, each ledger's statement last, confirmed per key.
 
         Args:
-            copies: By `row_id`; removed together, so that small ledgers share pages.
-            on_progress: Called with the number of objects confirmed since the last call.
+            copies: Copies by `row_id`.
+            on_progress: Receives the number of objects confirmed since the last call.
 
         Returns:
-            One entry for every row asked for.
+            One entry for each row.
         """
 
 
-Storages = Mapping[str, CopyStorage]
-"""`CopyStorage` by `CopyKind` value."""
+Storages = Mapping[str, CopyStorage]  # by `CopyKind` value
