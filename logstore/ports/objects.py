@@ -42,7 +42,7 @@ class DeleteReport:
 
     deleted: frozenset[str] = frozenset()  # absent now, whether or not they existed before
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> error code and message
-    unanswered: frozenset[str] = frozenset()  # failed keys without an answer: store unavailable, or credentials refused
+    unanswered: frozenset[str] = frozenset()  # failed keys without an answer
 
 
 class ObjectStore(Protocol):

@@ -93,7 +93,9 @@ def test_chunk_cancelled_asks_no_further_segment_whose_it_is(world: World) -> No
     """Where meta.json is gone each segment is asked, one after the other; a ledger may have thousands."""
     (ledger,) = world.fill(1, segments=20, acknowledged=False)
     world.detach([ledger])
-    (meta,) = [key for key in world.objects.keys if owner_digest_from_key(key) and key.startswith(ledger_prefix(ledger))]
+    (meta,) = [
+        key for key in world.objects.keys if owner_digest_from_key(key) and key.startswith(ledger_prefix(ledger))
+    ]
     world.objects.delete([meta])
     calls = Calls(env := environment())
     world.objects.plan(cancelling(Operation.HEAD, calls))

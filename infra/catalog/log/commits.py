@@ -39,8 +39,8 @@ from logstore.ports.catalog import (
     BeginTransaction,
     EndTransaction,
     LedgerEnd,
-    RegisterSegmentResult,
     RegisterSegment,
+    RegisterSegmentResult,
     TopicState,
     Write,
     WriteResult,
@@ -126,7 +126,9 @@ def _register_all(
     if locked.segments:
         grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWING_COLUMNS)) for one in locked.touched]
         register(connection, locked.segments, grown)
-    buffer = [(write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)]
+    buffer = [
+        (write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)
+    ]
     _buffer(
         connection, locked, [(write, one.first_entry) for write, one in buffer if write.transactions or write.markers]
     )
@@ -242,7 +244,12 @@ def _locks(dialect: str) -> _Locks:
     of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
     active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)
     listed = (t.ledger.c.ledger_id.in_(select(ledgers.source.c.ledger_id)), t.ledger.c.place.is_not(None))
-    columns = (t.ledger.c.ledger_id, t.ledger.c.state, *(t.ledger.c[name] for name in GROWING_COLUMNS), t.ledger_list.c.topic_id)
+    columns = (
+        t.ledger.c.ledger_id,
+        t.ledger.c.state,
+        *(t.ledger.c[name] for name in GROWING_COLUMNS),
+        t.ledger_list.c.topic_id,
+    )
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
     return _Locks(
         topics=Statement(sql=holding(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),

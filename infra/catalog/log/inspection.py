@@ -19,8 +19,8 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import (
     AuditEntry,
-    InspectedIntent,
     InspectedCopy,
+    InspectedIntent,
     LedgerHistory,
     LiveLedger,
     Reference,

@@ -59,7 +59,9 @@ def data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = Fals
     return int(found)
 
 
-def lock_component_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+def lock_component_list(
+    connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]
+) -> int:
     """Lock a component's list and return its id; -1 when no ledger was ever created for it."""
     found = connection.execute(list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if found is None else int(found)

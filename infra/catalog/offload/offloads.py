@@ -15,18 +15,18 @@ from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among, as_text, parse_context_or_empty
 from infra.catalog.log.ledger_rows import begin_copy, data_list_id, publish_copy
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from infra.catalog.offload.uploads import TIERED, end_upload, build_statement, read_tiered_copy
+from infra.catalog.offload.uploads import TIERED, build_statement, end_upload, read_tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start
 from logstore.ports.catalog import (
     Cause,
     Claim,
-    ReadableCopies,
     DetachedBatch,
-    OffloadStart,
     OffloadAnswer,
+    OffloadStart,
     PublishedCopy,
+    ReadableCopies,
     Topic,
     TopicState,
 )
@@ -71,7 +71,9 @@ class SqlOffloads(OnDatabase):
         attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
         return self._begin(connection, found, row, list_id, attempt)
 
-    def _begin(self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt) -> OffloadStart:
+    def _begin(
+        self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt
+    ) -> OffloadStart:
         statement, now = build_statement(topic, row), self._db.now_us(connection)
         copy = read_tiered_copy(connection, row.ledger_id)
         tiered = (copy.state, parse_context_or_empty(copy.context)) if copy else None

@@ -68,7 +68,9 @@ def end_upload(
     if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
         _end_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
-        set_copy_context(connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us))
+        set_copy_context(
+            connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us)
+        )
         this = t.ledger.c.ledger_id == ledger_id
         file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
 

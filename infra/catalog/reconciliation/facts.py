@@ -185,7 +185,9 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
         InvalidInput: More than `MOST_LEDGERS`.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
-    named = [(component == name, exists().where(key == _L.ledger_id)) for name, key in REFERRING_COLUMN_BY_COMPONENT.items()]
+    named = [
+        (component == name, exists().where(key == _L.ledger_id)) for name, key in REFERRING_COLUMN_BY_COMPONENT.items()
+    ]
     source = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     unnamed = ~case(*named, else_=_L.place.is_not(None))
     attached = _L.state != LedgerState.CREATING.value

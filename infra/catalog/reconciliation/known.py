@@ -193,7 +193,12 @@ def _deletions_of(ledger_ids: Collection[int]) -> Select[Any]:
 
 def _naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
     """These ledgers by the tables, other than `ledger` and `ledger_copy`, of which a row goes only with the ledger."""
-    keys = (t.segment.c.ledger_id, *REFERRING_COLUMN_BY_COMPONENT.values(), t.buffer_range.c.ledger_id, t.buffer_hidden.c.ledger_id)
+    keys = (
+        t.segment.c.ledger_id,
+        *REFERRING_COLUMN_BY_COMPONENT.values(),
+        t.buffer_range.c.ledger_id,
+        t.buffer_hidden.c.ledger_id,
+    )
     each = (
         select(key.label("ledger_id"), literal_column(f"'{key.table.name}'", Text).label("named_by")).where(
             key.in_(ledger_ids)

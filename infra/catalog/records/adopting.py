@@ -244,7 +244,12 @@ def _forget_absent_snapshots(connection: Connection) -> None:
 def _remove_unnamed(connection: Connection) -> None:
     """Remove component ledgers that nothing names, and newborns: no process is creating any. Their objects stay."""
     component = t.ledger_list.c.component
-    named = or_(*(and_(component == name, exists().where(column == _L.ledger_id)) for name, column in REFERRING_COLUMN_BY_COMPONENT.items()))
+    named = or_(
+        *(
+            and_(component == name, exists().where(column == _L.ledger_id))
+            for name, column in REFERRING_COLUMN_BY_COMPONENT.items()
+        )
+    )
     stray = and_(component.in_(list(REFERRING_COLUMN_BY_COMPONENT)), ~named)
     newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
     query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_OF_LIST).where(or_(stray, newborn))

@@ -251,7 +251,7 @@ class RangeFile(io.RawIOBase):
             key: Its key.
             size_bytes: Its length.
             ledger_id: Named when there is no such object.
-            stating: What its metadata says: an object that says otherwise is another one.
+            expected_metadata: Entries that the metadata must have.
         """
         super().__init__()
         self._objects = objects

@@ -22,12 +22,12 @@ from logstore.ports.catalog.commits import (
     BeginTransaction,
     BeginTransactionResult,
     Commits,
-    EndTransactionResult,
     EndTransaction,
+    EndTransactionResult,
     LedgerEnd,
     ProducerAdvance,
-    RegisterSegmentResult,
     RegisterSegment,
+    RegisterSegmentResult,
     TransactionEntries,
     Write,
     WriteResult,
@@ -37,18 +37,18 @@ from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedI
 from logstore.ports.catalog.deletions import Deletions, ForgottenCounts, SweepBacklog, Upkeep
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
-    AuditLog,
     AuditEntry,
+    AuditLog,
+    InspectedCopy,
     InspectedIntent,
     Inspection,
-    InspectedCopy,
     LedgerHistory,
     LiveLedger,
     Reference,
     ReferenceKind,
 )
 from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, TopicTotals
-from logstore.ports.catalog.offloads import ReadableCopies, OffloadStart, OffloadAnswer, Offloads, PublishedCopy
+from logstore.ports.catalog.offloads import OffloadAnswer, Offloads, OffloadStart, PublishedCopy, ReadableCopies
 from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
 from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.reconciliation import (
@@ -78,10 +78,10 @@ from logstore.ports.catalog.topics import (
     SchemaVersion,
     SubscriptionSummary,
     Topic,
-    TopicSummaryPage,
     Topics,
     TopicState,
     TopicSummary,
+    TopicSummaryPage,
 )
 from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,

@@ -9,7 +9,16 @@ from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start, upload_ends_us
-from logstore.ports.catalog import Cause, Claim, ReadableCopies, DetachedBatch, OffloadStart, OffloadAnswer, PublishedCopy, TopicState
+from logstore.ports.catalog import (
+    Cause,
+    Claim,
+    DetachedBatch,
+    OffloadAnswer,
+    OffloadStart,
+    PublishedCopy,
+    ReadableCopies,
+    TopicState,
+)
 from logstore.positions import LedgerId, TopicId
 from tests.fakes.catalog.absent import Absent
 from tests.fakes.catalog.batches import spanning

@@ -29,9 +29,9 @@ from logstore.ports.catalog import (
     Tombstone,
     Topic,
     TopicContents,
-    TopicSummaryPage,
     TopicState,
     TopicSummary,
+    TopicSummaryPage,
     TopicTotals,
     Unsealed,
 )

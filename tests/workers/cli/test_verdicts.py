@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.ports.catalog import InspectedIntent, InspectedCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
 from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, summarize_ledger
@@ -47,7 +47,9 @@ def _history(
 
 
 def _seen(finding: CopyVerdict | None, state: str = "LIVE", copy: CopyKind = CopyKind.LEDGER) -> ExaminedCopy:
-    return ExaminedCopy(copy=InspectedCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why")
+    return ExaminedCopy(
+        copy=InspectedCopy(state=state, intent=intent(copy=copy)), finding=finding, objects=2, detail="why"
+    )
 
 
 def _listed(*, last: bool = False) -> Reference:

@@ -6,7 +6,7 @@ from typing import Final
 
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome
 from logstore.log.ledgers import Component, CopyState, LedgerState
-from logstore.ports.catalog import InspectedIntent, InspectedCopy, LedgerHistory, LiveLedger, Reference, ReferenceKind
+from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from workers.pages.texts import decode_topic_name, format_time_us
 
 _MAX_NAMES = 3

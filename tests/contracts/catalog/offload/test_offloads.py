@@ -10,12 +10,12 @@ from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed,
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered import CopyLengths, parse_lengths
 from logstore.ports.catalog import (
-    ReadableCopies,
     DetachedBatch,
     IntentResult,
-    OffloadStart,
     OffloadAnswer,
+    OffloadStart,
     PublishedCopy,
+    ReadableCopies,
     Topic,
     TopicState,
 )
@@ -79,7 +79,9 @@ def test_begin_makes_the_copy_of_a_closed_ledger_the_attempts_own(world: World) 
     assert begun.context == {**METADATA, "uuid": "u-1", "until_us": str(until_us)}
     assert 0 < until_us - world.catalog.offloads.now_us() <= 60_000_000
     assert world.rows().versions == [before[0] + 1]
-    assert world.catalog.offloads.copies(ledger) == ReadableCopies(primary=True)  # nobody reads a copy that is being written
+    assert world.catalog.offloads.copies(ledger) == ReadableCopies(
+        primary=True
+    )  # nobody reads a copy that is being written
 
 
 def test_begin_of_a_ledger_of_another_topic_is_refused_and_changes_nothing(world: World) -> None:
@@ -408,7 +410,9 @@ def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
     }
     (told,) = world.audited("remove-primaries")
     assert (told.reason, told.detail["ledgers"], told.detail["sample"]) == ("a test", 2, ledgers[:2])
-    assert world.catalog.offloads.copies(ledgers[0]) == ReadableCopies(primary=False, tiered={**METADATA, "uuid": "u-0"})
+    assert world.catalog.offloads.copies(ledgers[0]) == ReadableCopies(
+        primary=False, tiered={**METADATA, "uuid": "u-0"}
+    )
 
 
 @pytest.mark.postgres
