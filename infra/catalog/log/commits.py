@@ -19,10 +19,10 @@ from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
-from infra.catalog.log.ledger_rows import GROWING_COLUMNS, register
+from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
-from infra.catalog.log.topic_rows import holding
+from infra.catalog.log.topic_rows import add_share_lock
 from infra.catalog.transactions.buffer_rows import hide, insert_ranges
 from infra.catalog.transactions.deciding import begin_all, end_all
 from infra.catalog.transactions.participant_rows import join
@@ -125,7 +125,7 @@ def _register_all(
     results = [_decide(locked, write, transactions) for write in writes]
     if locked.segments:
         grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWING_COLUMNS)) for one in locked.touched]
-        register(connection, locked.segments, grown)
+        insert_segments(connection, locked.segments, grown)
     buffer = [
         (write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)
     ]
@@ -209,7 +209,7 @@ def _decide(
     for part in write.producers:
         key = (write.topic_id, part.producer)
         known = locked.sequences.get(key, ProducerSequence())
-        locked.sequences[key] = locked.advanced[key] = known.advanced(part.last, part.txn)
+        locked.sequences[key] = locked.advanced[key] = known.advance(part.last, part.txn)
     return RegisterSegmentResult(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
 
 
@@ -252,6 +252,6 @@ def _locks(dialect: str) -> _Locks:
     )
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
     return _Locks(
-        topics=Statement(sql=holding(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
+        topics=Statement(sql=add_share_lock(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
         ledgers=Statement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
     )

@@ -98,7 +98,7 @@ def remove_lists(connection: Connection, topic_id: TopicId) -> int:
     return connection.execute(delete(t.ledger_list).where(_LISTS.topic_id == topic_id)).rowcount
 
 
-def newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
+def insert_newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
     """Insert a ledger of the next id, CREATING, and its primary copy, or `IdsExhausted`; the list is not locked."""
     taken = connection.execute(
         update(t.catalog)
@@ -131,14 +131,16 @@ def _insert(connection: Connection, list_id: int, born: Sequence[LedgerStatement
     connection.execute(insert(t.ledger_copy), [_copy(one.ledger_id, CopyKind.LEDGER, {}) for one in born])
 
 
-def attach(connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int) -> None:
+def attach_newborn(
+    connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int
+) -> None:
     """Put a newborn at the list's end, OPEN, and close its predecessor if that was open."""
     was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
     connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
     _list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
 
 
-def publish(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
+def publish_newborn(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
     """List a component's newborn, CLOSED, with its one segment of one entry."""
     only = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**only, sha256=sha256, delayed=0))
@@ -176,7 +178,9 @@ def _list(connection: Connection, list_id: int, born: ColumnElement[bool], **col
     raise_version(connection, list_id)
 
 
-def register(connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]) -> None:
+def insert_segments(
+    connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]
+) -> None:
     """Insert segments, and let their ledgers grow; the caller holds the locks of topics and ledgers, and of no list.
 
     Args:

@@ -8,8 +8,8 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase
 from infra.catalog.engine.dialects import dataclass_from_row
-from infra.catalog.log.components import born, share_lock_newborn_topic
-from infra.catalog.log.ledger_rows import lock_component_list, publish
+from infra.catalog.log.components import read_newborn, share_lock_newborn_topic
+from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
@@ -49,7 +49,7 @@ class SqlSchemas(OnDatabase):
             if topic is None:
                 return None
             list_id = lock_component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
-            row = born(connection, ledger_id, list_id)
+            row = read_newborn(connection, ledger_id, list_id)
             if row is None or row.place is not None:
                 return _newest(connection, topic_id, _V.ledger_id == ledger_id)
             newest, now = _newest(connection, topic_id), self._db.now_us(connection)
@@ -58,7 +58,7 @@ class SqlSchemas(OnDatabase):
                 file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
                 expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
                 return newest if known else PreconditionFailed(expected)
-            publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+            publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
             version = SchemaVersion(
                 version=0 if newest is None else newest.version + 1,
                 ledger_id=ledger_id,

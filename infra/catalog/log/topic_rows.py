@@ -69,7 +69,7 @@ def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_
     connection.execute(insert(t.topic).values(row))
 
 
-def holding(topics: Select[Any]) -> Select[Any]:
+def add_share_lock(topics: Select[Any]) -> Select[Any]:
     """The share lock of work on topics: their deletion may begin meanwhile, but takes nothing away before we end.
 
     PostgreSQL lets further share locks pass one that waits for an exclusive lock, so the deletion of a busy topic
@@ -81,7 +81,7 @@ def holding(topics: Select[Any]) -> Select[Any]:
 def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
     """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it. Which of them are ACTIVE."""
     c = t.topic.c
-    locked = holding(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
+    locked = add_share_lock(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
@@ -92,7 +92,7 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False
         UnknownObject: There is none.
     """
     query = TOPIC.where(t.topic.c.topic_id == topic_id)
-    found = connection.execute(holding(query) if share else query).first()
+    found = connection.execute(add_share_lock(query) if share else query).first()
     if found is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     return to_topic(found)
@@ -108,7 +108,7 @@ def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
         PreconditionFailed: It is being deleted.
     """
     active = TOPIC.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
-    row = connection.execute(holding(active)).first()
+    row = connection.execute(add_share_lock(active)).first()
     if row is not None:
         return to_topic(row)
     found = read_topic(connection, topic_id)

@@ -122,18 +122,18 @@ class SqlOffloads(OnDatabase):
         live = {row.kind: parse_context_or_empty(row.context) for row in connection.execute(query)}
         return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
-    def check(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
-        for ledger_id in self.missing(topic_id, ledger_ids):
+    def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
+        for ledger_id in self.find_missing(topic_id, ledger_ids):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
-    def missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
+    def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
         found = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
         for ledger_id, state in sorted(found.items()):
             if state != LedgerState.CLOSED.value:
                 raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
         return sorted(set(ledger_ids) - found.keys())
 
-    def candidates(
+    def list_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         c, ledger = t.ledger_copy.c, t.ledger.c
@@ -157,7 +157,7 @@ class SqlOffloads(OnDatabase):
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
     @reads
-    def removable(
+    def list_removable(
         self,
         connection: Connection,
         topic_id: TopicId,

@@ -96,7 +96,7 @@ def copies(first: int, end: int) -> Select[Any]:
 
 
 def named_ledgers(first: int, end: int) -> Select[Any]:
-    """Ledgers of these ids that a row of their component names, as `REFERRING_COLUMN_BY_COMPONENT` has them, with that component.
+    """Return ledgers of these ids, with their component, that a row of `REFERRING_COLUMN_BY_COMPONENT` names.
 
     These components' ledgers are in use where such a row names them, a place in the list or not.
     """

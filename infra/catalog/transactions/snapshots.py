@@ -21,8 +21,8 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dialect_insert
-from infra.catalog.log.components import born, retire_ledger, share_lock_newborn_topic
-from infra.catalog.log.ledger_rows import lock_component_list, publish
+from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
+from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
 from infra.catalog.log.sums import last_entry
 from infra.catalog.transactions.buffer_rows import open_entries, views
 from logstore.log.ledgers import Component
@@ -59,7 +59,7 @@ class SqlTransactionSnapshots(OnDatabase):
         if topic is None:
             return False
         mine = lock_component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
-        row = born(connection, ledger_id, mine)
+        row = read_newborn(connection, ledger_id, mine)
         if row is None or row.place is not None:
             return row is not None
         now, found = self._db.now_us(connection), stored_snapshot(connection, switch.topic_id, lock=True)
@@ -67,7 +67,7 @@ class SqlTransactionSnapshots(OnDatabase):
         if not follows or topic.state is not TopicState.ACTIVE:
             file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
             return False
-        publish(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+        publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         if found.ledger_id is not None:
             retire_ledger(connection, found.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
         put_snapshot(connection, switch, ledger_id)

@@ -362,13 +362,9 @@ class _Silent(FakeObjectStore):
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
         return None if self.silent else super().head(key)
 
-<<<<<<< HEAD
-    def get_range(self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None) -> bytes | None:
-=======
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
->>>>>>> 7e8252d8 (Describe the ports of storage in plain sentences)
         return None if self.silent else super().get_range(key, start, length, expected_metadata=expected_metadata)
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:

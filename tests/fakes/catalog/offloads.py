@@ -104,14 +104,14 @@ class FakeOffloads(Absent):
             live = {kind: copy.context for kind, copy in found.items() if copy.state is CopyState.LIVE}
             return ReadableCopies(primary=CopyKind.LEDGER in live, tiered=live.get(_TIERED))
 
-    def candidates(
+    def list_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         with self._catalog.lock:
             listed = [one for one in self._asked(topic_id, ledger_ids) if one > after]
             return [one for one in listed if self._catalog.ledger_rows[one].entries and not self._live(one)[1]][:limit]
 
-    def removable(
+    def list_removable(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[PublishedCopy]:
         with self._catalog.lock:

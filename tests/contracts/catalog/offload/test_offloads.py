@@ -53,7 +53,7 @@ def remove(world: World, topic: Topic, *ids: LedgerId, batch_id: str = "primarie
 
 def removable(world: World, topic: Topic, *, after: int = -1, limit: int = 100) -> list[PublishedCopy]:
     """What `remove_primaries` may take."""
-    return world.catalog.offloads.removable(topic.topic_id, None, after=LedgerId(after), limit=limit)
+    return world.catalog.offloads.list_removable(topic.topic_id, None, after=LedgerId(after), limit=limit)
 
 
 def proved(world: World, topic: Topic) -> dict[LedgerId, str]:
@@ -362,7 +362,7 @@ def test_candidates_are_closed_and_have_no_live_tiered_copy(world: World) -> Non
     ledgers = filled(world, topic.topic_id, 5)
     offloaded(world, ledgers[1])
     begin(world, ledgers[2], "u-2")
-    find = world.catalog.offloads.candidates
+    find = world.catalog.offloads.list_candidates
     before = LedgerId(-1)
     assert find(topic.topic_id, None, after=before, limit=10) == [ledgers[0], ledgers[2], ledgers[3]]
     assert find(topic.topic_id, None, after=before, limit=2) == [ledgers[0], ledgers[2]]
@@ -378,14 +378,14 @@ def test_check_refuses_what_cannot_be_offloaded(world: World) -> None:
     """An id of another topic, and an open ledger; before anything changes."""
     topic, other = new_topic(world), new_topic(world, "persistent://a/b/other")
     ledgers = filled(world, topic.topic_id, 2)
-    world.catalog.offloads.check(topic.topic_id, ledgers[:1])
-    assert world.catalog.offloads.missing(topic.topic_id, [LedgerId(9_999), *ledgers[:1]]) == [9_999]
+    world.catalog.offloads.require_offloadable(topic.topic_id, ledgers[:1])
+    assert world.catalog.offloads.find_missing(topic.topic_id, [LedgerId(9_999), *ledgers[:1]]) == [9_999]
     with pytest.raises(PreconditionFailed, match="CLOSED"):
-        world.catalog.offloads.missing(topic.topic_id, [LedgerId(9_999), *ledgers])
+        world.catalog.offloads.find_missing(topic.topic_id, [LedgerId(9_999), *ledgers])
     with pytest.raises(UnknownObject, match="ledger"):
-        world.catalog.offloads.check(other.topic_id, ledgers[:1])
+        world.catalog.offloads.require_offloadable(other.topic_id, ledgers[:1])
     with pytest.raises(PreconditionFailed, match="CLOSED"):
-        world.catalog.offloads.check(topic.topic_id, ledgers)
+        world.catalog.offloads.require_offloadable(topic.topic_id, ledgers)
 
 
 def test_remove_primaries_leaves_the_ledgers_listed(world: World) -> None:
