@@ -54,7 +54,7 @@ class ObjectStore(Protocol):
     """
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        """Store the object unless the key is taken. A key with the same body and metadata counts as stored by this call.
+        """Store the object unless the key is taken. Equal body and metadata count as stored by this call.
 
         Raises:
             AlreadyExists: The key holds another object; nothing changed.
