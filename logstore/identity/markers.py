@@ -16,6 +16,9 @@ from logstore.errors import CatalogMismatch
 MARKER_KEY: Final = "sexton-catalog.json"
 """Key of the marker, in every bucket of a catalog; no ledger and no record block is ever named so."""
 
+PROBE_PREFIX: Final = "sexton-probe-"
+"""Start of the keys of objects with which `sexton doctor` tests a bucket. Plans ignore such objects."""
+
 _CATALOG: Final = "catalog_id"
 
 

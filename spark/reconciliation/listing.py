@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from infra.objects import read_store_clock_s
 from logstore.errors import InvalidInput
-from logstore.identity.markers import MARKER_KEY
+from logstore.identity.markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledgers import SHARDS
 from logstore.reconciliation.jobs import BulkSummary, ListStorage
 from spark.reconciliation.facts import OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG, GroupFiles, groups_for, put
@@ -173,8 +173,9 @@ def _primary(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.Rec
 
 
 def _strange(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
-    """Objects that are none of ours, less the catalog's own marker."""
-    batch = batch.filter(pc.not_equal(batch.column("key"), MARKER_KEY))
+    """Return the objects as strange ones, without the catalog's marker and the probes of `sexton doctor`."""
+    is_own = pc.or_(pc.equal(batch.column("key"), MARKER_KEY), pc.starts_with(batch.column("key"), PROBE_PREFIX))
+    batch = batch.filter(pc.invert(is_own))
     keys = pc.cast(batch.column("key"), pa.string())
     buckets = pa.repeat(pa.scalar(bucket, pa.string()), batch.num_rows)
     return pa.record_batch([buckets, keys, batch.column("size_bytes"), _times(batch)], schema=STRANGE)

@@ -39,7 +39,9 @@ COMMANDS = {
         "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack", "stack"
     ),
     "status": CommandEntry("Tell whether each service answers.", "stack", "stack"),
-    "doctor": CommandEntry("Check services, Java, versions, buckets, clock and search attributes.", "stack", "stack"),
+    "doctor": CommandEntry(
+        "Check services, Java, versions, buckets, deletes, clock and search attributes.", "stack", "stack"
+    ),
     "demo": CommandEntry("Run the main job on a throw-away stack, kill a worker half way.", "stack", "stack"),
     "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace", "traces"),
     "replay": CommandEntry("Replay a job's history against the workflows of this build.", "workflow", "replays"),

@@ -32,10 +32,11 @@ from workers.client.pollers import live_pollers
 from workers.client.scheduled_runs import StuckRun, find_stuck_runs
 from workers.client.schedules import list_schedules
 from workers.client.temporal_faults import service_failure
-from workers.hosting.certificates import check_certificates, files_of_certificates
+from workers.hosting.certificates import check_certificates, find_certificate_files
 from workers.hosting.readiness import SCHEDULES
 from workers.identity import buckets_of, compare_namespace
 from workers.operations.builds import Deployment, find_unserved_queues, read_deployment
+from workers.operations.delete_probe import DELETES, check_deletes
 from workers.operations.owners import open_directory, open_session, read_ownership
 from workers.operations.record_log_status import RECORD_LOG, record_log_row
 from workers.settings import Settings
@@ -258,14 +259,15 @@ _MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses signatures from 15 minutes on; a sma
 
 
 def doctor(settings: Settings) -> list[Row]:
-    """Return the rows of `status`, and of Java, search attributes, schedules, ownership, clock and any certificates."""
+    """Return the rows of `status`, then rows of this machine, schedules, owners, and deletes in each bucket."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
         "search attributes": _check_search_attributes,
         SCHEDULES: _check_schedules,
         "ownership": _check_ownership,
         "clock": _check_clock,
-        **({"certificates": check_certificates} if files_of_certificates(settings) else {}),
+        DELETES: check_deletes,
+        **({"certificates": check_certificates} if find_certificate_files(settings) else {}),
     }
     return [*status(settings), *(run_check(name, check, settings) for name, check in checks.items())]
 

@@ -18,6 +18,7 @@ from logstore.clock import Clock
 from logstore.cursors.state import CursorSnapshot
 from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
+from logstore.identity.markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import (
     EXTENT_FIELD,
@@ -424,7 +425,9 @@ EVERY: Final[tuple[Damage, ...]] = (
 
 
 def healthy(store: Damaged) -> None:
-    """What must never be a finding: component ledgers, a deletion that ended, a copy that was removed."""
+    """What must never be a finding: component ledgers, an ended deletion, a removed copy, a probe of `doctor`."""
+    for bucket in (store.settings.primary_bucket, store.settings.tiered_bucket):
+        store.s3.put_object(Bucket=bucket, Key=f"{PROBE_PREFIX}1", Body=b"x")
     topic, ledgers = store.topic("healthy")
     store.log.subscriptions.subscribe(topic.topic_id, "billing", latest=False)
     store.log.schemas.set(topic, b'{"type": "record"}')

@@ -29,7 +29,9 @@ from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, write_ports
 from infra.stack.workers import WorkerRecord, record_worker
 from logstore.deletion.intents import GuardRefusal
+from logstore.identity.markers import PROBE_PREFIX
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
+from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
 from workers.operations import record_log_status
@@ -248,6 +250,79 @@ def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypat
         other.execute("BEGIN IMMEDIATE")
         row = _named(settings, "database")
     assert (row["ok"], "contended" in str(row["detail"])) == (False, True)
+
+
+class _StoreInMemory:
+    """Script of an object store that may confirm deletes without doing them, or refuse to store."""
+
+    def __init__(self, *, swallows_deletes: bool = False, refuses_puts: bool = False) -> None:
+        self._swallows_deletes, self._refuses_puts = swallows_deletes, refuses_puts
+        self.body_by_path: dict[str, bytes] = {}
+        self.methods: list[str] = []
+
+    def __call__(self, request: Request) -> Answer:
+        self.methods.append("DeleteObjects" if request.is_bulk_delete else request.method)
+        if request.is_bulk_delete:
+            if not self._swallows_deletes:
+                for key in request.bulk_keys:
+                    self.body_by_path.pop(f"{request.key}/{key}", None)
+            return deleted(*request.bulk_keys)
+        if "list-type" in request.query:
+            start = f"{request.key}/{request.query.get('prefix', '')}"
+            paths = sorted(path for path in self.body_by_path if path.startswith(start))
+            return listing(*(path.removeprefix(f"{request.key}/") for path in paths))
+        if request.method == "PUT":
+            if self._refuses_puts:
+                return fault(403, "AccessDenied")
+            self.body_by_path[request.key] = request.body
+            return Answer(headers={"ETag": '"0"'})
+        body = self.body_by_path.get(request.key)
+        return fault(404, "NoSuchKey") if body is None else Answer(200, body, {"ETag": '"0"'})
+
+
+def _deletes_row(home: Path, store: _StoreInMemory) -> dict[str, object]:
+    with scripted(store) as peer:
+        settings = _upgraded(home, s3_endpoint=peer.endpoint, s3_access_key="k", s3_secret_key="s")
+        return next(dict(row) for row in doctor(settings) if row["name"] == "deletes")
+
+
+def test_doctor_tests_in_each_bucket_that_a_delete_removes_the_object(tmp_path: Path) -> None:
+    store = _StoreInMemory()
+    row = _deletes_row(tmp_path, store)
+    assert row["ok"], row
+    assert (
+        str(row["detail"]) == "a probe object is gone after its delete in sexton-primary, sexton-tiered, sexton-records"
+    )
+    assert store.methods.count("PUT") == store.methods.count("DeleteObjects") == 3
+    assert store.body_by_path == {}
+
+
+def test_doctor_refuses_a_store_that_confirms_deletes_and_keeps_the_objects(tmp_path: Path) -> None:
+    store = _StoreInMemory(swallows_deletes=True)
+    row = _deletes_row(tmp_path, store)
+    assert not row["ok"]
+    assert "bucket sexton-primary: the store confirmed a delete that it did not do" in str(row["detail"])
+    assert "HEAD and LIST find it" in str(row["detail"])
+    assert "Sexton supports no such store" in str(row["detail"])
+    assert all(path.partition("/")[2].startswith(PROBE_PREFIX) for path in store.body_by_path)
+
+
+def test_doctor_says_that_the_store_refuses_to_store_the_probe(tmp_path: Path) -> None:
+    """Credentials that may only read say nothing of deletes."""
+    row = _deletes_row(tmp_path, _StoreInMemory(refuses_puts=True))
+    assert not row["ok"]
+    assert "bucket sexton-primary: deletes cannot be tested" in str(row["detail"])
+    assert "AccessDenied" in str(row["detail"])
+
+
+def test_doctor_puts_no_probe_into_the_bucket_of_another_catalog(tmp_path: Path) -> None:
+    store = _StoreInMemory()
+    marker = json.dumps({"catalog_id": "00000000-0000-4000-8000-000000000000"}).encode()
+    store.body_by_path["sexton-primary/sexton-catalog.json"] = marker
+    row = _deletes_row(tmp_path, store)
+    assert not row["ok"]
+    assert store.methods.count("PUT") == 2
+    assert store.body_by_path == {"sexton-primary/sexton-catalog.json": marker}
 
 
 def _upgraded(home: Path, **changes: object) -> Settings:
