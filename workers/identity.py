@@ -1,10 +1,7 @@
-"""The catalog that a process belongs to, by the stores and the namespace that settings name, and its build.
+"""Identity of a process: the catalog that its buckets and its Temporal namespace belong to, and its build.
 
-A namespace carries a paused schedule that never runs and names the catalog in its memo: workflow ids and schedules
-carry no other name of it. One atomic call puts it there, which any client may make, also where a client may not change
-the namespace itself (Temporal Cloud), and it stays as long as the namespace.
-
-A build id names code: two installations of the same code have the same one, and a changed line makes another.
+The mark of a namespace is a paused schedule that never runs and names the catalog in its memo. One atomic call creates
+it. Any client may do so, even in Temporal Cloud, where clients may not change the namespace itself.
 
 Source: Temporal, "Worker Versioning".
 """
@@ -45,34 +42,32 @@ from workers.settings import Settings
 CATALOG_SCHEDULE: Final = "sexton-catalog"
 _CATALOG: Final = "catalog_id"
 _PACKAGES: Final = ("logstore", "activities", "workflows", "infra", "spark", "workers")
-_DIGITS: Final = 12  # of SHA-256: no two builds of a deployment are alike by chance
+_DIGEST_DIGITS: Final = 12  # of SHA-256, which makes collisions within a deployment improbable
 
 _log = logging.getLogger(__name__)
 
 
 async def require_namespace(client: Client, catalog_id: str) -> None:
-    """See that the namespace is this catalog's; one that is no catalog's becomes so, and of several catalogs one wins.
-
-    Repeating it is harmless.
+    """Mark the namespace as this catalog's, unless it has a mark. If several catalogs try, one wins. Idempotent.
 
     Raises:
-        CatalogMismatch: It is another catalog's.
+        CatalogMismatch: The namespace belongs to another catalog.
     """
     if await compare_namespace(client, catalog_id):
         return
     try:
-        # never encrypted: the id is no secret, and is to be read when today's keys are gone
+        # Not encrypted: the id is no secret, and must stay readable when the present keys are gone.
         (plain,) = PayloadConverter.default.to_payloads([catalog_id])
-        await client.create_schedule(CATALOG_SCHEDULE, _sign_of(catalog_id), memo={_CATALOG: plain})
-    except ScheduleAlreadyRunningError:  # another process came first
+        await client.create_schedule(CATALOG_SCHEDULE, _make_mark(catalog_id), memo={_CATALOG: plain})
+    except ScheduleAlreadyRunningError:  # another process was faster
         await compare_namespace(client, catalog_id)
 
 
 async def compare_namespace(client: Client, catalog_id: str) -> bool:
-    """Whether the namespace is known to be this catalog's; False where it is no catalog's yet.
+    """Return whether the namespace has this catalog's mark, or False if it has none.
 
     Raises:
-        CatalogMismatch: It is another catalog's.
+        CatalogMismatch: The namespace belongs to another catalog.
     """
     try:
         found = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
@@ -90,8 +85,8 @@ async def compare_namespace(client: Client, catalog_id: str) -> bool:
     return True
 
 
-def _sign_of(catalog_id: str) -> Schedule:
-    """One that never runs; if it is triggered by hand, no worker polls its queue and it ends at once."""
+def _make_mark(catalog_id: str) -> Schedule:
+    """Return a schedule that never runs. If a user triggers it, no worker polls its queue and the run times out."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
             CATALOG_SCHEDULE, id=CATALOG_SCHEDULE, task_queue=CATALOG_SCHEDULE, execution_timeout=timedelta(seconds=1)
@@ -101,8 +96,8 @@ def _sign_of(catalog_id: str) -> Schedule:
     )
 
 
-def buckets_of(settings: Settings) -> tuple[tuple[Role, str], ...]:
-    """Every bucket that the settings name."""
+def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
+    """Return roles and names of all buckets of the settings."""
     return (
         (Role.PRIMARY, settings.primary_bucket),
         (Role.TIERED, settings.tiered_bucket),
@@ -112,25 +107,22 @@ def buckets_of(settings: Settings) -> tuple[tuple[Role, str], ...]:
 
 
 def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Mark each bucket as the catalog's, unless it is marked; returns a phrase for each bucket.
+    """Mark each bucket as the catalog's, unless it is marked. Return a phrase for each bucket.
 
-    A bucket whose store does not answer, or that does not exist, is marked at its first use.
-
-    Raises:
-        CatalogMismatch: A bucket is not the catalog's.
-    """
-    own = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
-    asked = {bucket: _unanswered(own(role, bucket).require) for role, bucket in buckets_of(settings)}
-    return {bucket: f"not marked yet: {why}" if why else "marked" for bucket, why in asked.items()}
-
-
-def _unanswered(compare: Callable[[], object]) -> SextonError | None:
-    """Compare a bucket with the catalog; why that cannot be done now, or None.
+    A bucket that is missing or whose store does not answer is marked at its first use.
 
     Raises:
-        CatalogMismatch: It is not the catalog's.
-        CatalogOutdated: The database is older than its record log.
+        CatalogMismatch: A bucket belongs to another catalog.
     """
+    get_bucket = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
+    error_by_bucket = {
+        bucket: _try_to_compare(get_bucket(role, bucket).require) for role, bucket in list_buckets(settings)
+    }
+    return {bucket: f"not marked yet: {error}" if error else "marked" for bucket, error in error_by_bucket.items()}
+
+
+def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
+    """Return the error that prevents a comparison now, or `None`. Raise the error of a mismatch."""
     try:
         compare()
     except (CatalogMismatch, CatalogOutdated):
@@ -143,52 +135,52 @@ def _unanswered(compare: Callable[[], object]) -> SextonError | None:
 def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
     """Refuse to start on buckets of another catalog.
 
-    Where the store does not answer now, or refuses us for a moment, the first use of each bucket compares.
+    If the store does not answer or refuses for a moment, each bucket is compared at its first use.
 
     Raises:
-        CatalogMismatch: A bucket is not the catalog's.
+        CatalogMismatch: A bucket belongs to another catalog.
         CatalogOutdated: The database is older than its record log.
-        ServiceRefused: The store refuses us the primary bucket: no such bucket, no permission, wrong keys.
+        ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
     """
     for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
-        why = _unanswered(store.require)
-        if store is objects and isinstance(why, ServiceRefused) and not why.may_pass:
-            raise why
-        if why:
-            _log.warning("a bucket is compared with the catalog at its first use: %s", why)
+        error = _try_to_compare(store.require)
+        if store is objects and isinstance(error, ServiceRefused) and not error.may_pass:
+            raise error
+        if error:
+            _log.warning("a bucket is compared with the catalog at its first use: %s", error)
 
 
 def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
-    """Compare the catalog with the newest manifest of its record log. A bucket that is nobody's yet has none.
+    """Compare the catalog with the newest manifest of its record log, unless the bucket is unmarked.
 
     Raises:
         CatalogOutdated: The database is older than its record log.
-        CatalogMismatch: The bucket is another catalog's.
-        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+        CatalogMismatch: The bucket belongs to another catalog.
+        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
-    own = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
-    records = own(Role.RECORDS, settings.records_bucket)
+    get_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
+    records = get_bucket(Role.RECORDS, settings.records_bucket)
     if records.look() is MarkerState.OURS:
         require_current(catalog.records, records)
 
 
 def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
-    """Refuse a primary bucket that is another catalog's, for a process that starts jobs and uses no bucket itself.
+    """Refuse a primary bucket of another catalog, for a process that starts jobs and uses no bucket.
 
-    A store that is not known, does not answer or refuses us is no obstacle: durable jobs wait for it.
+    A store that does not answer or refuses is no obstacle, because jobs wait for it.
 
     Raises:
-        CatalogMismatch: It is another catalog's, or not the one that this catalog has marked.
+        CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
     """
     if not settings.has_object_store:
         return
     store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
-    if why := _unanswered(store.look):
-        _log.info("the primary bucket is left to the workers: %s", why)
+    if error := _try_to_compare(store.look):
+        _log.info("the primary bucket is left to the workers: %s", error)
 
 
 def own_build(settings: Settings) -> WorkerDeploymentVersion | None:
-    """The build that a worker with these settings is; None where it takes no part in Worker Versioning."""
+    """Return the build of a worker with these settings, or `None` without Worker Versioning."""
     if not settings.deployment_name:
         return None
     return WorkerDeploymentVersion(settings.deployment_name, settings.build_id or code_build_id())
@@ -196,11 +188,11 @@ def own_build(settings: Settings) -> WorkerDeploymentVersion | None:
 
 @cache
 def code_build_id() -> str:
-    """The version, and the beginning of a hash of all code that is installed here, as in `0.1.0-1f2e3d4c5b6a`."""
+    """Return the version and a digest of all installed code, as in `0.1.0-1f2e3d4c5b6a`."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
         folder = Path(str(files(package)))
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"{VERSION}-{digest.hexdigest()[:_DIGITS]}"
+    return f"{VERSION}-{digest.hexdigest()[:_DIGEST_DIGITS]}"

@@ -33,7 +33,7 @@ from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
-from workers.assembly.activities import Activities, activities_over
+from workers.assembly.activities import Activities, create_activities
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import NamedFunctions, RecordPolicies
 
@@ -96,7 +96,7 @@ class World:
 
     def deletion_at(self, owners: Owners) -> LedgerDeletion:
         """The deletion activities of a worker that sees ownership so."""
-        return activities_over(self.log, owners).deletion
+        return create_activities(self.log, owners).deletion
 
     def fill_readable(self, count: int) -> list[LedgerId]:
         """As `fill`, with segments that hold entries, each its position as payload."""
@@ -237,7 +237,7 @@ def open_world(folder: Path) -> World:
         objects=objects,
         topic=catalog.topics.create(NAME, RetentionPolicy()),
         log=log,
-        activities=activities_over(log, NobodyOwns()),
+        activities=create_activities(log, NobodyOwns()),
         tiered=tiered,
         record_objects=record_objects,
         bulk=bulk,

@@ -22,8 +22,8 @@ from tests.tls import Authority
 from workers.assembly.adapters import store_address
 from workers.client.payload_codec import EncryptingCodec, data_converter, read_payload_keys
 from workers.client.temporal_access import temporal_access
-from workers.hosting.fleet import LEAVE_S
-from workers.hosting.owning import ensemble_of
+from workers.hosting.fleet import FORCED_EXIT_DELAY_S
+from workers.hosting.owning import parse_ensemble
 from workers.settings import Settings, load_settings, parse_duration
 from workflows import search_attributes
 
@@ -151,7 +151,7 @@ def test_workers_are_probed_drained_and_spared(one: Document) -> None:
     assert {get["port"] for get in asked.values()} <= {port["name"] for port in container["ports"]}
     assert [port["containerPort"] for port in container["ports"]] == [9465]
     drain_s = parse_duration(_only("ConfigMap")["data"]["SEXTON_DRAIN_TIMEOUT"], "drain")
-    assert template["spec"]["terminationGracePeriodSeconds"] > drain_s + LEAVE_S
+    assert template["spec"]["terminationGracePeriodSeconds"] > drain_s + FORCED_EXIT_DELAY_S
     labels = template["metadata"]["labels"].items()
     budgets = [one["spec"] for one in _manifests() if one["kind"] == "PodDisruptionBudget"]
     (spared,) = [budget for budget in budgets if budget["selector"]["matchLabels"].items() <= labels]
@@ -268,7 +268,7 @@ def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: 
     given = {name: value.replace("/etc/sexton", str(tmp_path)) for name, value in said.items()}
     told = _only("ConfigMap")["data"] | _SECRETS | given | {"SEXTON_S3_ENDPOINT": "https://s3.storage:8333"}
     settings = load_settings({"home": str(tmp_path)}, told, tmp_path).settings
-    access, ensemble = temporal_access(settings), ensemble_of(settings)
+    access, ensemble = temporal_access(settings), parse_ensemble(settings)
     assert access.tls is not None
     assert access.tls.client_cert == (tmp_path / "worker.pem").read_bytes()
     assert access.api_key == "key"
@@ -303,7 +303,7 @@ def test_compose_file_has_every_service_and_waits_for_each() -> None:
     needed = {"postgres", "zookeeper", "s3", "temporal"}
     assert needed <= _before(services, "worker")
     grace = parse_duration(services["worker"]["stop_grace_period"], "grace")
-    assert grace > Settings.model_fields["drain_timeout"].default + LEAVE_S
+    assert grace > Settings.model_fields["drain_timeout"].default + FORCED_EXIT_DELAY_S
 
 
 def test_compose_file_restarts_every_server_and_repeats_no_step() -> None:
@@ -381,7 +381,7 @@ def test_unit_drains_before_it_is_killed_and_has_no_power() -> None:
     """SIGTERM first, to the worker alone, for as long as it may drain."""
     said = dict(re.findall(r"^(\w+)=(.*)$", _unit(), re.MULTILINE))
     assert (said["KillMode"], said["KillSignal"], said["Restart"]) == ("mixed", "SIGTERM", "always")
-    assert int(said["TimeoutStopSec"]) > Settings.model_fields["drain_timeout"].default + LEAVE_S
+    assert int(said["TimeoutStopSec"]) > Settings.model_fields["drain_timeout"].default + FORCED_EXIT_DELAY_S
     assert said["User"] == "sexton"
     assert (said["NoNewPrivileges"], said["ProtectSystem"], said["CapabilityBoundingSet"]) == ("yes", "strict", "")
     assert said["ExecStart"].endswith("sexton worker run --queue %i")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from workers.hosting.readiness import SCHEDULES, checks_of
+from workers.hosting.readiness import SCHEDULES, list_required_checks
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDER: Final = _ROOT / "deploy" / "monitoring"
@@ -177,8 +177,8 @@ def test_values_of_labels_in_rules_are_those_of_the_code() -> None:
 
 
 def _checks() -> set[str]:
-    source = Path(checks_of.__code__.co_filename).read_text(encoding="utf-8")
-    function = source.partition("def checks_of")[2].partition("\ndef ")[0]
+    source = Path(list_required_checks.__code__.co_filename).read_text(encoding="utf-8")
+    function = source.partition("def list_required_checks")[2].partition("\ndef ")[0]
     return {*re.findall(r'"([a-z ]+)":', function), SCHEDULES}
 
 

@@ -19,7 +19,7 @@ from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.programs import Programs
 from tests.faults.scene import TOPICS, TopicPlan
 from tests.faults.world import World
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
@@ -79,7 +79,7 @@ class Operators(Programs[World]):
 
     def _enter(self) -> None:
         owners = OwnsWhatItMeets(self._process.catalog.fences)
-        self._worker = Worker(activities_over(self._process, owners).all())
+        self._worker = Worker(create_activities(self._process, owners).all())
 
     def _died(self) -> None:
         self.driver.lose_worker()

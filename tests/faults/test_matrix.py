@@ -22,7 +22,7 @@ from tests.faults.effects import INTERRUPTIONS, Interruption, interruptions, nam
 from tests.faults.operators import Operators
 from tests.faults.scripts import AnyOrder, FirstOfEach
 from tests.parts import Part
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workers.hosting.worker_sets import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
@@ -100,7 +100,9 @@ def test_main_job_runs_every_workflow_and_every_activity_that_a_worker_serves(co
     served = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
     assert served - _RUN_ALONE == {name for course in courses.values() for name in course.workflows}
     with courses["short"].start().world.process() as log:
-        hosted = {activity._Definition.must_from_callable(one).name for one in activities_over(log, NobodyOwns()).all()}
+        hosted = {
+            activity._Definition.must_from_callable(one).name for one in create_activities(log, NobodyOwns()).all()
+        }
     assert hosted == {name for course in courses.values() for name in course.activities}
 
 

@@ -19,7 +19,7 @@ from tests.faults.owning import OwnsWhatItMeets
 from tests.faults.scene import SHORT
 from tests.faults.world import World
 from tests.parts import Part
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults before every call, and each activity in a run of its own
 
@@ -71,7 +71,7 @@ class Overtaken(Counted):
             world = self.operators.world
             with world.process() as log:
                 owners = OwnsWhatItMeets(log.catalog.fences)
-                if self.operators.driver.overtake(Worker(activities_over(log, owners).all())):
+                if self.operators.driver.overtake(Worker(create_activities(log, owners).all())):
                     self.overtaken.add(activity)
             self.seen = _ended(world)
 

@@ -261,7 +261,7 @@ class House:
             *self._of_delayed(),
             self.world.activities.records.ending.begin_ending,
             self.world.activities.records.ending.end_page,
-            *self.world.activities.of_records(),
+            *self.world.activities.record_activities(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)

@@ -65,9 +65,9 @@ from logstore.records.jobs import Place
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
-from workers.hosting.facts import MOST_BYTES, TRACE_ID, shortened, summary_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import WorkflowEdge
+from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
 from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import TrimTopicInput
 
@@ -190,15 +190,15 @@ def test_summaries_cover_every_activity_that_a_workflow_schedules(house: House) 
 def test_summary_says_what_the_step_is_about(type_: str) -> None:
     """Rows, ledgers, copy, batch and topic, as far as the request has them."""
     request, expected = SUMMARIES[type_]
-    assert summary_of(request) == expected
+    assert summarize_request(request) == expected
 
 
 def test_summary_is_short_enough_for_the_server() -> None:
     """In bytes, for a server refuses the whole workflow task over one that is too long."""
-    assert len(shortened("ü" * 1_000).encode()) <= MOST_BYTES
-    assert len(summary_of(HoldBatchInput(batch_id="😀" * 500)).encode()) <= MOST_BYTES
+    assert len(shorten_summary("ü" * 1_000).encode()) <= MAX_SUMMARY_BYTES
+    assert len(summarize_request(HoldBatchInput(batch_id="😀" * 500)).encode()) <= MAX_SUMMARY_BYTES
     many = DetachInput(topic_id=1, ledger_ids=list(range(1, 9)), **_BATCH, **_WHY)
-    assert summary_of(many) == "8 ledgers: 1, 2, 3, 4, 5, …, batch b"
+    assert summarize_request(many) == "8 ledgers: 1, 2, 3, 4, 5, …, batch b"
 
 
 async def summaries(handle: WorkflowHandle[Any, Any]) -> list[tuple[str, str]]:

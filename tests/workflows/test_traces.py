@@ -23,8 +23,8 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
 from workers.client.waiting import result_of
-from workers.hosting.facts import TRACE_ID, detail_of
 from workers.hosting.inputs import CheckedRunner
+from workers.hosting.request_subject import TRACE_ID, find_detail
 from workers.hosting.worker_sets import WORKFLOWS
 from workflows.deletion.values import DeletionPolicy
 
@@ -94,7 +94,7 @@ async def test_a_failure_names_its_trace_and_its_span_says_why(house: House, spa
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     failed = named(spans, "RunActivity:deletion.detach")
-    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("StaleCatalog", trace_id_of(failed))
+    assert (cause.type, find_detail(cause.details, TRACE_ID)) == ("StaleCatalog", trace_id_of(failed))
     assert trace_id_of(failed) not in cause.message
     assert (failed.status.status_code, (failed.attributes or {})["error.type"]) == (
         StatusCode.ERROR,
@@ -115,7 +115,7 @@ async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExport
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     refused = named(spans, "RunActivity:deletion.detach")
-    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("LedgerStillNeeded", trace_id_of(refused))
+    assert (cause.type, find_detail(cause.details, TRACE_ID)) == ("LedgerStillNeeded", trace_id_of(refused))
 
 
 async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanExporter) -> None:
@@ -129,7 +129,7 @@ async def test_a_dead_letter_names_its_trace(house: House, spans: InMemorySpanEx
             await handle.result()
     run, cause = named(spans, "RunWorkflow:delete-ledger"), caught.value.cause
     assert isinstance(cause, ApplicationError)
-    assert (cause.type, detail_of(cause.details, TRACE_ID)) == ("METADATA_MISMATCH", trace_id_of(run))
+    assert (cause.type, find_detail(cause.details, TRACE_ID)) == ("METADATA_MISMATCH", trace_id_of(run))
     assert (run.attributes or {})["sexton.ledger"] == ledger
     assert run.status.status_code is StatusCode.ERROR
     attempt = dict(named(spans, "RunActivity:deletion.delete_one").attributes or {})

@@ -1,4 +1,4 @@
-"""Every activity of this build over the ports of one log store, and which of them each task queue is served with."""
+"""All activities of this build over one log store, and the activities of each task queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ from workers.assembly.log import LogStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordActivities:
-    """Those on the record log."""
+    """Activities on the record log."""
 
     flushing: RecordFlushing
     defragmentation: RecordDefragmentation
@@ -42,7 +42,7 @@ class RecordActivities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
-    """The activities that a worker hosts."""
+    """All activities that a worker hosts."""
 
     deletion: LedgerDeletion
     upkeep: DeletionUpkeep
@@ -59,47 +59,59 @@ class Activities:
     indexes: IndexBuilding
     records: RecordActivities
 
-    def of_owners(self) -> Sequence[Callable[..., Any]]:
-        """Those that run at a topic's owner."""
-        one = self.deletion
-        return [one.detach, one.delete_chunk, one.hand_over_chunk, one.delete_one, one.dead_letter, one.certify]
+    def owner_activities(self) -> Sequence[Callable[..., Any]]:
+        """Return the activities that run at a topic's owner."""
+        deletion = self.deletion
+        return [
+            deletion.detach,
+            deletion.delete_chunk,
+            deletion.hand_over_chunk,
+            deletion.delete_one,
+            deletion.dead_letter,
+            deletion.certify,
+        ]
 
-    def of_uploads(self) -> Sequence[Callable[..., Any]]:
-        """Those of the queue of uploads."""
+    def upload_activities(self) -> Sequence[Callable[..., Any]]:
         return [self.offload.upload]
 
-    def of_bulk(self) -> Sequence[Callable[..., Any]]:
-        """Those of the queue of bulk jobs."""
-        scrubbing = self.scrubbing
-        built = [self.building.build_buffers, self.indexes.build_indexes]
-        return [self.planning.run_bulk, *built, scrubbing.cut_scrub, scrubbing.scrub_page]
+    def bulk_activities(self) -> Sequence[Callable[..., Any]]:
+        return [
+            self.planning.run_bulk,
+            self.building.build_buffers,
+            self.indexes.build_indexes,
+            self.scrubbing.cut_scrub,
+            self.scrubbing.scrub_page,
+        ]
 
-    def of_transactions(self) -> Sequence[Callable[..., Any]]:
-        """Those of the queue of transactions."""
+    def transaction_activities(self) -> Sequence[Callable[..., Any]]:
         return [self.coordination.drain, self.coordination.tell]
 
-    def of_records(self) -> Sequence[Callable[..., Any]]:
-        """Those of the queue of the record log."""
-        one = self.records
-        return [one.flushing.flush, one.defragmentation.defragment, one.raiding.raid, one.replication.ship]
+    def record_activities(self) -> Sequence[Callable[..., Any]]:
+        records = self.records
+        return [
+            records.flushing.flush,
+            records.defragmentation.defragment,
+            records.raiding.raid,
+            records.replication.ship,
+        ]
 
     def all(self) -> Sequence[Callable[..., Any]]:
-        """Every one: each method of these that is defined as an activity."""
-        records = [getattr(self.records, one.name) for one in fields(self.records)]
-        hosts = [*(getattr(self, one.name) for one in fields(self) if one.name != "records"), *records]
+        """Return each method of all fields that is defined as an activity."""
+        record_hosts = [getattr(self.records, field.name) for field in fields(self.records)]
+        hosts = [*(getattr(self, field.name) for field in fields(self) if field.name != "records"), *record_hosts]
         return [
-            getattr(one, name)
-            for one in hosts
-            for name, method in vars(type(one)).items()
+            getattr(host, name)
+            for host in hosts
+            for name, method in vars(type(host)).items()
             if callable(method) and activity._Definition.from_callable(method)  # noqa: SLF001 - no public way
         ]
 
 
-def activities_over(log: LogStore, owners: Owners) -> Activities:
-    """The activities of a worker that knows `owners`."""
+def create_activities(log: LogStore, owners: Owners) -> Activities:
+    """Create the activities of a worker that sends work to `owners`."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
-    planning, applying, scrubbing = _reconciliation(log)
+    planning, applying, scrubbing = _create_reconciliation(log)
     retention = Retention(topics=topics, roller=log.managed, settler=log.subscriptions)
     return Activities(
         deletion=LedgerDeletion(
@@ -140,13 +152,26 @@ def activities_over(log: LogStore, owners: Owners) -> Activities:
         building=BufferBuilding(
             runs=catalog.reconciliation, identities=catalog.identities, bulk=log.bulk, snapshots=log.buffer_snapshots
         ),
-        delayed=_delayed(log),
-        indexes=_indexes(log),
-        records=_records(log),
+        delayed=DelayedBuckets(
+            index=catalog.delayed,
+            topics=topics,
+            sealer=log.delayed.sealer,
+            merger=log.delayed.merger,
+            limits=log.policies.bucket_limits,
+        ),
+        indexes=IndexBuilding(
+            runs=catalog.reconciliation,
+            identities=catalog.identities,
+            bulk=log.bulk,
+            index=catalog.delayed,
+            publisher=log.delayed.publisher,
+            limits=log.policies.bucket_limits,
+        ),
+        records=_create_record_activities(log),
     )
 
 
-def _records(log: LogStore) -> RecordActivities:
+def _create_record_activities(log: LogStore) -> RecordActivities:
     catalog, records, services = log.catalog, log.catalog.records, log.records
     return RecordActivities(
         flushing=RecordFlushing(records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s),
@@ -166,36 +191,15 @@ def _records(log: LogStore) -> RecordActivities:
     )
 
 
-def _indexes(log: LogStore) -> IndexBuilding:
-    return IndexBuilding(
-        runs=log.catalog.reconciliation,
-        identities=log.catalog.identities,
-        bulk=log.bulk,
-        index=log.catalog.delayed,
-        publisher=log.delayed.publisher,
-        limits=log.policies.bucket_limits,
-    )
-
-
-def _delayed(log: LogStore) -> DelayedBuckets:
-    return DelayedBuckets(
-        index=log.catalog.delayed,
-        topics=log.catalog.topics,
-        sealer=log.delayed.sealer,
-        merger=log.delayed.merger,
-        limits=log.policies.bucket_limits,
-    )
-
-
-def apply_preview(log: LogStore) -> ApplyPreview:
-    """Return the preview of applies over the log store."""
+def create_apply_preview(log: LogStore) -> ApplyPreview:
+    """Create the preview of applies."""
     catalog = log.catalog
     return ApplyPreview(
-        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=_stored_orphans(log)
+        reconciliation=catalog.reconciliation, identities=catalog.identities, stored=_create_stored_orphans(log)
     )
 
 
-def _stored_orphans(log: LogStore) -> StoredOrphans:
+def _create_stored_orphans(log: LogStore) -> StoredOrphans:
     return StoredOrphans(
         objects=log.objects,
         buckets=log.buckets,
@@ -204,8 +208,8 @@ def _stored_orphans(log: LogStore) -> StoredOrphans:
     )
 
 
-def _reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
-    catalog, policies, stored = log.catalog, log.policies, _stored_orphans(log)
+def _create_reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
+    catalog, policies, stored = log.catalog, log.policies, _create_stored_orphans(log)
     planning = Planning(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,

@@ -1,4 +1,4 @@
-"""The adapters that settings name: the database, bulk jobs on Spark, and the log assembled over these and buckets."""
+"""The log store that settings define: over the database, the buckets, and bulk jobs on Spark."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from logstore.log.services import RollPolicy
 from logstore.offload.tiered import DRIVER, CopyLocation
 from logstore.ports.bulk import BulkJobs
 from logstore.records.services.publishing import require_current
-from workers.assembly.buckets import on_own_stack, own_buckets, primary_bucket
+from workers.assembly.buckets import is_own_stack, own_buckets, primary_bucket
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 from workers.assembly.records import NamedFunctions, RecordPolicies
 from workers.settings import Settings
@@ -26,41 +26,41 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_log(settings: Settings) -> Iterator[LogStore]:
-    """Open the log store that the settings name, and close it at the end.
+    """Open the log store of the settings while the block runs.
 
     Raises:
-        CatalogVersionMismatch: The catalog is not of this build's version.
-        InvalidInput: A database URL that cannot be used.
+        CatalogVersionMismatch: The catalog has the version of another build.
+        InvalidInput: The database URL cannot be used.
         StoreUnavailable: The database does not answer.
     """
     timeout_s = settings.registration_timeout
     with (
         open_catalog(settings.database_url, registration_timeout_s=timeout_s) as catalog,
-        log_over(catalog, settings) as log,
+        open_log_over(catalog, settings) as log,
     ):
         yield log
 
 
 @contextmanager
-def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
-    """Open the log store over a catalog that is open; it stays open."""
-    own = own_buckets(
+def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
+    """Open the log store over an open catalog, which stays open."""
+    get_bucket = own_buckets(
         settings,
         OwnStores(catalog.identities),
-        still_current=lambda: require_current(
-            catalog.records, own(Role.RECORDS, CopyLocation(settings.records_bucket))
+        require_current=lambda: require_current(
+            catalog.records, get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket))
         ),
     )
     with (
-        bulk_jobs(settings) as bulk,
+        open_bulk_jobs(settings) as bulk,
         assemble(
             catalog=catalog,
             stores=Stores(
-                primary=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
-                tiered=partial(own, Role.TIERED),
-                records=own(Role.RECORDS, CopyLocation(settings.records_bucket)),
-                now_us=store_clock(settings),
-                replicas={name: own(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
+                primary=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+                tiered=partial(get_bucket, Role.TIERED),
+                records=get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket)),
+                now_us=make_store_clock(settings),
+                replicas={name: get_bucket(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
             ),
             policies=_policies(settings),
             bulk=bulk,
@@ -69,8 +69,8 @@ def log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
         yield log
 
 
-def store_clock(settings: Settings) -> Callable[[], int]:
-    """The store's own clock in microseconds, by one client; it is made when the time is first asked for."""
+def make_store_clock(settings: Settings) -> Callable[[], int]:
+    """Return a function that reads the object store's clock, in microseconds. It connects at its first call."""
     primary = cache(lambda: primary_bucket(settings))
 
     def now_us() -> int:
@@ -82,7 +82,7 @@ def store_clock(settings: Settings) -> Callable[[], int]:
 
 
 def roll_policy(settings: Settings) -> RollPolicy:
-    """When the settings say that a ledger is full."""
+    """Return the limits of a ledger."""
     return RollPolicy(
         max_entries=settings.ledger_max_entries,
         max_size_bytes=settings.ledger_max_bytes,
@@ -91,12 +91,12 @@ def roll_policy(settings: Settings) -> RollPolicy:
 
 
 def _policies(settings: Settings) -> Policies:
-    # what deletion will need of a tiered copy, whatever the settings are by then
-    endpoint = "" if on_own_stack(settings) else settings.s3_endpoint
-    known = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
+    # Deletion of a tiered copy uses this metadata, even if the settings have changed.
+    endpoint = "" if is_own_stack(settings) else settings.s3_endpoint
+    location = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
     return Policies(
         scratch=settings.home / "tmp",
-        driver_metadata={"driver": DRIVER} | {name: value for name, value in known.items() if value},
+        driver_metadata={"driver": DRIVER} | {name: value for name, value in location.items() if value},
         application=settings.application,
         roll=roll_policy(settings),
         registration_timeout_s=settings.registration_timeout,
@@ -121,8 +121,8 @@ def _policies(settings: Settings) -> Policies:
 
 
 @contextmanager
-def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
-    """Bulk jobs of a process while the block runs. Java is started with the first one."""
+def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
+    """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
     from spark.publication import Publication  # noqa: PLC0415 - start-up time
     from spark.runner import SparkJobs  # noqa: PLC0415
     from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
@@ -141,7 +141,7 @@ def bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
 
 
 def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
-    """A bucket of the configured store, as executors reach it."""
+    """Return the address by which executors reach a bucket of the configured store."""
     from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
@@ -149,7 +149,7 @@ def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress"
 
 
 def native_addresses(settings: Settings) -> "NativeAddresses":
-    """Where tasks of the native back end read: what the settings name."""
+    """Return the addresses that executors need, from the settings."""
     from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
 
     return NativeAddresses(

@@ -1,6 +1,6 @@
-"""The buckets that settings name, each compared with the catalog before its first use.
+"""Buckets of the settings. Each is compared with the catalog before its first use.
 
-Imports no service of the log: a process that only compares a bucket starts without them.
+This module imports no service of the log, so that commands that use only buckets start fast.
 """
 
 from collections.abc import Callable
@@ -19,102 +19,101 @@ if TYPE_CHECKING:
     from infra.objects import S3Buckets, S3ObjectStore
 
 
-def on_own_stack(settings: Settings) -> bool:
-    """Whether the store is the one that this home starts itself: its port may change, so no context names it."""
+def is_own_stack(settings: Settings) -> bool:
+    """Return whether this home starts the store itself. Its port may change, so offload contexts do not name it."""
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
 def own_buckets(
-    settings: Settings, stores: OwnStores, *, hasty: bool = False, still_current: Callable[[], None] | None = None
+    settings: Settings, stores: OwnStores, *, hasty: bool = False, require_current: Callable[[], None] | None = None
 ) -> Callable[[Role, CopyLocation], OwnStore]:
-    """Buckets by role and location: each is compared with the catalog before its first use.
+    """Return a function that gets buckets by role and location, which are compared with the catalog at first use.
 
-    What `still_current` raises refuses those of the log itself, the primary and the tiered ones; see `OwnStores.own`.
+    `require_current` is called for primary and tiered buckets. Its errors refuse their use (`OwnStores.own`).
     """
 
     @cache
-    def resolved() -> "S3Buckets":  # most commands ask the store nothing, and boto3 alone takes 0.3 s
+    def open_buckets() -> "S3Buckets":  # many commands use no bucket, and an import of boto3 takes 0.3 s
         from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
         home = primary_bucket(settings, hasty=hasty)
-        return S3Buckets(home, partial(_store_at, settings, hasty), own_stack=on_own_stack(settings))
+        return S3Buckets(home, partial(_open_bucket, settings, hasty), own_stack=is_own_stack(settings))
 
     @cache
-    def at_home(role: Role, location: CopyLocation) -> OwnStore:
+    def get_configured(role: Role, location: CopyLocation) -> OwnStore:
         named = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        return stores.own(named, lambda: resolved()(location), asked(role))
+        return stores.own(named, lambda: open_buckets()(location), currency_check(role))
 
     @cache
-    def stated(role: Role, store: "S3ObjectStore") -> OwnStore:
+    def get_stated(role: Role, store: "S3ObjectStore") -> OwnStore:
         named = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
-        return stores.own(named, lambda: store, asked(role))
+        return stores.own(named, lambda: store, currency_check(role))
 
-    def asked(role: Role) -> Callable[[], None] | None:
-        return still_current if role in {Role.PRIMARY, Role.TIERED} else None
+    def currency_check(role: Role) -> Callable[[], None] | None:
+        return require_current if role in {Role.PRIMARY, Role.TIERED} else None
 
-    def own(role: Role, location: CopyLocation) -> OwnStore:
-        configured = location == CopyLocation(location.bucket)
-        return at_home(role, location) if configured else stated(role, resolved()(location))
+    def get_bucket(role: Role, location: CopyLocation) -> OwnStore:
+        is_configured = location == CopyLocation(location.bucket)
+        return get_configured(role, location) if is_configured else get_stated(role, open_buckets()(location))
 
-    return own
+    return get_bucket
 
 
-def bare_buckets(settings: Settings) -> "Callable[[str], S3ObjectStore]":
-    """Buckets of the configured store by name; the caller checks which catalog they belong to."""
+def open_marked_catalog(
+    settings: Settings,
+) -> "tuple[LostCatalog, Callable[[Role, str], tuple[NamedBucket, S3ObjectStore]]]":
+    """Return the catalog that the marker of the records bucket names, and a function that gets buckets by name.
+
+    The catalog's database is not read. The caller compares the buckets with the catalog.
+
+    Raises:
+        CatalogMismatch: The records bucket has no marker of a catalog.
+        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
+    """
     from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
     home = primary_bucket(settings)
-    known = S3Buckets(home, partial(_store_at, settings, False), own_stack=on_own_stack(settings))
-    return lambda bucket: known(CopyLocation(bucket))
+    buckets = S3Buckets(home, partial(_open_bucket, settings, False), own_stack=is_own_stack(settings))
 
+    def get_bucket(role: Role, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
+        return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
 
-def marked_buckets(
-    settings: Settings,
-) -> "tuple[LostCatalog, Callable[[Role, str], tuple[NamedBucket, S3ObjectStore]]]":
-    """The catalog of which the marker of the records bucket tells, without asking it; and buckets of the store by name.
-
-    Raises:
-        CatalogMismatch: The records bucket says of no catalog that it is its own.
-        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
-    """
-    bare = bare_buckets(settings)
-
-    def at(role: Role, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
-        return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), bare(bucket)
-
-    return LostCatalog.of(*at(Role.RECORDS, settings.records_bucket)), at
+    return LostCatalog.of(*get_bucket(Role.RECORDS, settings.records_bucket)), get_bucket
 
 
 def own_buckets_by_name(
     settings: Settings, stores: OwnStores, *, hasty: bool = False
 ) -> Callable[[Role, str], OwnStore]:
-    """As `own_buckets`, by the names of buckets of the configured store."""
-    own = own_buckets(settings, stores, hasty=hasty)
-    return lambda role, bucket: own(role, CopyLocation(bucket))
+    """Return a function like that of `own_buckets` which gets buckets of the configured store by name."""
+    get_bucket = own_buckets(settings, stores, hasty=hasty)
+    return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
 
 def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
-    """The primary bucket; without an endpoint it is AWS's, without keys the host's role is used."""
-    return _store_at(settings, hasty, settings.s3_endpoint, settings.s3_region)
+    """Return the primary bucket. An empty endpoint means AWS, empty keys mean the host's role.
 
-
-def _store_at(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    """With `hasty`, short time-outs and one attempt: a person waits, and can try again.
+    `hasty` sets short timeouts and one attempt, for a user who waits and can repeat the command.
 
     Raises:
-        InvalidInput: The file of authorities cannot be used.
+        InvalidInput: The file of certificate authorities cannot be used.
     """
+    return _open_bucket(settings, hasty, settings.s3_endpoint, settings.s3_region)
+
+
+def _open_bucket(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
     from infra.objects import Retries, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
 
-    haste: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
+    timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
     client = make_client(
         endpoint or None,
         region,
         settings.s3_access_key.get_secret_value() or None,
         settings.s3_secret_key.get_secret_value() or None,
         ca_file=TlsFiles.of(settings, "s3").ca,
-        pool_size=2 * settings.activity_threads + settings.upload_threads + 8,  # readers prefetch beside the activities
-        **haste,
+        pool_size=2 * settings.activity_threads
+        + settings.upload_threads
+        + 8,  # readers prefetch in threads of their own
+        **timeouts,
     )
     return S3ObjectStore(
         client, settings.primary_bucket, retries=Retries(backoff=Backoff(attempts=1)) if hasty else None

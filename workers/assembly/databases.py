@@ -1,6 +1,6 @@
-"""Databases that come from the record log: a lost catalog that is rebuilt, and a replica that follows.
+"""Databases from the record log: a rebuilt catalog, and a replica.
 
-Whose buckets they read, the marker of the records bucket says: the catalog itself is not asked, or not there yet.
+The marker of the records bucket names the catalog, because the catalog itself is lost or elsewhere.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.following import Follow, Follower
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.adapters import bulk_jobs, store_clock
-from workers.assembly.buckets import marked_buckets, own_buckets
+from workers.assembly.adapters import make_store_clock, open_bulk_jobs
+from workers.assembly.buckets import open_marked_catalog, own_buckets
 from workers.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildParts:
-    """The parts that the command of a rebuild works with."""
+    """Parts of a command that rebuilds a catalog."""
 
     catalog_id: str
     start: ColdStart
@@ -45,56 +45,55 @@ class RebuildParts:
 def open_rebuild(
     settings: Settings, buckets: Sequence[tuple[Role, str]], *, require_no_workers: Callable[[], None] | None
 ) -> Iterator[RebuildParts]:
-    """Open the rebuild into `database_url` of the settings, from these buckets, which they name.
+    """Open a rebuild into `database_url` of the settings.
 
     Args:
-        settings: Of the rebuild.
-        buckets: With their roles.
-        require_no_workers: Refuses while a worker of the old catalog lives; None: the rebuild takes over.
+        settings: Settings of the rebuild.
+        buckets: Buckets of the settings with their roles.
+        require_no_workers: Raises an error while a worker of the old catalog lives. `None` means to take over.
 
     Raises:
-        CatalogMismatch: The records bucket says of no catalog that it is its own.
-        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+        CatalogMismatch: The records bucket has no marker of a catalog.
+        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
-    lost, at = marked_buckets(settings)
-    log = RecordLog(lost.own(*at(Role.RECORDS, settings.records_bucket)))
+    lost, get_bucket = open_marked_catalog(settings)
+    log = RecordLog(lost.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
     start = ColdStart(log)
     database = SqlRebuild(settings.database_url)
 
-    def markers() -> Sequence[tuple[Role, str]]:
-        known = [at(role, bucket) for role, bucket in buckets]
+    def list_marked() -> Sequence[tuple[Role, str]]:
         marked = []
-        for one, store in known:
+        for bucket, store in [get_bucket(role, name) for role, name in buckets]:
             try:
-                if lost.carries_marker(one, store):
-                    marked.append((one.role, one.bucket))
+                if lost.carries_marker(bucket, store):
+                    marked.append((bucket.role, bucket.bucket))
             except ServiceRefused:
-                if one.role in {Role.PRIMARY, Role.RECORDS}:  # the others are compared at their first use
+                if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # others are compared at their first use
                     raise
         return marked
 
-    with bulk_jobs(settings) as bulk, ExitStack() as opened:
+    with open_bulk_jobs(settings) as bulk, ExitStack() as stack:
         activities = Rebuilding(
             bulk=bulk,
             database=database,
             start=start,
-            markers=markers,
-            opened=_once(partial(_loaded, settings, log, opened)),
+            markers=list_marked,
+            opened=_call_once(partial(_open_loaded, settings, log, stack)),
             require_no_workers=require_no_workers,
         )
         yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
 
 
-def _loaded(settings: Settings, log: RecordLog, while_open: ExitStack) -> Loaded:
-    """The catalog, once it is there; it stays open."""
-    catalog = while_open.enter_context(
+def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded:
+    """Open the loaded catalog until the stack closes."""
+    catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
-    own = own_buckets(settings, OwnStores(catalog.identities))
+    get_bucket = own_buckets(settings, OwnStores(catalog.identities))
     adopter = Adopter(
         adoption=catalog.adoption,
-        objects=own(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
-        buckets=partial(own, Role.TIERED),
+        objects=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+        buckets=partial(get_bucket, Role.TIERED),
         application=settings.application,
     )
     flusher = Flusher(
@@ -106,44 +105,42 @@ def _loaded(settings: Settings, log: RecordLog, while_open: ExitStack) -> Loaded
     return Loaded(catalog.records, adopter, flusher)
 
 
-def _once(make: Callable[[], Loaded]) -> Callable[[], Loaded]:
-    """Made by the first of several threads that need it; what fails is tried again by the next."""
-    lock, made = Lock(), list[Loaded]()
+def _call_once(open_loaded: Callable[[], Loaded]) -> Callable[[], Loaded]:
+    """Return a thread-safe function that opens at its first call. A failed call is repeated by the next."""
+    lock, results = Lock(), list[Loaded]()
 
-    def opened() -> Loaded:
+    def get() -> Loaded:
         with lock:
-            if not made:
-                made.append(make())
-            return made[0]
+            if not results:
+                results.append(open_loaded())
+            return results[0]
 
-    return opened
+    return get
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowParts:
-    """The parts that the command of a replica works with."""
+    """Parts of a command that follows the record log."""
 
     catalog_id: str
-    replica: str  # how its name begins
+    replica: str  # the start of its name
     activities: RecordFollowing
-    require: Callable[[], None]  # looks whether bucket and database can be what they are to be
+    require: Callable[[], None]  # checks the bucket and the database
 
 
 @contextmanager
 def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
-    """Open the replica in `database_url` of the settings, which follows a bucket: the record log's own, or a copy.
+    """Open the replica in `database_url`, which follows the records bucket or a replica bucket.
 
     Raises:
-        CatalogMismatch: The records bucket says of no catalog that it is its own, or the other bucket is another's.
-        StoreUnavailable, ServiceRefused: The store does not answer, or refuses us.
+        CatalogMismatch: The records bucket has no marker of a catalog, or `bucket` belongs to another one.
+        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
-    known, at = marked_buckets(settings)
-    source = RecordLog(known.own(*at(Role.RECORDS, settings.records_bucket)))
+    catalog, get_bucket = open_marked_catalog(settings)
+    source = RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
-    followed = RecordLog(known.own(*at(Role.REPLICA, bucket))) if copied else source
-    url = mask_passwords(
-        settings.database_url
-    )  # whatever the password: every run of the same command comes to one name
+    followed = RecordLog(catalog.own(*get_bucket(Role.REPLICA, bucket))) if copied else source
+    url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
     follow = Follow(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
         bucket=bucket,
@@ -152,7 +149,7 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     )
     with open_replica(settings.database_url) as database:
         follower = Follower(
-            follow, source=source, followed=followed, database=database, store_now_us=store_clock(settings)
+            follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
         )
         activities = RecordFollowing(follower, interval_s=settings.records_interval)
 
@@ -160,4 +157,6 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
             followed.require()
             database.applied()
 
-        yield FollowParts(catalog_id=known.catalog_id(), replica=follow.replica, activities=activities, require=require)
+        yield FollowParts(
+            catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require
+        )

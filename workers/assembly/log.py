@@ -1,4 +1,4 @@
-"""The log of one process, assembled over any catalog and any buckets: the real ones, or those of tests."""
+"""The log of one process, assembled over any catalog and any buckets."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -31,58 +31,58 @@ from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore, Storages
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
-from workers.assembly.records import RecordPolicies, RecordServices, records_over
+from workers.assembly.records import RecordPolicies, RecordServices, create_record_services
 
 _DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """An operator's choices for the log's behaviour. The defaults are those of the settings."""
+    """Options of the log. The defaults are those of the settings."""
 
-    scratch: Path  # a folder in which tiered copies and snapshots of buckets are built
-    driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and endpoint and region where known
+    scratch: Path  # folder in which tiered copies and index buckets are built
+    driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and perhaps endpoint and region
     application: str = "sexton"
     roll: RollPolicy = field(default_factory=RollPolicy)
     registration_timeout_s: float = 600
     cursor_inline_bytes: int = 16_384
     bucket_limits: BucketLimits = field(default_factory=BucketLimits)
-    delivery_tolerance_ms: int = 0  # a message may be delivered so much before its time
+    delivery_tolerance_ms: int = 0  # how early a message may be delivered
     finished_retention_s: float = 30 * _DAY_S
     records: RecordPolicies = field(default_factory=RecordPolicies)
-    new_uuid: Callable[[], str] = lambda: str(uuid4())  # of an offload's attempt
+    new_uuid: Callable[[], str] = lambda: str(uuid4())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """The buckets of a log store."""
+    """Buckets of a log store."""
 
     primary: OwnedStore
-    tiered: Buckets  # by location
-    records: OwnedStore  # of the record log
-    now_us: Callable[[], int]  # the store's own clock, in microseconds since 1970
-    replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # of the record log, by bucket
+    tiered: Buckets
+    records: OwnedStore
+    now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
+    replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # replica buckets by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedServices:
-    """Services that read and change buckets of delayed messages."""
+    """Services of index buckets."""
 
     snapshots: BucketSnapshots
     sealer: Sealer
     merger: Merger
-    publisher: IndexPublisher  # of what a bulk job has built
+    publisher: IndexPublisher  # for the results of bulk jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """The log of one process: the catalog, the buckets, the group committer, and the services over them."""
+    """The log of one process: the catalog, the buckets, the group committer, and all services."""
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket
-    buckets: Buckets  # tiered ones, by their location
-    record_objects: OwnedStore  # the bucket of the record log
-    storages: Storages  # where copies stand, by kind
+    buckets: Buckets  # tiered buckets by location
+    record_objects: OwnedStore  # the records bucket
+    storages: Storages  # by kind of copy
     policies: Policies
     committer: GroupCommitter
     managed: ManagedLedger
@@ -91,58 +91,90 @@ class LogStore:
     offloader: Offloader
     broadcasts: Broadcaster
     buffer_snapshots: BufferSnapshots
-    rebuilder: BufferRebuilder  # of transaction buffers
+    rebuilder: BufferRebuilder
     delayed: DelayedServices
-    delivery: Delivery  # to consumers
+    delivery: Delivery
     records: RecordServices
     bulk: BulkJobs
-    store_now_us: Callable[[], int]  # the object store's own clock, in microseconds since 1970
+    store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
 
 
 @contextmanager
 def assemble(
     *, catalog: Catalog, stores: Stores, policies: Policies, bulk: BulkJobs, clock: Clock | None = None
 ) -> Iterator[LogStore]:
-    """Join the services of a log over ports, and end its writer at the end.
-
-    Args:
-        catalog: Metadata, in SQL or in memory.
-        stores: Buckets, real ones or those of tests.
-        policies: An operator's choices.
-        bulk: Bulk jobs.
-        clock: For tests; the process's own by default.
-    """
-    on = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
+    """Assemble the services of a log, which work while the block runs. `clock` is for tests."""
+    ports = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
     contents = ComponentLedgers(
         components=catalog.components,
         ledgers=catalog.ledgers,
-        objects=on.objects,
+        objects=ports.objects,
         application=policies.application,
         patience_s=policies.registration_timeout_s,
-        clock=on.clock,
+        clock=ports.clock,
     )
-    managed, subscriptions = _managed(on), _subscriptions(on, contents)
+    managed, subscriptions = _create_managed_ledger(ports), _create_subscriptions(ports, contents)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
-    broadcasts, delayed = _broadcasts(on, managed, subscriptions), _delayed(on, contents)
-    with closing(on.committer), closing(managed), closing(broadcasts):
+    delayed = _create_delayed(ports, contents)
+    broadcasts = Broadcaster(
+        transactions=catalog.transactions,
+        topics=catalog.topics,
+        managed=managed,
+        epoch=catalog.ledgers.epoch,
+        advance=subscriptions.acknowledge,
+    )
+    with closing(ports.committer), closing(managed), closing(broadcasts):
         yield LogStore(
             catalog=catalog,
-            objects=on.objects,
-            buckets=on.buckets,
+            objects=ports.objects,
+            buckets=ports.buckets,
             record_objects=stores.records,
-            storages=_storages(on),
+            storages={
+                CopyKind.LEDGER.value: PrimaryCopies(ports.objects),
+                CopyKind.OFFLOADED_LEDGER.value: TieredCopies(ports.buckets, now_us=catalog.offloads.now_us),
+            },
             policies=policies,
-            committer=on.committer,
+            committer=ports.committer,
             managed=managed,
             subscriptions=subscriptions,
             schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
-            offloader=_offloader(on),
+            offloader=Offloader(
+                offloads=catalog.offloads,
+                ledgers=catalog.ledgers,
+                primary=ports.objects,
+                buckets=ports.buckets,
+                driver_metadata=policies.driver_metadata,
+                folder=policies.scratch,
+                monotonic_s=ports.clock.monotonic_s,
+            ),
             broadcasts=broadcasts,
             buffer_snapshots=buffer_snapshots,
-            rebuilder=_rebuilder(on, buffer_snapshots),
+            rebuilder=BufferRebuilder(
+                ledgers=catalog.ledgers,
+                transactions=catalog.transactions,
+                objects=ports.objects,
+                tiered=ports.tiered,
+                snapshots=buffer_snapshots,
+            ),
             delayed=delayed,
-            delivery=_delivery(on, managed, subscriptions, delayed.snapshots),
-            records=_records(on, stores),
+            delivery=Delivery(
+                index=catalog.delayed,
+                snapshots=delayed.snapshots,
+                managed=managed,
+                subscriptions=subscriptions,
+                transactions=catalog.transactions,
+                clock=ports.clock,
+                tolerance_ms=policies.delivery_tolerance_ms,
+            ),
+            records=create_record_services(
+                catalog,
+                stores.records,
+                policies.records,
+                primary=ports.objects,
+                replicas=stores.replicas,
+                clock=ports.clock,
+                store_now_us=stores.now_us,
+            ),
             bulk=bulk,
             store_now_us=stores.now_us,
         )
@@ -150,8 +182,6 @@ def assemble(
 
 @dataclass(frozen=True, slots=True)
 class _Ports:
-    """Ports and policies that services are joined over."""
-
     catalog: Catalog
     objects: OwnedStore
     buckets: Buckets
@@ -164,98 +194,40 @@ class _Ports:
         return TieredSegments(offloads=self.catalog.offloads, buckets=self.buckets)
 
 
-def _storages(on: _Ports) -> Storages:
-    tiered = TieredCopies(on.buckets, now_us=on.catalog.offloads.now_us)
-    return {CopyKind.LEDGER.value: PrimaryCopies(on.objects), CopyKind.OFFLOADED_LEDGER.value: tiered}
-
-
-def _records(on: _Ports, stores: Stores) -> RecordServices:
-    return records_over(
-        on.catalog,
-        stores.records,
-        on.policies.records,
-        primary=on.objects,
-        replicas=stores.replicas,
-        clock=on.clock,
-        store_now_us=stores.now_us,
-    )
-
-
-def _managed(on: _Ports) -> ManagedLedger:
+def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
     return ManagedLedger(
-        ledgers=on.catalog.ledgers,
-        transactions=on.catalog.transactions,
-        objects=on.objects,
-        committer=on.committer,
-        application=on.policies.application,
-        policy=on.policies.roll,
-        registration_timeout_s=on.policies.registration_timeout_s,
-        tiered=on.tiered,
-        clock=on.clock,
+        ledgers=ports.catalog.ledgers,
+        transactions=ports.catalog.transactions,
+        objects=ports.objects,
+        committer=ports.committer,
+        application=ports.policies.application,
+        policy=ports.policies.roll,
+        registration_timeout_s=ports.policies.registration_timeout_s,
+        tiered=ports.tiered,
+        clock=ports.clock,
     )
 
 
-def _broadcasts(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions) -> Broadcaster:
-    return Broadcaster(
-        transactions=on.catalog.transactions,
-        topics=on.catalog.topics,
-        managed=managed,
-        epoch=on.catalog.ledgers.epoch,
-        advance=subscriptions.acknowledge,
-    )
-
-
-def _subscriptions(on: _Ports, contents: ComponentLedgers) -> Subscriptions:
-    cursors, inline_bytes = on.catalog.cursors, on.policies.cursor_inline_bytes
+def _create_subscriptions(ports: _Ports, contents: ComponentLedgers) -> Subscriptions:
+    cursors, inline_bytes = ports.catalog.cursors, ports.policies.cursor_inline_bytes
     snapshots = CursorLedgers(
-        cursors=cursors, ledgers=on.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=on.clock
+        cursors=cursors, ledgers=ports.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=ports.clock
     )
-    transactions = on.catalog.transactions
-    return Subscriptions(cursors=cursors, transactions=transactions, committer=on.committer, ledgers=snapshots)
+    transactions = ports.catalog.transactions
+    return Subscriptions(cursors=cursors, transactions=transactions, committer=ports.committer, ledgers=snapshots)
 
 
-def _rebuilder(on: _Ports, snapshots: BufferSnapshots) -> BufferRebuilder:
-    ledgers, transactions = on.catalog.ledgers, on.catalog.transactions
-    return BufferRebuilder(
-        ledgers=ledgers, transactions=transactions, objects=on.objects, tiered=on.tiered, snapshots=snapshots
-    )
-
-
-def _delayed(on: _Ports, contents: ComponentLedgers) -> DelayedServices:
-    index, scratch = on.catalog.delayed, on.policies.scratch
-    snapshots = BucketSnapshots(ledgers=on.catalog.ledgers, contents=contents, objects=on.objects)
+def _create_delayed(ports: _Ports, contents: ComponentLedgers) -> DelayedServices:
+    index, scratch = ports.catalog.delayed, ports.policies.scratch
+    snapshots = BucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
     sealer = Sealer(
         index=index,
-        transactions=on.catalog.transactions,
-        log=DelayedLog(ledgers=on.catalog.ledgers, objects=on.objects, tiered=on.tiered),
+        transactions=ports.catalog.transactions,
+        log=DelayedLog(ledgers=ports.catalog.ledgers, objects=ports.objects, tiered=ports.tiered),
         snapshots=snapshots,
-        limits=on.policies.bucket_limits,
+        limits=ports.policies.bucket_limits,
         scratch=scratch,
     )
     merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
     publisher = IndexPublisher(index=index, snapshots=snapshots)
     return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)
-
-
-def _delivery(on: _Ports, managed: ManagedLedger, subscriptions: Subscriptions, segments: BucketSnapshots) -> Delivery:
-    return Delivery(
-        index=on.catalog.delayed,
-        snapshots=segments,
-        managed=managed,
-        subscriptions=subscriptions,
-        transactions=on.catalog.transactions,
-        clock=on.clock,
-        tolerance_ms=on.policies.delivery_tolerance_ms,
-    )
-
-
-def _offloader(on: _Ports) -> Offloader:
-    return Offloader(
-        offloads=on.catalog.offloads,
-        ledgers=on.catalog.ledgers,
-        primary=on.objects,
-        buckets=on.buckets,
-        driver_metadata=on.policies.driver_metadata,
-        folder=on.policies.scratch,
-        monotonic_s=on.clock.monotonic_s,
-    )

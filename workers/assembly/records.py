@@ -1,4 +1,4 @@
-"""The services of the record log, over the catalog and the bucket of its records; functions of an operator's own."""
+"""Services of the record log, and record functions of an operator."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,18 +19,17 @@ from logstore.records.services.sweeping import Sweeper
 
 
 class NamedFunctions:
-    """The `RecordFunctions` of a process: each as `module:function`, known by the name of the function."""
+    """`RecordFunctions` from comma-separated references `module:function`, which the settings have checked."""
 
     def __init__(self, references: str) -> None:
-        """Take them, separated by commas, as the settings have checked them."""
         self._references = references
 
     @cached_property
     def _functions(self) -> Mapping[str, RecordFunction]:
-        return dict(_loaded(one) for one in filter(None, self._references.split(",")))
+        return dict(_import_function(reference) for reference in filter(None, self._references.split(",")))
 
     def load(self) -> None:
-        """Import them all, as a worker does before it serves.
+        """Import all functions.
 
         Raises:
             InvalidInput: A module cannot be imported, or has no such function.
@@ -38,36 +37,35 @@ class NamedFunctions:
         _ = self._functions
 
     def named(self, name: str) -> RecordFunction:
-        """See `RecordFunctions.named`; raises as `load`, too."""
         if name not in self._functions:
-            known = ", ".join(sorted(self._functions))
-            expected = f"one of {known}" if known else "one that the workers' setting functions names; it names none"
+            names = ", ".join(sorted(self._functions))
+            expected = f"one of {names}" if names else "one that the workers' setting functions names; it names none"
             raise InvalidInput("function", expected=expected, found=name)
         return self._functions[name]
 
 
-def _loaded(reference: str) -> tuple[str, RecordFunction]:
+def _import_function(reference: str) -> tuple[str, RecordFunction]:
     module, _, name = reference.partition(":")
     try:
-        found = getattr(import_module(module), name, None)
+        function = getattr(import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a script that calls `sys.exit` would otherwise end the worker
-        what = f"{reference} ({type(error).__name__}: {error})"
-        raise InvalidInput("functions", expected="modules that can be imported", found=what) from error
-    if not callable(found):
+        found = f"{reference} ({type(error).__name__}: {error})"
+        raise InvalidInput("functions", expected="modules that can be imported", found=found) from error
+    if not callable(function):
         raise InvalidInput("functions", expected=f"a function {name} in the module {module}", found=reference)
-    return name, found
+    return name, function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPolicies:
-    """An operator's choices for the record log. The defaults are those of the settings."""
+    """Options of the record log. The defaults are those of the settings."""
 
-    interval_s: float = 5.0  # between two looks for changes
-    cursor_interval_s: float = 60.0  # changes of cursors wait so long
-    clock_bound_s: float = 60.0  # a catalog whose clock is further from the store's is not flushed
-    eligible_age_s: float = 86_400.0  # a tombstone younger than that stays; a replica silent for longer is STALE
+    interval_s: float = 5.0  # between two searches for changes
+    cursor_interval_s: float = 60.0  # between two flushes of cursors
+    clock_bound_s: float = 60.0  # largest difference to the store's clock at which the catalog is flushed
+    eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica silent for longer is STALE
     raider_sleep_s: float = 0.001  # between two blocks that a raid reads
-    functions: RecordFunctions = field(default_factory=lambda: NamedFunctions(""))  # of an operator's own
+    functions: RecordFunctions = field(default_factory=lambda: NamedFunctions(""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +76,11 @@ class RecordServices:
     flusher: Flusher
     defragmenter: Defragmenter
     sweeper: Sweeper
-    raider: Callable[[float | None], Raider]  # that leaves tombstones of an age in seconds; None: of the policies'
+    raider: Callable[[float | None], Raider]  # by the smallest age of tombstones in seconds; `None`: of the policies
     replication: Replication
 
 
-def records_over(
+def create_record_services(
     catalog: Catalog,
     objects: OwnedStore,
     policies: RecordPolicies,
@@ -92,27 +90,27 @@ def records_over(
     clock: Clock,
     store_now_us: Callable[[], int],
 ) -> RecordServices:
-    """Join them.
+    """Create the services.
 
     Args:
-        catalog: Whose records these are.
-        objects: The bucket of its record log.
-        policies: An operator's choices.
-        primary: The bucket of the log itself.
-        replicas: Buckets of replicas of the record log, by name.
-        clock: For pauses.
-        store_now_us: The store's own clock, in microseconds since 1970.
+        catalog: Catalog of the records.
+        objects: Bucket of the record log.
+        policies: Options.
+        primary: Primary bucket.
+        replicas: Replica buckets by name.
+        clock: Clock for pauses.
+        store_now_us: Reads the object store's clock, in microseconds since 1970.
     """
     log = RecordLog(objects)
 
-    def raider(eligible_age_s: float | None) -> Raider:
+    def create_raider(eligible_age_s: float | None) -> Raider:
         return Raider(
             catalog.records,
             catalog.tombstones,
             log,
             primary,
             eligible_age_s=policies.eligible_age_s if eligible_age_s is None else eligible_age_s,
-            replica_age_s=policies.eligible_age_s,  # a raid for younger tombstones waits for replicas all the same
+            replica_age_s=policies.eligible_age_s,  # also for a raid with another age
             sleep_s=policies.raider_sleep_s,
             clock=clock,
         )
@@ -127,6 +125,6 @@ def records_over(
         ),
         defragmenter=Defragmenter(catalog.records, log),
         sweeper=Sweeper(objects, log),
-        raider=raider,
+        raider=create_raider,
         replication=Replication(objects, replicas, store_now_us=store_now_us, eligible_age_s=policies.eligible_age_s),
     )

@@ -19,7 +19,7 @@ import typer
 from typer.main import get_command
 
 from workers import VERSION
-from workers.cli.command import CommandGroup, HomeFlag, JsonFlag, WideFlag, get_global_options
+from workers.cli.command import HomeFlag, JsonFlag, ReportingGroup, WideFlag, get_global_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ COMMANDS = {
 }
 
 
-class RootGroup(CommandGroup):
+class RootGroup(ReportingGroup):
     """Root group that imports a command's module when the command is named."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context

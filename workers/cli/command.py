@@ -45,8 +45,8 @@ class GlobalOptions:
         self.home = home if home is not None else self.home
 
 
-class CommandGroup(PlainGroup):
-    """Root command. It turns every error into an exit code and, with `--json`, into a document."""
+class ReportingGroup(PlainGroup):
+    """Group that turns every error into an exit code and, with `--json`, into a document."""
 
     def main(
         self,
@@ -94,15 +94,15 @@ def _report(error: Exception, words: Sequence[str]) -> ExitCode:
     return failure.code
 
 
-class Group(typer.Typer):
-    """Group of commands."""
+class CommandGroup(typer.Typer):
+    """Group of commands. `path` are the words before the names of its commands."""
 
-    path = ""  # words before the names of its commands
+    path = ""
 
 
-def group(name: str, about: str, *, path: str | None = None) -> Group:
+def group(name: str, about: str, *, path: str | None = None) -> CommandGroup:
     """Return an empty group of commands. `path` is typed before their names, by default the group's name."""
-    commands = Group(
+    commands = CommandGroup(
         name=name,
         cls=PlainGroup,
         help=about,
@@ -128,7 +128,7 @@ def get_global_options(ctx: typer.Context) -> GlobalOptions:
     return root.obj
 
 
-def command(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
+def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
     """Register a function of a `CommandContext` as a command. Its docstring is the help text.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.errors import SextonError
 from logstore.names import TopicName, check_name
-from workers.hosting.facts import ERROR_TYPE, EXIT_CODE, Fact, command_facts, sentence
+from workers.hosting.request_subject import ERROR_TYPE, EXIT_CODE, AttributeValue, command_attributes, format_span_error
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -46,14 +46,14 @@ class CommandSpan:
         """Id of the trace, 32 lower-case hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def set_result(self, code: int, facts: "Mapping[str, Fact]", failure: "Failure | None") -> None:
+    def set_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "Failure | None") -> None:
         """Record the exit code, the facts of the command and, if it failed, the error."""
         self._span.set_attributes({**facts, EXIT_CODE: code})
         if failure is not None:
             from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
 
             self._span.set_attribute(ERROR_TYPE, failure.type)
-            self._span.set_status(StatusCode.ERROR, sentence(failure.type, failure.message))
+            self._span.set_status(StatusCode.ERROR, format_span_error(failure.type, failure.message))
 
 
 class Services:
@@ -105,8 +105,8 @@ class Services:
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _import_on_call("workers.assembly.adapters", "log_over")
-    apply_preview = _import_on_call("workers.assembly.activities", "apply_preview")
+    open_log = _import_on_call("workers.assembly.adapters", "open_log_over")
+    apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
     roll_policy = _import_on_call("workers.assembly.adapters", "roll_policy")
     open_directory = _import_on_call("workers.operations.owners", "open_directory")
     upgrade = _import_on_call("workers.operations.stack", "upgrade_catalog")
@@ -190,7 +190,7 @@ class CommandContext:
         if self._span is None and not (code and self._has_home()):
             return None
         span = self._open_span()
-        span.set_result(code, command_facts(self._command, arguments), failure)
+        span.set_result(code, command_attributes(self._command, arguments), failure)
         return span.trace_id
 
     def _has_home(self) -> bool:

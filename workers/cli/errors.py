@@ -127,11 +127,11 @@ def _classify_remote(error: BaseException) -> Failure | None:
     from temporalio.service import RPCError  # noqa: PLC0415
 
     from workers.client.temporal_faults import service_failure  # noqa: PLC0415
-    from workers.hosting.facts import FIELD, TRACE_ID, detail_of  # noqa: PLC0415
+    from workers.hosting.request_subject import FIELD, TRACE_ID, find_detail  # noqa: PLC0415
 
     chain = list(_iterate_causes(error))
     # The trace is another one than the command's if the command joined a running job.
-    trace_ids = (detail_of(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
+    trace_ids = (find_detail(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
     for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
         if isinstance(link, ApplicationError) and link.type:
             kind = find_error_class(link.type)
@@ -140,7 +140,7 @@ def _classify_remote(error: BaseException) -> Failure | None:
                 code if kind is None else get_exit_code(kind),
                 link.type,
                 link.message,
-                detail_of(link.details, FIELD),
+                find_detail(link.details, FIELD),
                 trace_id=next(filter(None, trace_ids), None),
             )
     for link in chain:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, SextonError
 from logstore.positions import LedgerId
-from workers.cli.command import Group, command
+from workers.cli.command import CommandGroup, command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, get_outcomes_exit_code
 from workers.cli.options import Wait
@@ -70,7 +70,7 @@ JobOrAnswer = JobRequest[Any] | Answer
 Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 
 
-def job(app: Group, name: str, *examples: str) -> Callable[[Body], Body]:
+def job(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
     """Register a function that returns a job as a command with `--wait/--no-wait`. `command` has the arguments."""
 
     def register(body: Body) -> Body:

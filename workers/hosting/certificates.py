@@ -1,4 +1,4 @@
-"""Certificates of ours: until when each of them is good, so that it is renewed before a service refuses us."""
+"""Client certificates of this installation, and the times when they expire."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,26 +10,25 @@ from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
 from workers.settings.tls_files import read_chain
 
-_SOON: Final = timedelta(days=7)
-_SHARE: Final = 4  # of the life of one that lives shortly, as those that a program renews
+_MIN_REMAINING: Final = timedelta(days=7)
+_LIFETIME_DIVISOR: Final = 4  # for short-lived certificates, which a program renews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCertificate:
-    """One with which we are known to a service, and its chain."""
+    """Client certificate and its chain. `since` and `until` bound the time in which all of the chain are valid."""
 
     setting: str
     path: str
     since: datetime
-    until: datetime  # the end of the first of the chain that ends
+    until: datetime
 
     @property
     def is_due(self) -> bool:
-        """Whether it should have been renewed: it ends in a week, or a quarter of its life is left if that is less."""
-        return self.until - datetime.now(UTC) < min(_SOON, (self.until - self.since) / _SHARE)
+        """Whether it expires within a week or within a quarter of its lifetime, whichever is shorter."""
+        return self.until - datetime.now(UTC) < min(_MIN_REMAINING, (self.until - self.since) / _LIFETIME_DIVISOR)
 
-    def ending(self) -> str:
-        """When it ends or ended, as a sentence that names setting and file."""
+    def describe_expiry(self) -> str:
         ends = "ended" if self.until <= datetime.now(UTC) else "ends"
         return f"the certificate that {self.setting} names, {self.path}, {ends} at {self.until:%Y-%m-%dT%H:%MZ}"
 
@@ -37,35 +36,35 @@ class OwnCertificate:
         return f"{self.setting} until {self.until:%Y-%m-%dT%H:%MZ}"
 
 
-def files_of_certificates(settings: Settings) -> dict[str, str]:
-    """Files by the settings that name them; the database's stands in its URL."""
-    found = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
+def find_certificate_files(settings: Settings) -> dict[str, str]:
+    """Return the certificate files by the settings that name them. The URL of the database names its own."""
+    path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
     with suppress(InvalidInput):  # of the URL: the connection reports it
-        found["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
-    return {name: path for name, path in found.items() if path}
+        path_by_setting["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
+    return {name: path for name, path in path_by_setting.items() if path}
 
 
 def read_certificate(setting: str, path: str) -> OwnCertificate:
-    """The certificate that a file holds now.
+    """Read the certificate that a file holds now.
 
     Raises:
-        InvalidInput: It cannot be read, or holds none.
+        InvalidInput: The file cannot be read, or has no certificate.
     """
     chain = read_chain(setting, path)
-    since, until = max(one.not_valid_before_utc for one in chain), min(one.not_valid_after_utc for one in chain)
+    since, until = max(link.not_valid_before_utc for link in chain), min(link.not_valid_after_utc for link in chain)
     return OwnCertificate(setting=setting, path=path, since=since, until=until)
 
 
 def check_certificates(settings: Settings) -> str:
-    """Until when each is good.
+    """Return a line with the expiry of each certificate.
 
     Raises:
-        InvalidInput: One cannot be read.
-        ServiceFailed: One has expired, or is about to.
+        InvalidInput: A certificate cannot be read.
+        ServiceFailed: A certificate has expired or is about to.
     """
-    found = [read_certificate(name, path) for name, path in files_of_certificates(settings).items()]
-    for one in found:
-        if one.is_due:
+    certificates = [read_certificate(name, path) for name, path in find_certificate_files(settings).items()]
+    for certificate in certificates:
+        if certificate.is_due:
             advice = "renew it, then restart the workers one by one"
-            raise ServiceFailed("certificates", one.ending(), advice=advice)
-    return ", ".join(map(str, found))
+            raise ServiceFailed("certificates", certificate.describe_expiry(), advice=advice)
+    return ", ".join(map(str, certificates))

@@ -1,7 +1,7 @@
-"""The commands that make a database of the record log: each hosts the worker of its own job.
+"""Commands that fill a database from the record log. Each hosts the worker of its own job.
 
-No other worker could do it: none runs without a catalog, and none knows a replica's database. Killed at any moment and
-run again a command goes on: the workflow waits in Temporal for a worker of its queue, which is its job's alone.
+No other worker can: workers need a catalog, and do not know the database of a replica. A command that was killed and is
+run again continues, because the workflow waits in Temporal for a worker of its own task queue.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.buckets import marked_buckets
+from workers.assembly.buckets import open_marked_catalog
 from workers.assembly.databases import FollowParts, RebuildParts, open_following, open_rebuild
 from workers.client.connections import connect_client
 from workers.client.jobs import start_job
@@ -39,7 +39,7 @@ from workers.client.waiting import JobStopped, result_of
 from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import ActivityEdge
 from workers.hosting.old_workers import require_no_workers
-from workers.identity import buckets_of, require_namespace
+from workers.identity import list_buckets, require_namespace
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
 from workflows.records.rebuild_catalog import RebuildCatalog
@@ -53,11 +53,11 @@ from workflows.records.values import (
     RebuildCatalogResult,
 )
 
-_REMEMBERED: Final = timedelta(seconds=5)  # so long its task waits for the process that was killed
+_STICKY_TIMEOUT: Final = timedelta(seconds=5)  # a workflow task waits so long for a killed process
 
 
 @asynccontextmanager
-async def hosting(
+async def host_job(
     client: Client,
     queue: str,
     workflow: type,
@@ -67,7 +67,7 @@ async def hosting(
     settings: Settings,
 ) -> AsyncIterator[None]:
     """Serve one workflow and its activities, at most `threads` at a time, while the block runs."""
-    with _telling_nothing(), ThreadPoolExecutor(threads, workflow.__name__) as pool:
+    with _silence_activity_log(), ThreadPoolExecutor(threads, workflow.__name__) as pool:
         worker = Worker(
             client,
             task_queue=queue,
@@ -77,7 +77,7 @@ async def hosting(
             max_concurrent_activities=threads,
             workflow_runner=CheckedRunner(),
             interceptors=[ActivityEdge()],
-            sticky_queue_schedule_to_start_timeout=_REMEMBERED,
+            sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
             graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
         )
         async with worker:
@@ -85,8 +85,8 @@ async def hosting(
 
 
 @contextmanager
-def _telling_nothing() -> Iterator[None]:
-    """Without the SDK's traceback of each attempt that fails: the command says what it waits for, and how it ended."""
+def _silence_activity_log() -> Iterator[None]:
+    """Suppress the SDK's traceback of each failed attempt. The command itself reports what it waits for."""
     log = logging.getLogger("temporalio.activity")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -99,7 +99,7 @@ def _telling_nothing() -> Iterator[None]:
 OnProgress = Callable[[RebuildCatalogProgress], None]
 
 _READY: Final = "READY"
-_LOOK_EVERY_S: Final = 1.0
+_PROGRESS_INTERVAL_S: Final = 1.0
 _REBUILD_THREADS: Final = 4
 
 
@@ -113,100 +113,103 @@ def rebuild_catalog(
     say: Callable[[str], None],
     on_progress: OnProgress,
 ) -> RebuildCatalogResult:
-    """Rebuild the catalog of the settings' buckets into their `database_url`, or go on with it, until its end.
+    """Rebuild the catalog of the settings' buckets into `database_url`, or continue a rebuild. Return at its end.
 
     Args:
-        settings: Buckets, Temporal, and the database that is to become the catalog.
-        skip_unreadable: Go on without blocks that are corrupt or gone, and name them.
-        max_absent_share: Of all ledgers, how many may be without objects; 0 to 1.
-        master: A Spark cluster; empty: that of the settings.
-        take_over: Begin even while workers of the catalog live, and wait until they know that it has ended.
-        say: Told what is waited for.
-        on_progress: Told about once a second where the rebuild is.
+        settings: Buckets, Temporal, and the database of the new catalog.
+        skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
+        max_absent_share: Largest share of ledgers without objects, 0 to 1.
+        master: URL of a Spark cluster. Empty means the one of the settings.
+        take_over: Start even while workers of the old catalog live, and wait until they know that it has ended.
+        say: Receives messages about waiting.
+        on_progress: Receives the progress about once a second.
 
     Raises:
         PreconditionFailed: The database is not empty, there is no manifest, or workers of the catalog live.
-        CatalogMismatch: Buckets or namespace are not of one catalog.
+        CatalogMismatch: Buckets and namespace belong to different catalogs.
         WorkflowFailureError: The job failed, or a guard refused.
         ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
-    alone = None if take_over else partial(_require_no_workers_now, settings)
-    with open_rebuild(settings, buckets_of(settings), require_no_workers=alone) as parts:
-        asked = RebuildCatalogInput(
+    require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
+    with open_rebuild(settings, list_buckets(settings), require_no_workers=require_stopped) as parts:
+        request = RebuildCatalogInput(
             rebuild="",
             skip_unreadable=skip_unreadable,
             max_absent_share=max_absent_share,
             master=master,
             take_over=take_over,
         )
-        return asyncio.run(_rebuilt(settings, parts, asked, say=say, tell=on_progress))
+        return asyncio.run(_run_rebuild(settings, parts, request, say=say, on_progress=on_progress))
 
 
-def _require_no_workers_now(settings: Settings) -> None:
-    """In a thread of an activity, by a connection of its own."""
+def _require_no_workers_in_thread(settings: Settings) -> None:
+    """Check with a separate connection, for the threads of activities."""
 
-    async def ask() -> None:
+    async def check() -> None:
         await require_no_workers(await connect_client(settings), settings)
 
-    asyncio.run(ask())
+    asyncio.run(check())
 
 
-async def _rebuilt(
+async def _run_rebuild(
     settings: Settings,
     parts: RebuildParts,
-    asked: RebuildCatalogInput,
+    request: RebuildCatalogInput,
     *,
     say: Callable[[str], None],
-    tell: OnProgress,
+    on_progress: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
-    rebuild, is_new = await _which(client, settings, parts, skip_unreadable=asked.skip_unreadable)
-    followed = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
-    if not followed and not asked.take_over:  # behind the manifest of its epoch the old catalog has ended, or wins
+    rebuild, is_new = await _choose_rebuild(client, settings, parts, skip_unreadable=request.skip_unreadable)
+    has_newer_manifest = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
+    if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog goes on
         await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
-    if is_new:  # before there is a workflow: one that dies at once must be found by the command that abandons it
+    if is_new:  # before the workflow starts, so that `--abandon` finds a command that dies at once
         await asyncio.to_thread(
             parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
-    request = replace(asked, rebuild=rebuild)
-    queue = _queue_of(settings, rebuild)
-    does = parts.activities
+    request = replace(request, rebuild=rebuild)
+    queue = _name_queue(settings, rebuild)
+    activities = parts.activities
     steps: list[Callable[..., Any]] = [
-        does.begin,
-        does.find_rows,
-        does.load_rows,
-        does.publish,
-        does.adopt_shards,
-        does.finish_adoption,
-        does.let_go,
+        activities.begin,
+        activities.find_rows,
+        activities.load_rows,
+        activities.publish,
+        activities.adopt_shards,
+        activities.finish_adoption,
+        activities.let_go,
     ]
-    async with hosting(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
+    async with host_job(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
         summary = f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}"
         handle = await start_job(client, REBUILD_CATALOG, request, rebuild, queue=queue, summary=summary)
-        watch = asyncio.create_task(_watch(handle, tell))
+        watch = asyncio.create_task(_report_progress(handle, on_progress))
         try:
             result: RebuildCatalogResult = await result_of(client, handle, say)
-        except (JobStopped, WorkflowFailureError):  # it was terminated, or failed: nobody else lets its manifest go
+        except (JobStopped, WorkflowFailureError):  # nothing else would release the manifest
             await asyncio.to_thread(parts.start.unpin, rebuild)
             raise
         finally:
             watch.cancel()
-    await asyncio.to_thread(parts.start.unpin, rebuild)  # where it had ended already, and the pin came late
+    await asyncio.to_thread(
+        parts.start.unpin, rebuild
+    )  # the workflow may have ended before this command pinned the manifest
     return result
 
 
-async def _which(client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool) -> tuple[str, bool]:
-    """The rebuild that the database belongs to, or one from the newest manifest; and whether nothing is loaded yet."""
+async def _choose_rebuild(
+    client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
+) -> tuple[str, bool]:
+    """Return the id of the rebuild that the database belongs to, or a new one from the newest manifest, and if new."""
     target = await asyncio.to_thread(parts.database.target)
     if target.rebuild:
-        if target.state == _READY and not await _runs(client, REBUILD_CATALOG.id(target.rebuild)):
-            shown = mask_passwords(settings.database_url)
+        if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):
             raise PreconditionFailed(
-                f"database {shown}: expected an empty one to rebuild into, found the catalog that rebuild"
-                f" {target.rebuild} has completed"
+                f"database {mask_passwords(settings.database_url)}: expected an empty one to rebuild into,"
+                f" found the catalog that rebuild {target.rebuild} has completed"
             )
         return target.rebuild, False
     newest = await asyncio.to_thread(parts.start.newest)
@@ -218,100 +221,100 @@ async def _which(client: Client, settings: Settings, parts: RebuildParts, *, ski
 async def _end_abandoned(
     client: Client, settings: Settings, parts: RebuildParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
-    """End rebuilds into the same database from older manifests: no command goes on with them any more.
+    """End rebuilds into the same database from older manifests, which no command continues.
 
-    They were killed before their load, and a newer manifest has appeared since. Each still holds its manifest, for
-    which raids wait, and its workflow, if it was started, waits for a worker that is never started. One that got as far
-    as its load is never among them: the database says that it is to go on.
+    They were killed before their load, and a newer manifest has appeared since. Each still pins a manifest, for which
+    raids wait. Its workflow waits for a worker that never starts. A rebuild that has begun its load is never among
+    them, because the database names it.
     """
-    mine = RebuildId.parse(rebuild)
-    into = partial(RebuildId.of, mine.catalog_id, mine.manifest, database_url=settings.database_url)
-    targets = {into(skip_unreadable=skip).target for skip in (False, True)}
-    for held in await asyncio.to_thread(parts.start.held):
-        if held == mine or held.catalog_id != mine.catalog_id or held.target not in targets:
+    new = RebuildId.parse(rebuild)
+    make_id = partial(RebuildId.of, new.catalog_id, new.manifest, database_url=settings.database_url)
+    targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
+    for pinned in await asyncio.to_thread(parts.start.held):
+        if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
             continue
-        handle = client.get_workflow_handle(REBUILD_CATALOG.id(held))
+        handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
         with suppress(RPCError):  # it has ended, or Temporal has forgotten it
             await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
-        await asyncio.to_thread(parts.start.unpin, str(held))
-        say(f"rebuild {held} was abandoned, and has ended: {rebuild} has taken its place")
+        await asyncio.to_thread(parts.start.unpin, str(pinned))
+        say(f"rebuild {pinned} was abandoned, and has ended: {rebuild} has taken its place")
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedRebuild:
-    """A rebuild that was ended. Its database, if it was loaded, is as it was."""
+    """Rebuild that was ended. Its database is unchanged."""
 
     rebuild: str
-    manifest: int  # that it held
-    terminated: bool  # whether its workflow was running
+    manifest: int  # the manifest that it pinned
+    terminated: bool  # its workflow was running
 
 
 def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
-    """End a rebuild that no command goes on with, and let go of the manifest that it holds. Repeating is harmless.
+    """End a rebuild that no command continues, and release its manifest. Repeating is harmless.
 
-    A command that is run again with the same database goes on where this rebuild was.
+    A later command with the same database continues where this rebuild was.
 
     Raises:
-        InvalidInput: It is no id of a rebuild.
-        UnknownObject: No such rebuild holds a manifest or runs.
-        PreconditionFailed: A command is at work on it.
-        CatalogMismatch: Buckets or namespace are not of one catalog.
+        InvalidInput: `rebuild` is not an id of a rebuild.
+        UnknownObject: No such rebuild pins a manifest or runs.
+        PreconditionFailed: A command is working on it.
+        CatalogMismatch: Buckets and namespace belong to different catalogs.
         ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
     """
-    known = RebuildId.parse(rebuild)
-    catalog, at = marked_buckets(settings)
-    start = ColdStart(RecordLog(catalog.own(*at(Role.RECORDS, settings.records_bucket))))
-    return asyncio.run(_abandoned(settings, catalog.catalog_id(), start, known))
+    rebuild_id = RebuildId.parse(rebuild)
+    catalog, get_bucket = open_marked_catalog(settings)
+    start = ColdStart(RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket))))
+    return asyncio.run(_abandon(settings, catalog.catalog_id(), start, rebuild_id))
 
 
-async def _abandoned(settings: Settings, catalog_id: str, start: ColdStart, known: RebuildId) -> AbandonedRebuild:
+async def _abandon(settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId) -> AbandonedRebuild:
     client = await connect_client(settings)
     await require_namespace(client, catalog_id)
-    held = await asyncio.to_thread(start.held)
-    workflow_id = REBUILD_CATALOG.id(str(known))
-    runs = await _runs(client, workflow_id)
-    if known not in held and not runs:
-        expected = f"one that holds a manifest, as {', '.join(map(str, held))}" if held else "nothing: there is none"
-        raise UnknownObject("rebuild", expected=expected, found=str(known))
+    pinned = await asyncio.to_thread(start.held)
+    workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
+    is_running = await _is_running(client, workflow_id)
+    if rebuild_id not in pinned and not is_running:
+        names = ", ".join(map(str, pinned))
+        expected = f"one that holds a manifest, as {names}" if pinned else "nothing: there is none"
+        raise UnknownObject("rebuild", expected=expected, found=str(rebuild_id))
     kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-    if commands := await live_pollers(client, _queue_of(settings, str(known)), kind):
+    if commands := await live_pollers(client, _name_queue(settings, str(rebuild_id)), kind):
         raise PreconditionFailed(
-            f"rebuild {known}: expected no command at work on it, found {commands[0].identity}: end that one first"
+            f"rebuild {rebuild_id}: expected no command at work on it, found {commands[0].identity}: end that one first"
             " (Temporal tells of one that was killed for 90 s)"
         )
-    if runs:
+    if is_running:
         with suppress(RPCError):  # it has ended meanwhile
             await client.get_workflow_handle(workflow_id).terminate(reason="abandoned by `records rebuild --abandon`")
-    await asyncio.to_thread(start.unpin, str(known))
-    return AbandonedRebuild(rebuild=str(known), manifest=known.manifest, terminated=runs)
+    await asyncio.to_thread(start.unpin, str(rebuild_id))
+    return AbandonedRebuild(rebuild=str(rebuild_id), manifest=rebuild_id.manifest, terminated=is_running)
 
 
-def _queue_of(settings: Settings, rebuild: str) -> str:
-    """Task queue that the command of a rebuild serves."""
+def _name_queue(settings: Settings, rebuild: str) -> str:
     return f"{settings.task_queue}-{rebuild}"
 
 
-async def _runs(client: Client, workflow_id: str) -> bool:
+async def _is_running(client: Client, workflow_id: str) -> bool:
     try:
-        found = await client.get_workflow_handle(workflow_id).describe()
+        description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
-    return found.status is WorkflowExecutionStatus.RUNNING
+    return description.status is WorkflowExecutionStatus.RUNNING
 
 
-async def _watch(handle: WorkflowHandle[Any, Any], tell: OnProgress) -> None:
+async def _report_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> None:
     while True:
         with suppress(RPCError, TimeoutError):
             async with asyncio.timeout(5):
-                tell(await handle.query(RebuildCatalog.progress))
-        await asyncio.sleep(_LOOK_EVERY_S)
+                on_progress(await handle.query(RebuildCatalog.progress))
+        await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
 
 _FOLLOW_THREADS: Final = 2
-_WATCH_S: Final = 600.0  # of one run of the job
-_FORGOTTEN: Final = timedelta(days=2)  # so long a run waits for its command
+_WATCH_S: Final = 600.0  # duration of one run of the job
+_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # a run waits so long for its command
 
 
 def follow_records(
@@ -323,56 +326,62 @@ def follow_records(
     say: Callable[[str], None],
     on_progress: Callable[[FollowedRecords], None],
 ) -> FollowedRecords:
-    """Apply the record log to the replica in `database_url` of the settings; the totals.
+    """Apply the record log to the replica database in `database_url`. Return the totals.
 
     Args:
-        settings: Buckets, Temporal, and the replica's database.
-        bucket: Whose manifests it follows: the settings' own `records_bucket`, or one that is shipped to.
-        seed: Empty the database first, and apply all; an empty one is seeded by itself.
-        watch: Go on until the process is ended.
-        say: Told what is waited for.
-        on_progress: Told the totals, now and then while it watches.
+        settings: Buckets, Temporal, and the replica database.
+        bucket: Bucket with the manifests: `records_bucket`, or a replica bucket.
+        seed: Empty the database first. An empty database is always seeded.
+        watch: Continue until the process ends.
+        say: Receives messages about waiting.
+        on_progress: Receives the totals after each run of the job.
 
     Raises:
-        PreconditionFailed: The database holds something else, or the replica must be seeded again.
-        CatalogVersionMismatch: It is of another build's version.
-        CatalogMismatch: Buckets, namespace or database are not of one catalog.
+        PreconditionFailed: The database has other content, or the replica must be seeded again.
+        CatalogVersionMismatch: The database has the version of another build.
+        CatalogMismatch: Buckets, namespace and database belong to different catalogs.
         WorkflowFailureError: The job failed, or a guard refused.
-        ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer, or are no such.
+        ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     with open_following(settings, bucket) as parts:
-        return asyncio.run(_followed(settings, parts, seed=seed, watch=watch, say=say, tell=on_progress))
+        return asyncio.run(_follow(settings, parts, seed=seed, watch=watch, say=say, on_progress=on_progress))
 
 
-async def _followed(
+async def _follow(
     settings: Settings,
     parts: FollowParts,
     *,
     seed: bool,
     watch: bool,
     say: Callable[[str], None],
-    tell: Callable[[FollowedRecords], None],
+    on_progress: Callable[[FollowedRecords], None],
 ) -> FollowedRecords:
     await asyncio.to_thread(parts.require)
     client = await connect_client(settings)
     await require_namespace(client, parts.catalog_id)
     queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
     total = FollowedRecords(replica=parts.replica)
-    async with hosting(
+    async with host_job(
         client, queue, FollowRecords, [parts.activities.follow], threads=_FOLLOW_THREADS, settings=settings
     ):
         while True:
             watch_s = _WATCH_S if watch and not seed else 0.0
             request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
-            # joins the run that does the same, and none that takes longer
+            # The id joins a run that does the same, and none that takes longer.
             key = (parts.replica, *(["seed"] if seed else ["watch"] if watch_s else []))
-            about = f"apply the record log to replica {parts.replica}"
+            summary = f"apply the record log to replica {parts.replica}"
             handle = await start_job(
-                client, FOLLOW_RECORDS, request, *key, queue=queue, summary=about, execution_timeout=_FORGOTTEN
+                client,
+                FOLLOW_RECORDS,
+                request,
+                *key,
+                queue=queue,
+                summary=summary,
+                execution_timeout=_EXECUTION_TIMEOUT,
             )
             result: FollowRecordsResult = await result_of(client, handle, say)
             total, seed = total.plus(result.done), False
-            tell(total)
+            on_progress(total)
             if not watch:
                 return total

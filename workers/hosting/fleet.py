@@ -1,4 +1,4 @@
-"""A worker process: workflows and activities on task queues, until SIGTERM; then it drains."""
+"""A worker process: it serves workflows and activities on task queues until SIGTERM, and then drains."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from temporalio.common import MetricMeter
 from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
-from activities.records.metrics import BUCKETS as OF_RECORDS
+from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
 from activities.transactions.coordination import BUCKETS
 from infra.stack.home import StackHome
 from infra.stack.workers import record_worker
@@ -28,7 +28,7 @@ from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import check_worker_id
 from logstore.records.services.cold_start import ColdStart
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.assembly.records import NamedFunctions
@@ -37,16 +37,16 @@ from workers.client.connections import connect_client
 from workers.client.payload_codec import get_codec
 from workers.client.scheduled_runs import find_stuck_runs
 from workers.client.schedules import require_readable_schedules
-from workers.hosting.codec_page import add_codec
-from workers.hosting.gauges import catalog_gauges, show_readiness
-from workers.hosting.http import Pages, new_pages, serving
+from workers.hosting.codec_page import add_codec_page
+from workers.hosting.gauges import make_catalog_gauges, publish_readiness
+from workers.hosting.http import PageRouter, create_page_router, serve_pages
 from workers.hosting.interceptors import RunningActivities
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
-from workers.hosting.owning import Ownership, new_ownership
-from workers.hosting.readiness import Phase, Readiness, check_of_schedules, checks_of
-from workers.hosting.status_page import StatusDocument, add_status
+from workers.hosting.owning import Ownership, create_ownership
+from workers.hosting.readiness import Phase, Readiness, list_required_checks, schedules_check
+from workers.hosting.status_page import StatusDocument, add_status_pages
 from workers.hosting.store_status import StoreStatus, WebUi
-from workers.hosting.upkeep import alongside, prune_traces, watch_rebuild_pins, watched, write_snapshots
+from workers.hosting.upkeep import prune_traces, run_in_background, watch_currency, watch_rebuild_pins, write_snapshots
 from workers.hosting.worker_sets import WorkerSet
 from workers.identity import compare_buckets, require_namespace
 from workers.settings import OFF, Settings
@@ -55,26 +55,25 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """The face of one process: metrics, probes and pages."""
+class WorkerEndpoints:
+    """Metrics, probes and pages of one process."""
 
     metrics: MetricsEndpoint | None
     readiness: Readiness
-    pages: Pages
+    pages: PageRouter
 
 
 async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
-    """Serve `queues` until SIGTERM or SIGINT, then drain: work in hand ends, none is taken.
+    """Serve `queues` until SIGTERM or SIGINT. Then finish running activities and take no new ones.
 
     Raises:
-        InvalidInput: A worker id that cannot be one, no queue, a queue without a name, a function over records that
-            cannot be imported, nothing can listen at the address for metrics or for pages, files of certificates
-            or keys cannot be used, or a schedule is encrypted by a key that is not ours.
-        ServiceFailed: No stack is known, or ZooKeeper cannot be reached or refuses us.
-        PreconditionFailed: The namespace lacks our search attributes.
-        WorkerIdTaken: Another process lives under this worker id.
-        CatalogMismatch: Buckets, namespace or ZooKeeper's path are not this catalog's.
-        CatalogOutdated: The database is older than its record log, or another one was rebuilt from it meanwhile.
+        InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid. Or a record
+            function cannot be imported, or a schedule is encrypted by an unknown key.
+        ServiceFailed: The settings name no services, or ZooKeeper does not answer or refuses this worker.
+        PreconditionFailed: The namespace lacks search attributes.
+        WorkerIdTaken: Another live process has this worker id.
+        CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.
+        CatalogOutdated: The database is older than its record log, or another one has been rebuilt from the log.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
     start_logs(level=settings.log_level)
@@ -82,8 +81,9 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     NamedFunctions(settings.functions).load()
-    wanted = settings.metrics_address != OFF
-    metrics = start_metrics(settings.metrics_address, buckets={**BUCKETS, **OF_RECORDS}) if wanted else None
+    has_metrics = settings.metrics_address != OFF
+    buckets = {**BUCKETS, **RECORDS_BUCKETS}
+    metrics = start_metrics(settings.metrics_address, buckets=buckets) if has_metrics else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
         client = await connect_client(
@@ -96,96 +96,104 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         await require_readable_schedules(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
-        shown = Shown(metrics=metrics, readiness=readiness, pages=new_pages(readiness, metrics_url))
-        add_codec(shown.pages, get_codec(client), settings)
-        async with serving(settings.http_address, shown.pages) as url:
+        endpoints = WorkerEndpoints(
+            metrics=metrics, readiness=readiness, pages=create_page_router(readiness, metrics_url)
+        )
+        add_codec_page(endpoints.pages, get_codec(client), settings)
+        async with serve_pages(settings.http_address, endpoints.pages) as url:
             with record_worker(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
-                await _serve(client, settings, queues, name, shown)
+                await _serve(client, settings, queues, name, endpoints)
     finally:
         tracing.shutdown()
 
 
-async def _serve(client: Client, settings: Settings, queues: Sequence[str], name: str, shown: Shown) -> None:
-    stop, in_hand = asyncio.Event(), RunningActivities()
-    end = LastMoment(settings.drain_timeout, in_hand)
+async def _serve(
+    client: Client, settings: Settings, queues: Sequence[str], name: str, endpoints: WorkerEndpoints
+) -> None:
+    stop, running = asyncio.Event(), RunningActivities()
+    forced_exit = ForcedExit(settings.drain_timeout, running)
     with open_log(settings) as log:
 
-        def told() -> None:
-            end.begin()
+        def handle_signal() -> None:
+            forced_exit.start()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # until now they end the process at once
-            asyncio.get_running_loop().add_signal_handler(number, told)
+        for number in (signal.SIGTERM, signal.SIGINT):  # before, they end the process at once
+            asyncio.get_running_loop().add_signal_handler(number, handle_signal)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
-        owners = new_ownership(
+        owners = create_ownership(
             settings,
             log,
             name,
-            lambda: in_hand.activities / settings.activity_threads,
-            events=OwnershipTelemetry(shown.metrics.runtime.metric_meter if shown.metrics else MetricMeter.noop),
+            lambda: running.activities / settings.activity_threads,
+            events=OwnershipTelemetry(
+                endpoints.metrics.runtime.metric_meter if endpoints.metrics else MetricMeter.noop
+            ),
         )
         ui = WebUi(settings.ui_address, settings.temporal_namespace)
         store = StoreStatus(log.catalog, log.records.replication.standings, ui)
-        add_status(shown.pages, StatusDocument(name, store, client, shown.readiness, ui))
-        crew = WorkerSet(client=client, activities=activities_over(log, owners), settings=settings, in_hand=in_hand)
-        with crew.workers(queues, name) as workers:
+        add_status_pages(endpoints.pages, StatusDocument(name, store, client, endpoints.readiness, ui))
+        worker_set = WorkerSet(
+            client=client, activities=create_activities(log, owners), settings=settings, running=running
+        )
+        with worker_set.workers(queues, name) as workers:
             async with (
-                alongside(prune_traces(settings)),
-                alongside(write_snapshots(log.buffer_snapshots.write_due)),
-                alongside(watch_rebuild_pins(client, ColdStart(log.records.log))),
-                _gauges(log, shown, settings),
-                watched(log, every_s=settings.records_interval) as replaced,
-                _taking_part(owners, stop) as abandon_upload,
-                alongside(
-                    shown.readiness.watch(
-                        checks_of(client, settings, log.catalog, workers),
-                        check_of_schedules(partial(find_stuck_runs, client)),
+                run_in_background(prune_traces(settings)),
+                run_in_background(write_snapshots(log.buffer_snapshots.write_due)),
+                run_in_background(watch_rebuild_pins(client, ColdStart(log.records.log))),
+                _publish_gauges(log, endpoints, settings),
+                watch_currency(log, interval_s=settings.records_interval) as outdated,
+                _own_bundles(owners, stop) as ownership_end,
+                run_in_background(
+                    endpoints.readiness.watch(
+                        list_required_checks(client, settings, log.catalog, workers),
+                        schedules_check(partial(find_stuck_runs, client)),
                     )
                 ),
             ):
                 _log.info("serving %s as %s", ", ".join(queues), name)
-                ends = [asyncio.create_task(stop.wait()), abandon_upload, replaced]
-                async with _until(ends, workers, shown.readiness):
+                ends = [asyncio.create_task(stop.wait()), ownership_end, outdated]
+                async with _run_until(ends, workers, endpoints.readiness):
                     _log.info("draining for at most %s s", settings.drain_timeout)
-                    end.begin()
-                if replaced.done():
-                    raise replaced.result()
+                    forced_exit.start()
+                if outdated.done():
+                    raise outdated.result()
         if owners.failure:
             raise owners.failure
     _log.info("drained")
 
 
 @asynccontextmanager
-async def _taking_part(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
-    """Own bundles while the block runs; what it is given ends when this worker owns nothing and never will again."""
-    await _joined(owners, stop)
+async def _own_bundles(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
+    """Own bundles while the block runs. The yielded task ends when the worker will own nothing again."""
+    await _start_ownership(owners, stop)
     try:
         yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
     finally:
         await asyncio.to_thread(owners.stop)
 
 
-async def _joined(owners: Ownership, stop: asyncio.Event) -> None:
-    """Join, unless told to end first: an earlier process of this worker's id is waited for, and writes of others."""
-    joining = asyncio.create_task(asyncio.to_thread(owners.start))
-    told = asyncio.create_task(stop.wait())
-    await asyncio.wait([joining, told], return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
-    if joining.done():
-        await joining
+async def _start_ownership(owners: Ownership, stop: asyncio.Event) -> None:
+    """Start ownership, or return when `stop` is set. A start may wait long for an earlier process of the worker id."""
+    starting = asyncio.create_task(asyncio.to_thread(owners.start))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await starting
         return
     await asyncio.to_thread(owners.stop)
-    with suppress(SextonError):  # that it could not join is no failure any more
-        await joining
+    with suppress(SextonError):  # an interrupted start is no failure
+        await starting
 
 
 @asynccontextmanager
-async def _until(
+async def _run_until(
     ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], readiness: Readiness
 ) -> AsyncIterator[None]:
-    """Run the workers until one of `ends`, or the failure of one of them; the block is what comes before they drain."""
+    """Run the workers until one task of `ends` is done or a worker fails. The block runs before the workers drain."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
     readiness.phase = Phase.SERVING
     await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -196,56 +204,56 @@ async def _until(
 
 
 @asynccontextmanager
-async def _gauges(log: LogStore, shown: Shown, settings: Settings) -> AsyncIterator[None]:
-    """Keep the gauges fresh while the block runs, if they can be read."""
-    if shown.metrics is None:
+async def _publish_gauges(log: LogStore, endpoints: WorkerEndpoints, settings: Settings) -> AsyncIterator[None]:
+    """Update all gauges while the block runs, unless metrics are off."""
+    if endpoints.metrics is None:
         yield
         return
-    meter = shown.metrics.runtime.metric_meter
-    gauges = catalog_gauges(meter, log, settings)
-    async with alongside(gauges.run()), alongside(show_readiness(meter, shown.readiness)):
+    meter = endpoints.metrics.runtime.metric_meter
+    gauges = make_catalog_gauges(meter, log, settings)
+    async with run_in_background(gauges.run()), run_in_background(publish_readiness(meter, endpoints.readiness)):
         yield
 
 
-LEAVE_S: Final = 10.0
-"""So long after `drain_timeout` a worker ends at the latest, in seconds."""
+FORCED_EXIT_DELAY_S: Final = 10.0
+"""Time between the end of `drain_timeout` and the forced exit of a worker."""
 
-_TOLD_WITHIN_S: Final = 1.0
+_LOG_TIMEOUT_S: Final = 1.0
 
 
-class LastMoment:
-    """Ends the process with code 1 where it takes longer to end by itself than a drain may.
+class ForcedExit:
+    """Timer that ends the process with code 1 if its drain takes too long.
 
-    From the signal on the worker is not ready and takes no task. For `drain_timeout` what it has in hand goes on. Then
-    it is cancelled, and stops after the request or the transaction in hand. A request that hangs cannot be stopped, so
-    after `LEAVE_S` more the process ends all the same, as if it were killed: which is safe at any moment, because every
-    effect may be repeated, and Temporal gives the activity to another worker once its heartbeat is missed. That holds
-    from the signal to the end of the process: also for a worker that was still starting, and for requests of no
-    activity, such as a look at a bucket, for whose threads Python waits at its own end.
+    After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`, and are
+    then cancelled after their present request or transaction. Nothing can cancel a request that hangs, so the process
+    exits `FORCED_EXIT_DELAY_S` later. An exit is safe at any moment, because all effects may be repeated and Temporal
+    gives the activities to other workers.
+
+    The timer also covers a worker that is still starting, and threads for which Python waits at its end.
     """
 
-    def __init__(self, drain_timeout_s: float, in_hand: RunningActivities, *, leave_s: float = LEAVE_S) -> None:
-        """Count from nothing yet; `leave_s` is for tests."""
-        self._timer = threading.Timer(drain_timeout_s + leave_s, _leave, [in_hand])
+    def __init__(
+        self, drain_timeout_s: float, running: RunningActivities, *, delay_s: float = FORCED_EXIT_DELAY_S
+    ) -> None:
+        self._timer = threading.Timer(drain_timeout_s + delay_s, _exit_process, [running])
         self._timer.daemon = True
-        self._begun = False
+        self._is_started = False
 
-    def begin(self) -> None:
-        """Count from now on; it was told before, or not. Nothing takes it back."""
-        if not self._begun:
-            self._begun = True
+    def start(self) -> None:
+        """Start the timer. Further calls do nothing, and nothing stops it."""
+        if not self._is_started:
+            self._is_started = True
             self._timer.start()
 
 
-def _leave(in_hand: RunningActivities) -> None:
+def _exit_process(running: RunningActivities) -> None:
+    def log_activities() -> None:
+        _log.error("%d activities did not end, or a request hangs: they are left to other workers", running.activities)
+        logging.shutdown()
+
     try:
-        telling = threading.Thread(target=_tell, args=[in_hand], daemon=True)
-        telling.start()
-        telling.join(_TOLD_WITHIN_S)  # a log that no reader takes lines from any more can neither be written nor closed
+        thread = threading.Thread(target=log_activities, daemon=True)
+        thread.start()
+        thread.join(_LOG_TIMEOUT_S)  # a log whose reader has stopped can be neither written nor closed
     finally:
         os._exit(1)
-
-
-def _tell(in_hand: RunningActivities) -> None:
-    _log.error("%d activities did not end, or a request hangs: they are left to other workers", in_hand.activities)
-    logging.shutdown()

@@ -1,7 +1,7 @@
-"""Gauges of a worker: of the catalog, the record log and its replicas, and of the worker's own readiness.
+"""Gauges of a worker: the catalog, the record log, its replicas, certificates, and the worker's readiness.
 
-Values of the catalog are the same at every worker: take the maximum over workers, not the sum. A source that does not
-answer leaves its last values. Before its first answer there is no gauge at all: a zero would say that all is well.
+All workers show the same values of the catalog, so that a dashboard takes their maximum and not their sum. A source
+that does not answer leaves its last values. Before its first answer it has no gauge, because a zero would look healthy.
 """
 
 import asyncio
@@ -25,32 +25,35 @@ from logstore.ports.catalog import (
     TombstoneCounts,
     TransactionCounts,
 )
-from logstore.reconciliation.findings import FindingKind, PlanResult, plan_result
+from logstore.reconciliation.findings import FindingKind, plan_result
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
 from logstore.transactions.transactions import TransactionState
 from workers.assembly.log import LogStore
-from workers.hosting.certificates import files_of_certificates, read_certificate
+from workers.hosting.certificates import find_certificate_files, read_certificate
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
-_AT_START: Final = "temporal_cert_file"
-_LOOKED_AT: Final = 100  # of plans that failed or are at work, behind which none is looked for
-_EVERY_S: Final = 15.0  # Prometheus' usual interval: each scrape sees a new value
-_READINESS_EVERY_S: Final = 5.0
-_STATES: Final[dict[ReplicaState | None, str]] = {None: "NEW", **{one: one.value for one in ReplicaState}}
-_UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
+_READ_AT_START: Final = "temporal_cert_file"  # the process keeps the certificate that it has read at its start
+_MAX_PLANS: Final = 100  # newest plans that are searched for finished ones
+_CATALOG_INTERVAL_S: Final = 15.0  # the usual interval of Prometheus, so that each scrape sees new values
+_READINESS_INTERVAL_S: Final = 5.0
+_LABEL_BY_STATE: Final[dict[ReplicaState | None, str]] = {
+    None: "NEW",
+    **{state: state.value for state in ReplicaState},
+}
+_UNFINISHED_STATES: Final = (TransactionState.OPEN, TransactionState.COMMITTING, TransactionState.ABORTING)
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a gauge, with what the gauge tells."""
+    """Value of a gauge."""
 
     name: str
     value: int
-    about: str
+    description: str
     unit: str | None = None
     labels: Mapping[str, str] | None = None
 
@@ -58,156 +61,154 @@ class Sample:
 Source = Callable[[], Iterable[Sample]]
 
 
-def showing(meter: MetricMeter, ask: Source) -> Callable[[], None]:
-    """Asks once, and shows the answer at the meter of the process's runtime; raises what the source raises."""
-    gauges: dict[str, MetricGauge] = {}
+def make_gauge_updater(meter: MetricMeter, read: Source) -> Callable[[], None]:
+    """Return a function that reads the source once and sets its gauges. It raises the errors of the source."""
+    gauge_by_name: dict[str, MetricGauge] = {}
 
-    def show() -> None:
-        for one in ask():
-            if one.name not in gauges:
-                gauges[one.name] = meter.create_gauge(one.name, one.about, one.unit)
-            gauges[one.name].set(one.value, one.labels)
+    def update() -> None:
+        for sample in read():
+            if sample.name not in gauge_by_name:
+                gauge_by_name[sample.name] = meter.create_gauge(sample.name, sample.description, sample.unit)
+            gauge_by_name[sample.name].set(sample.value, sample.labels)
 
-    return show
+    return update
 
 
-def of_deletions(inflight: Callable[[], Inflight]) -> Iterator[Sample]:
-    """Deletions that are left; only both counts at zero mean that all is deleted."""
-    found, now_us = inflight(), time.time_ns() // 1000
-    about = "Unfinished deletions, those waiting for a retry included"
-    yield Sample("sexton_deletion_estimated_inflight", found.estimated_inflight, about)
+def read_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[Sample]:
+    """Iterate over the gauges of unfinished deletions. All is deleted only if both counts are zero."""
+    inflight, now_us = read_inflight(), time.time_ns() // 1000
+    description = "Unfinished deletions, those waiting for a retry included"
+    yield Sample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
     yield Sample(
         "sexton_deletion_dead_lettered",
-        found.dead_lettered,
+        inflight.dead_lettered,
         "Dead letters that there are now, refusals included; a person must look at them. The counter"
         " sexton_deletion_reached_max_retries_total counts those of which every attempt failed",
     )
-    about = "Age of the oldest unfinished deletion; 0 where there is none"
-    yield Sample("sexton_deletion_oldest_pending_seconds", _age_s(found.oldest_us, now_us), about, "s")
-    about = "When the catalog last answered for the two gauges"
-    yield Sample("sexton_deletion_read_timestamp_seconds", now_us // 1_000_000, about, "s")
+    description = "Age of the oldest unfinished deletion; 0 where there is none"
+    yield Sample("sexton_deletion_oldest_pending_seconds", _age_s(inflight.oldest_us, now_us), description, "s")
+    description = "When the catalog last answered for the two gauges"
+    yield Sample("sexton_deletion_read_timestamp_seconds", now_us // 1_000_000, description, "s")
 
 
-def of_transactions(counts: Callable[[], TransactionCounts]) -> Iterator[Sample]:
-    """Unfinished transactions by state, and how old the oldest are."""
-    found, now_us = counts(), time.time_ns() // 1000
-    about = "Transactions that are not over, by state"
-    for state in _UNFINISHED:
+def read_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[Sample]:
+    """Iterate over the gauges of unfinished transactions and of the ages of the oldest."""
+    counts, now_us = read_counts(), time.time_ns() // 1000
+    description = "Transactions that are not over, by state"
+    for state in _UNFINISHED_STATES:
         labels = {"state": state.value}
-        yield Sample("sexton_transactions_unfinished", found.states.get(state, 0), about, labels=labels)
-    open_s, decided_s = _age_s(found.oldest_open_us, now_us), _age_s(found.oldest_decided_us, now_us)
+        yield Sample("sexton_transactions_unfinished", counts.states.get(state, 0), description, labels=labels)
+    open_s, decided_s = _age_s(counts.oldest_open_us, now_us), _age_s(counts.oldest_decided_us, now_us)
     yield Sample("sexton_transactions_oldest_open_seconds", open_s, "Age of the oldest open one", "s")
-    about = "Since when the oldest decided one has participants that are not told"
-    yield Sample("sexton_transactions_oldest_decided_seconds", decided_s, about, "s")
-    about = "Bitmaps of markers and of aborted messages, in the catalog"
-    yield Sample("sexton_transactions_hidden_bytes", found.hidden_bytes, about)
+    description = "Since when the oldest decided one has participants that are not told"
+    yield Sample("sexton_transactions_oldest_decided_seconds", decided_s, description, "s")
+    description = "Bitmaps of markers and of aborted messages, in the catalog"
+    yield Sample("sexton_transactions_hidden_bytes", counts.hidden_bytes, description)
 
 
-def of_delayed(counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]) -> Iterator[Sample]:
-    """Delayed messages of all topics, and what this process keeps of their snapshots."""
-    found = counts()
-    yield Sample("sexton_delayed_buckets", found.buckets, "Buckets of delayed messages")
-    about = "Messages in buckets; those that were delivered go with their bucket"
-    yield Sample("sexton_delayed_messages", found.messages, about)
-    about = "Messages with a delivery time that no seal has looked at yet"
-    yield Sample("sexton_delayed_unsealed_messages", found.unsealed, about)
+def read_delayed(read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]) -> Iterator[Sample]:
+    """Iterate over the gauges of delayed messages, and of the memory that this process uses for their index."""
+    counts = read_counts()
+    yield Sample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
+    description = "Messages in buckets; those that were delivered go with their bucket"
+    yield Sample("sexton_delayed_messages", counts.messages, description)
+    description = "Messages with a delivery time that no seal has looked at yet"
+    yield Sample("sexton_delayed_unsealed_messages", counts.unsealed, description)
     yield Sample("sexton_delayed_memory_bytes", memory_bytes(), "What the worker keeps of snapshots of buckets", "By")
 
 
-def of_plans(runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[Sample]:
-    """Losses that plans found, and when the newest plan that finished began; nothing before one has.
+def read_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[Sample]:
+    """Iterate over the gauges of losses in plans, and of the start of the newest finished plan, if there is one.
 
-    A loss that a plan found stands until a later plan has looked at rows at least as young: one that left out more for
-    their age says nothing of it.
+    A plan leaves out rows younger than its limit. So a loss stands until a later plan has compared rows as young.
     """
-    finished = [one for one in runs(RunKind.PLAN, limit=_LOOKED_AT) if one.finished_us is not None]
+    finished = [run for run in list_runs(RunKind.PLAN, limit=_MAX_PLANS) if run.finished_us is not None]
     if finished:
-        missing = _missing([plan_result(one.summary) for one in finished])
-        about = "Findings of absent or short objects that no later plan refutes"
-        yield Sample("sexton_reconciliation_missing_data", missing, about)
-        begun_s, about = finished[0].created_us // 1_000_000, "When the newest plan that finished began"
-        yield Sample("sexton_reconciliation_plan_timestamp_seconds", begun_s, about, "s")
+        missing, compared_before_us = 0, -1
+        for plan in (plan_result(run.summary) for run in finished):  # newest first
+            before_us = plan.rows_before_us or plan.before_us
+            if before_us > compared_before_us:
+                missing = max(missing, plan.findings.get(FindingKind.MISSING_DATA.value, 0))
+                compared_before_us = before_us
+        description = "Findings of absent or short objects that no later plan refutes"
+        yield Sample("sexton_reconciliation_missing_data", missing, description)
+        started_s, description = finished[0].created_us // 1_000_000, "When the newest plan that finished began"
+        yield Sample("sexton_reconciliation_plan_timestamp_seconds", started_s, description, "s")
 
 
-def _missing(plans: Sequence[PlanResult]) -> int:
-    """The largest count of those plans, newest first, after which none has looked at rows as young as theirs."""
-    missing, looked_us = 0, -1
-    for plan in plans:
-        before_us = plan.rows_before_us or plan.before_us
-        if before_us > looked_us:
-            missing = max(missing, plan.findings.get(FindingKind.MISSING_DATA.value, 0))
-            looked_us = before_us
-    return missing
-
-
-def of_records(
-    ask: Callable[[], RecordLogState], tombstones: Callable[[], TombstoneCounts], waiting: Callable[[], int]
+def read_records(
+    read_state: Callable[[], RecordLogState],
+    count_tombstones: Callable[[], TombstoneCounts],
+    count_waiting_deletions: Callable[[], int],
 ) -> Iterator[Sample]:
-    """Changes that are in no block yet and their age, the newest manifest, and tombstones."""
-    state, counts = ask(), tombstones()
+    """Iterate over the gauges of the outbox, the newest manifest, and tombstones."""
+    state, counts = read_state(), count_tombstones()
     yield Sample("sexton_records_outbox", state.outbox, "Changes of records that are in no block yet")
-    age_s, about = _age_s(state.oldest_us, state.now_us), "For how long the oldest of them has waited"
-    yield Sample("sexton_records_outbox_oldest_seconds", age_s, about, "s")
+    age_s, description = _age_s(state.oldest_us, state.now_us), "For how long the oldest of them has waited"
+    yield Sample("sexton_records_outbox_oldest_seconds", age_s, description, "s")
     yield Sample("sexton_records_manifest", state.manifest, "Number of the newest manifest")
-    about = "Unfinished deletions whose intent is in no block yet"
-    yield Sample("sexton_records_deletions_waiting", waiting(), about)
-    about = "1 while a rebuilt catalog is not complete, and destructive jobs refuse"
-    yield Sample("sexton_records_adopting", int(state.adopting), about)
+    description = "Unfinished deletions whose intent is in no block yet"
+    yield Sample("sexton_records_deletions_waiting", count_waiting_deletions(), description)
+    description = "1 while a rebuilt catalog is not complete, and destructive jobs refuse"
+    yield Sample("sexton_records_adopting", int(state.adopting), description)
     for kind in ("ledger", "topic"):
         count = counts.by_kind.get(kind, 0)
         yield Sample("sexton_tombstones", count, "Tombstones, by kind", labels={"kind": kind})
     yield Sample("sexton_tombstones_cenotaphs", counts.candidates, "Candidates of a raid that has not ended")
 
 
-def of_replicas(replication: Replication) -> Iterator[Sample]:
-    """Replicas of the record log by state, and how far each is behind, read from its bucket; none are no reads."""
+def read_replicas(replication: Replication) -> Iterator[Sample]:
+    """Iterate over the gauges of replicas of the record log by state, and of the lag of each."""
     if not replication.names:
         return
-    found = replication.standings()
-    for state, name in _STATES.items():
-        count, about = sum(one.state is state for one in found), "Replicas of the record log, by state"
-        yield Sample("sexton_records_replicas", count, about, labels={"state": name})
-    for one in found:
-        behind, label = max(0, one.newest - one.manifest), {"replica": one.replica}
-        about = "Manifests that a replica lacks"
-        yield Sample("sexton_records_replica_behind_manifests", behind, about, labels=label)
-        if one.lag_s is not None:
-            about = "How much younger the newest manifest is than the replica's"
-            yield Sample("sexton_records_replica_lag_seconds", round(one.lag_s), about, "s", label)
+    replicas = replication.standings()
+    for state, name in _LABEL_BY_STATE.items():
+        count, description = sum(replica.state is state for replica in replicas), "Replicas of the record log, by state"
+        yield Sample("sexton_records_replicas", count, description, labels={"state": name})
+    for replica in replicas:
+        behind, label = max(0, replica.newest - replica.manifest), {"replica": replica.replica}
+        description = "Manifests that a replica lacks"
+        yield Sample("sexton_records_replica_behind_manifests", behind, description, labels=label)
+        if replica.lag_s is not None:
+            description = "How much younger the newest manifest is than the replica's"
+            yield Sample("sexton_records_replica_lag_seconds", round(replica.lag_s), description, "s", label)
 
 
-def of_certificates(settings: Settings) -> Callable[[], Iterator[Sample]]:
-    """A source of gauges: until when each certificate is good, by setting.
+def make_certificate_source(settings: Settings) -> Callable[[], Iterator[Sample]]:
+    """Return a source of the expiry of each certificate, by setting.
 
-    Of Temporal's it tells of the certificate that this process has held since its start; the others are read with every
-    connection that is made, hence as their files are now. A file that is being replaced, or is away, leaves its value.
+    The process uses the Temporal certificate that it read at its start. It reads the others for each connection, so
+    that their gauges follow the files. A file that is missing or incomplete leaves the last value.
     """
-    files = files_of_certificates(settings)
+    files = find_certificate_files(settings)
 
-    def ends(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    def read_expiry(names: Iterable[str]) -> Iterator[tuple[str, int]]:
         for name in names:
             with suppress(InvalidInput):
                 yield name, int(read_certificate(name, files[name]).until.timestamp())
 
-    held = list(ends(files.keys() & {_AT_START}))
+    read_at_start = list(read_expiry(files.keys() & {_READ_AT_START}))
 
-    def ask() -> Iterator[Sample]:
-        name, about = "sexton_certificate_expiry_timestamp_seconds", "When our certificate for a service ends"
-        for setting, until_s in (*held, *ends(one for one in files if one != _AT_START)):
-            yield Sample(name, until_s, about, "s", {"setting": setting})
+    def read() -> Iterator[Sample]:
+        name, description = "sexton_certificate_expiry_timestamp_seconds", "When our certificate for a service ends"
+        for setting, until_s in (
+            *read_at_start,
+            *read_expiry(setting for setting in files if setting != _READ_AT_START),
+        ):
+            yield Sample(name, until_s, description, "s", {"setting": setting})
 
-    return ask
+    return read
 
 
-def of_readiness(readiness: Readiness) -> Iterator[Sample]:
-    """The readiness probe of this worker, as a whole and by check."""
-    about = "1 while the worker takes work and its services answer"
-    yield Sample("sexton_worker_ready", int(readiness.ready), about)
-    about = "When the worker process began"
-    yield Sample("sexton_worker_start_timestamp_seconds", readiness.started_s, about, "s")
-    for seen in readiness.seen():
-        about = "1 while this check of the worker is well"
-        yield Sample("sexton_worker_check_ok", int(seen.ok), about, labels={"check": seen.name})
+def read_readiness(readiness: Readiness) -> Iterator[Sample]:
+    """Iterate over the gauges of this worker's readiness, in total and by check."""
+    description = "1 while the worker takes work and its services answer"
+    yield Sample("sexton_worker_ready", int(readiness.is_ready), description)
+    description = "When the worker process began"
+    yield Sample("sexton_worker_start_timestamp_seconds", readiness.started_s, description, "s")
+    for result in readiness.results():
+        description = "1 while this check of the worker is well"
+        yield Sample("sexton_worker_check_ok", int(result.ok), description, labels={"check": result.name})
 
 
 def _age_s(since_us: int | None, now_us: int) -> int:
@@ -215,61 +216,60 @@ def _age_s(since_us: int | None, now_us: int) -> int:
 
 
 class CatalogGauges:
-    """Reads sources again and again.
+    """Periodic updates of gauges.
 
-    Where the catalog does not answer, none is read until it does; one alone that cannot be read harms no other.
+    If the catalog does not answer, an update ends early. An unexpected fault of one source does not affect the others.
     """
 
-    def __init__(self, *reads: Callable[[], None]) -> None:
-        """Call these, which may raise what the catalog raises."""
-        self._reads = reads
-        self._told = False
+    def __init__(self, *updaters: Callable[[], None]) -> None:
+        self._updaters = updaters
+        self._has_logged = False
 
     async def run(self) -> None:
-        """Read every 15 seconds until cancelled."""
+        """Update every 15 seconds until cancelled."""
         while True:
-            await asyncio.to_thread(self.read)
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.to_thread(self.update)
+            await asyncio.sleep(_CATALOG_INTERVAL_S)
 
-    def read(self) -> None:
-        """Read once; a failure is logged once until all can be read again."""
-        failed = False
-        for read in self._reads:
+    def update(self) -> None:
+        """Update all gauges once. Log a failure only once until all updates succeed again."""
+        has_failed = False
+        for update in self._updaters:
             try:
-                read()
+                update()
             except SextonError as error:
-                self._tell(error)
-                return  # the others would wait for the same answer
+                self._log_once(error)
+                return  # the others would wait for the same service
             except Exception as error:  # noqa: BLE001 - a row that this build cannot read
-                self._tell(error)
-                failed = True
-        self._told = failed
+                self._log_once(error)
+                has_failed = True
+        self._has_logged = has_failed
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
+    def _log_once(self, error: Exception) -> None:
+        if not self._has_logged:
             unexpected = not isinstance(error, SextonError)
             _log.warning("metrics: gauges keep their last values: %s", error, exc_info=unexpected)
-        self._told = True
+        self._has_logged = True
 
 
-def catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> CatalogGauges:
-    """All of one process but its readiness."""
+def make_catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> CatalogGauges:
+    """Return all gauges of a process except those of its readiness."""
     catalog, records = log.catalog, log.catalog.records
     sources: Sequence[Source] = (
-        of_certificates(settings),
-        partial(of_deletions, catalog.deletions.inflight),
-        partial(of_plans, catalog.reconciliation.runs),
-        partial(of_transactions, catalog.transactions.counts),
-        partial(of_delayed, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
-        partial(of_records, records.state, catalog.tombstones.counts, records.waiting_deletions),
-        partial(of_replicas, log.records.replication),
+        make_certificate_source(settings),
+        partial(read_deletions, catalog.deletions.inflight),
+        partial(read_plans, catalog.reconciliation.runs),
+        partial(read_transactions, catalog.transactions.counts),
+        partial(read_delayed, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
+        partial(read_records, records.state, catalog.tombstones.counts, records.waiting_deletions),
+        partial(read_replicas, log.records.replication),
     )
-    return CatalogGauges(*(showing(meter, source) for source in sources))
+    return CatalogGauges(*(make_gauge_updater(meter, source) for source in sources))
 
 
-async def show_readiness(meter: MetricMeter, readiness: Readiness) -> None:
-    """Show it every few seconds, without end; on the process's event loop, as the readiness is."""
-    show = showing(meter, partial(of_readiness, readiness))
+async def publish_readiness(meter: MetricMeter, readiness: Readiness) -> None:
+    """Update the gauges of readiness every few seconds until cancelled, on the event loop of `readiness`."""
+    update = make_gauge_updater(meter, partial(read_readiness, readiness))
     while True:
-        show()
-        await asyncio.sleep(_READINESS_EVERY_S)
+        update()
+        await asyncio.sleep(_READINESS_INTERVAL_S)

@@ -1,16 +1,14 @@
-"""What a worker shows over HTTP: probes, metrics, and pages that only read.
+"""HTTP server of a worker: probes, metrics, and pages that only read.
 
-`/healthz` answers 200 while the process and its event loop live: a supervisor restarts what does not answer it.
-`/readyz` answers 200 while the worker takes work and its services answer, otherwise 503:
-`workers/hosting/readiness.py`. `/metrics` is what the Prometheus endpoint of the runtime says. Other modules add pages
-of their own: `Pages`.
+`/healthz` returns 200 while the process and its event loop live. `/readyz` returns 200 while the worker takes work and
+its services answer, otherwise 503. `/metrics` relays the Prometheus endpoint of the runtime. Other modules add pages to
+the `PageRouter`.
 
-Pages may show names of topics, so persons who may not see these must not reach the address. Where it is a loopback
-address, a request by any other name than `localhost` or an IP address is refused: a web site whose name was made to
-mean this machine could otherwise have its visitors' browsers read it.
+Pages may show names of topics, so only people who may see these may reach the address. On a loopback address a request
+must name `localhost` or an IP address. Otherwise a web site whose name resolves to this machine could read pages
+through the browsers of its visitors.
 
-A connection holds a file of the process. So it serves one request, which must be there whole within seconds, and there
-are only so many connections at once: `Bounds`.
+Each connection holds a file of the process. So it serves one request, and `ConnectionLimits` bounds number and time.
 
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """
@@ -34,200 +32,203 @@ from workers.hosting.readiness import Readiness
 from workers.settings import OFF
 
 _SETTING: Final = "http_address"
-MAX_REQUEST_BYTES: Final = 1024 * 1024  # payloads that are to be decrypted come in one request
-_RELAY_WITHIN: Final = ClientTimeout(total=10)
-_LEAVE_S: Final = 1.0  # for requests in hand, when the process ends
+MAX_REQUEST_BYTES: Final = 1024 * 1024  # one request carries all payloads to decrypt
+_RELAY_TIMEOUT: Final = ClientTimeout(total=10)
+_SHUTDOWN_TIMEOUT_S: Final = 1.0  # for running requests, when the process ends
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 _log = logging.getLogger(__name__)
 _server_log: Final = logging.getLogger(f"{__name__}.server")
 
 
-def _is_fault_of_ours(record: logging.LogRecord) -> bool:
-    """Whether a log record of the server is about anything but a request that is no HTTP.
-
-    The server logs a traceback for each such request, so that any client could fill the log.
-    """
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Return False for log records about malformed requests. Any client could fill the log with their tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-_server_log.addFilter(_is_fault_of_ours)
+_server_log.addFilter(_is_own_fault)
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""Answers one request. It runs on the worker's event loop: what blocks goes to a thread."""
+"""Handler of one request. It runs on the worker's event loop, so blocking calls go to a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What clients may hold of a process. A probe needs none of it for longer than a moment."""
+class ConnectionLimits:
+    """Limits of the connections of one process."""
 
-    connections: int = 100  # beyond these, the oldest one that has sent no whole request ends
-    read_within_s: float = 10.0  # a request, from the connection's start on; the same again for its body
-    answered_within_s: float = 60.0  # from the request on, until the client has taken all
+    max_connections: int = 100  # above it the oldest connection without a complete request is closed
+    read_timeout_s: float = 10.0  # for the head of a request, from the start of the connection, and again for its body
+    response_timeout_s: float = 60.0  # from the request until the client has received all
 
 
-class Pages:
-    """The pages of one process, by path; none changes anything."""
+class PageRouter:
+    """Pages of one process by path. No page changes anything."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self._pages: dict[str, tuple[Page, Collection[str]]] = {}
+        self._page_by_path: dict[str, tuple[Page, Collection[str]]] = {}
 
     def add(self, path: str, page: Page, *, methods: Collection[str] = ("GET", "HEAD")) -> None:
-        """Show a page at a path such as `/status`, from now on, also where the server runs already."""
-        if path in self._pages:
+        """Add a page at a path such as `/status`. The server may be running already."""
+        if path in self._page_by_path:
             raise ValueError(f"a page at {path} was added before")
-        self._pages[path] = page, methods
+        self._page_by_path[path] = page, methods
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """The page at the request's path.
+        """Return the response of the page at the request's path.
 
         Raises:
-            HTTPNotFound: There is none; names those that exist.
-            HTTPMethodNotAllowed: The page is not asked in this way.
+            HTTPNotFound: There is no such page. The text names all pages.
+            HTTPMethodNotAllowed: The page does not have this method.
         """
-        if request.path not in self._pages:
-            raise web.HTTPNotFound(text=f"no page {request.path}; there are: {', '.join(sorted(self._pages))}\n")
-        page, methods = self._pages[request.path]
+        if request.path not in self._page_by_path:
+            raise web.HTTPNotFound(text=f"no page {request.path}; there are: {', '.join(sorted(self._page_by_path))}\n")
+        page, methods = self._page_by_path[request.path]
         if request.method not in methods:
             raise web.HTTPMethodNotAllowed(request.method, methods)
         return await page(request)
 
 
-def new_pages(readiness: Readiness, metrics_url: str) -> Pages:
-    """The pages that every worker has: probes, and metrics where there are any."""
-    pages = Pages()
-    pages.add("/healthz", _healthz)
-    pages.add("/readyz", _readyz(readiness))
+def create_page_router(readiness: Readiness, metrics_url: str) -> PageRouter:
+    """Return a router with the probes, and with the metrics unless `metrics_url` is empty."""
+    pages = PageRouter()
+
+    async def report_health(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def report_readiness(_: web.Request) -> web.StreamResponse:
+        checks = [result.to_json() for result in readiness.results()]
+        document = {"ready": readiness.is_ready, "phase": readiness.phase, "checks": checks}
+        return web.json_response(document, status=200 if readiness.is_ready else 503)
+
+    pages.add("/healthz", report_health)
+    pages.add("/readyz", report_readiness)
     if metrics_url:
-        pages.add("/metrics", _relayed(metrics_url))
+        pages.add("/metrics", _relay(metrics_url))
     return pages
 
 
-_BOUNDS: Final = Bounds()
+_LIMITS: Final = ConnectionLimits()
 
 
 @asynccontextmanager
-async def serving(address: str, pages: Pages, bounds: Bounds = _BOUNDS) -> AsyncIterator[str]:
-    """Serve the pages while the block runs; what it is given is the base of their URLs, "" where nothing listens.
+async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits = _LIMITS) -> AsyncIterator[str]:
+    """Serve the pages while the block runs. Yield the base of their URLs, or "" if nothing listens.
 
     Args:
-        address: `host:port`, or `off`. Port 0 is any free one, and a port that is taken gives way to a free one, with a
-            warning: several workers on one machine are told the same address.
-        pages: What is shown; more may be added later.
-        bounds: Of its connections.
+        address: `host:port`, or `off`. Port 0 means any free port. If the port is taken, a free one is used with a
+            warning, because several workers of one machine share this setting.
+        pages: Pages to serve. More may be added later.
+        limits: Limits of connections.
 
     Raises:
-        InvalidInput: The host is none of this machine, or the port may not be used by this user.
+        InvalidInput: The host is not an address of this machine, or this user may not use the port.
     """
     if address == OFF:
         yield ""
         return
-    listener = _listener(address)
+    listener = _open_listener(address)
     host, port = listener.getsockname()[:2]
-    gate = _Gate(bounds)
-    app = web.Application(middlewares=[_plain, gate.read_whole], client_max_size=MAX_REQUEST_BYTES)
+    gate = _ConnectionGate(limits)
+    app = web.Application(middlewares=[_secure_response, gate.read_request], client_max_size=MAX_REQUEST_BYTES)
     if ipaddress.ip_address(host).is_loopback:
-        app.middlewares.append(_by_address)
+        app.middlewares.append(_refuse_foreign_host)
     app.router.add_route("*", "/{path:.*}", pages.answer)
     runner = web.AppRunner(
         app,
         access_log=None,
         logger=_server_log,
         handle_signals=False,
-        shutdown_timeout=_LEAVE_S,
-        keepalive_timeout=bounds.read_within_s,  # of the first request as well
-        lingering_time=_LEAVE_S,  # for the rest of a request that was refused
+        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        keepalive_timeout=limits.read_timeout_s,  # also for the first request
+        lingering_time=_SHUTDOWN_TIMEOUT_S,  # to read the rest of a refused request
     )
     await runner.setup()
     try:
-        server = await asyncio.get_running_loop().create_server(lambda: gate.admitted(runner), sock=listener)
+        server = await asyncio.get_running_loop().create_server(lambda: gate.admit(runner), sock=listener)
         with closing(server):
             yield f"http://{format_host_port(host, port)}"
     finally:
         await runner.cleanup()
 
 
-class _Gate:
-    """Lets connections in, and ends those that take too long."""
+class _ConnectionGate:
+    """Admits connections, and closes those that take too long."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._answered: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # whose request is there, and their ends
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # with a complete request
 
-    def admitted(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """The protocol of a new connection; room for it is made among those that wait for a request."""
+    def admit(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """Return the protocol of a new connection. Close connections without a request to make room."""
         server = runner.server
         if server is None:
-            return _Refused()
-        found = [one for one in server.connections if one.transport is not None]  # the oldest first
-        for gone in self._answered.keys() - set(found):
-            self._answered.pop(gone).cancel()
-        excess = len(found) - self._bounds.connections + 1
-        waiting = [one for one in found if one not in self._answered][: max(excess, 0)]
-        for one in waiting:
-            one.force_close()
-        return _Refused() if len(waiting) < excess else server()
+            return _RefusedConnection()
+        connections = [connection for connection in server.connections if connection.transport is not None]
+        for closed in self._deadline_by_connection.keys() - set(connections):
+            self._deadline_by_connection.pop(closed).cancel()
+        excess = len(connections) - self._limits.max_connections + 1
+        waiting = [connection for connection in connections if connection not in self._deadline_by_connection]
+        oldest = waiting[: max(excess, 0)]  # the server keeps connections in the order of their start
+        for connection in oldest:
+            connection.force_close()
+        return _RefusedConnection() if len(oldest) < excess else server()
 
     @web.middleware
-    async def read_whole(self, request: web.Request, handler: Page) -> web.StreamResponse:
-        """Read the request before it is answered, and see that the connection ends."""
+    async def read_request(self, request: web.Request, handler: Page) -> web.StreamResponse:
+        """Read the whole request before it is handled, and limit the time of the response."""
         try:
-            async with asyncio.timeout(self._bounds.read_within_s):
+            async with asyncio.timeout(self._limits.read_timeout_s):
                 await request.read()
         except TimeoutError:
             raise web.HTTPRequestTimeout(text="the request was not there in time\n") from None
         except (web.RequestPayloadError, ConnectionError):
             raise web.HTTPBadRequest(text="the request cannot be read\n") from None
-        if request.transport is not None:  # the end is also for a client that does not take what it asked for
-            end = asyncio.get_running_loop().call_later(self._bounds.answered_within_s, request.transport.abort)
-            self._answered[request.protocol] = end
+        if request.transport is not None:  # also ends a client that does not read its response
+            call_later = asyncio.get_running_loop().call_later
+            deadline = call_later(self._limits.response_timeout_s, request.transport.abort)
+            self._deadline_by_connection[request.protocol] = deadline
         return await handler(request)
 
 
-class _Refused(asyncio.Protocol):
-    """A connection for which there is no room."""
-
+class _RefusedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """End it."""
         transport.close()
 
 
-def _listener(address: str) -> socket.socket:
+def _open_listener(address: str) -> socket.socket:
     host, port = resolve_address(_SETTING, address)
     try:
-        return _bound(host, port)
+        return _bind(host, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE or not port:
             raise InvalidInput(_SETTING, expected=f"an address to listen at ({error})", found=address) from error
-    listener = _bound(host, 0)
+    listener = _bind(host, 0)
     _log.warning("http: port %s is taken, so probes and pages are at port %s", port, listener.getsockname()[1])
     return listener
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 @web.middleware
-async def _plain(request: web.Request, handler: Page) -> web.StreamResponse:
-    """No answer is kept by anybody, nor taken for something else than it says, and no request follows on another."""
+async def _secure_response(request: web.Request, handler: Page) -> web.StreamResponse:
+    """Forbid caching and content sniffing, and close the connection after the response."""
     try:
-        answer = await handler(request)
-    except web.HTTPException as refused:
-        refused.headers.update(_HEADERS)
-        refused.force_close()
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(_HEADERS)
+        error.force_close()
         raise
-    answer.force_close()
+    response.force_close()
     for name, value in _HEADERS.items():
-        answer.headers.setdefault(name, value)
-    return answer
+        response.headers.setdefault(name, value)
+    return response
 
 
 @web.middleware
-async def _by_address(request: web.Request, handler: Page) -> web.StreamResponse:
-    """Refuse a request by a name that is not this machine's own."""
+async def _refuse_foreign_host(request: web.Request, handler: Page) -> web.StreamResponse:
     try:
         name = request.url.host or ""
     except ValueError:
@@ -240,29 +241,13 @@ async def _by_address(request: web.Request, handler: Page) -> web.StreamResponse
     return await handler(request)
 
 
-async def _healthz(_: web.Request) -> web.StreamResponse:
-    return web.Response(text="ok\n")
-
-
-def _readyz(readiness: Readiness) -> Page:
-    async def page(_: web.Request) -> web.StreamResponse:
-        checks = [
-            {"name": seen.name, "ok": seen.ok, "detail": seen.detail, "required": seen.required}
-            for seen in readiness.seen()
-        ]
-        document = {"ready": readiness.ready, "phase": readiness.phase, "checks": checks}
-        return web.json_response(document, status=200 if readiness.ready else 503)
-
-    return page
-
-
-def _relayed(url: str) -> Page:
+def _relay(url: str) -> Page:
     async def page(_: web.Request) -> web.StreamResponse:
         try:
-            async with ClientSession(timeout=_RELAY_WITHIN) as session, session.get(url) as found:
-                shown = await found.read()
+            async with ClientSession(timeout=_RELAY_TIMEOUT) as session, session.get(url) as response:
+                body = await response.read()
         except (ClientError, TimeoutError) as error:
             raise web.HTTPBadGateway(text=f"the metrics of this process do not answer: {error}\n") from error
-        return web.Response(body=shown, headers={"Content-Type": found.headers["Content-Type"]})
+        return web.Response(body=body, headers={"Content-Type": response.headers["Content-Type"]})
 
     return page

@@ -1,17 +1,16 @@
-"""Input of workflows is read and checked before their own code sees it.
+"""Checks of the input of workflows before their own code reads it.
 
-Any SDK, and any hand at `temporal workflow start`, may tell a workflow anything. Where that meets code that cannot read
-it, the workflow's task fails and is tried again for ever, and the workflow's id is lost to all others. So a run whose
-input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`; a signal like that is
-ignored with a log line, and an update is refused.
+Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read it, its task fails
+and is retried without end, and nobody else can use the workflow's id. So there are these rules:
 
-What Temporal adds to a run of a schedule, the result and the failure of the run before it, is dropped: no workflow of
-ours reads them, and a worker without the key of their payloads could not. The worker's client must defer payloads that
-it cannot read (`data_converter`): all others are refused here, which fails the step, and Temporal gives it to another
-worker. A worker that encrypts gives a run of a schedule no result, for workers of earlier builds.
-
-A run that an earlier build began with input that is refused now goes on with it when it is replayed. A refusal of input
-that could be read is recorded, as `workflow.patched` records, so that its replay refuses too.
+1. A run whose input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`. Such a
+   signal is ignored with a log line. Such an update is refused.
+2. A payload that this worker cannot decrypt fails the workflow task, so that Temporal gives the task to another worker.
+   For this the worker's client must defer unreadable payloads (`data_converter`).
+3. Temporal gives a scheduled run the result and the failure of the run before it. Both are dropped, because no workflow
+   reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
+4. A run that an earlier build has started with input that is refused now continues when it is replayed. A refusal of
+   readable input is recorded like `workflow.patched`, so that its replay refuses it too.
 """
 
 import asyncio
@@ -42,19 +41,19 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import require_read
-from workers.hosting.facts import FIELD
+from workers.hosting.request_subject import FIELD
 from workflows import limits
 from workflows.records.values import FOLLOW_RECORDS, REBUILD_CATALOG
 
 _JSON: Final = "json/plain"
 _REFUSED: Final = "input-refused"
 _IGNORED: Final = "signal-ignored"
-_KIND: Final = InvalidInput.__name__
-_TELLING: Final = {"initialize_workflow", "signal_workflow", "do_update"}
+_ERROR_TYPE: Final = InvalidInput.__name__
+_CHECKED_JOBS: Final = {"initialize_workflow", "signal_workflow", "do_update"}
 _SCHEDULED_BY: Final = "TemporalScheduledById"
-"""Search attribute that Temporal gives to each run of a schedule."""
+"""Search attribute of each run of a schedule."""
 
-_PARENTS: Final = (
+_PARENT_ID_PREFIXES: Final = (
     "trim-topic",
     "delete-topic",
     "delete-ledgers",
@@ -71,74 +70,68 @@ _PARENTS: Final = (
     "replicate-records",
     "end-records",
 )
-"""How ids of our jobs begin that start others: an id is all that a child knows of its parent."""
+"""Prefixes of the ids of jobs that start others. A child knows only the id of its parent."""
 
 COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
     REBUILD_CATALOG.name: "sexton records rebuild",
     FOLLOW_RECORDS.name: "sexton records follow",
 }
-"""Commands that host a workflow and its activities themselves, by its type: no worker has those activities."""
+"""Commands that host a workflow and its activities themselves, by workflow type. No worker has those activities."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a run ends before it begins."""
+class InputRefusal:
+    """Reason to refuse the input of a run, a signal or an update."""
 
     field: str
-    sentence: str
-    recorded: bool  # whether an earlier build would have gone on with it
+    message: str
+    is_recorded: bool  # an earlier build would have accepted the input
 
 
 @workflow.defn(name=_REFUSED, sandboxed=False)
-class Refused:
-    """Stands for a workflow whose input is refused."""
+class RefusedRun:
+    """Workflow that runs in place of one whose input is refused."""
 
     @workflow.run
-    async def run(self, refusal: Refusal) -> None:
-        """Fail with the sentence."""
-        if refusal.recorded:
+    async def run(self, refusal: InputRefusal) -> None:
+        if refusal.is_recorded:
             workflow.patched(_REFUSED)
-        workflow.set_current_details(f"**Refused** — {refusal.sentence}")
-        raise ApplicationError(refusal.sentence, {FIELD: refusal.field}, type=_KIND, non_retryable=True)
+        workflow.set_current_details(f"**Refused** — {refusal.message}")
+        raise ApplicationError(refusal.message, {FIELD: refusal.field}, type=_ERROR_TYPE, non_retryable=True)
 
 
 @dataclass(frozen=True)
 class CheckedRunner(SandboxedWorkflowRunner):
-    """Runs workflows in the sandbox, once it has been seen that they can read what they are told.
+    """Sandboxed runner that checks input first.
 
-    Each workflow declares whether its runs are pinned to a build. Temporal refuses every step of a worker that says so
-    and takes no part in Worker Versioning, so it is said by those alone that do.
+    Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report that,
+    because Temporal refuses all tasks of others that do.
     """
 
-    versioned: bool = False  # whether the worker takes part in Worker Versioning
-    encrypts: bool = False  # whether the worker encrypts what it writes
+    versioned: bool = False  # the worker takes part in Worker Versioning
+    encrypts: bool = False  # the worker encrypts payloads
     command_by_workflow: Mapping[str, str] = field(default_factory=dict)
-    """Commands that host a workflow themselves, by its type. A start of it is refused: its activities are not here.
-
-    A replay refuses where the worker has.
-    """
+    """Commands that host a workflow themselves, by its type. A worker refuses its runs, and so does a replay."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """See `WorkflowRunner`."""
         command = self.command_by_workflow.get(det.info.workflow_type, "")
-        return _Checked(
+        return _CheckedInstance(
             super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts, hosted_by=command
         )
 
 
 class CheckedPlainRunner(UnsandboxedWorkflowRunner):
-    """The same outside the sandbox, for a debugger."""
+    """Runner without sandbox that checks input first, for a debugger."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """See `WorkflowRunner`."""
         command = COMMAND_BY_WORKFLOW.get(det.info.workflow_type, "")
-        return _Checked(super().create_instance(det), det, hosted_by=command)
+        return _CheckedInstance(super().create_instance(det), det, hosted_by=command)
 
 
-class _Checked(WorkflowInstance):
-    """A run in the sandbox, or `Refused` in its place."""
+class _CheckedInstance(WorkflowInstance):
+    """A run, or `RefusedRun` in its place."""
 
     def __init__(
         self,
@@ -153,184 +146,163 @@ class _Checked(WorkflowInstance):
         self._hosted_by = hosted_by
         self._drops_result = encrypts and _SCHEDULED_BY in det.info.search_attributes
         declared = det.defn.versioning_behavior if versioned else None
-        self._behaviour = (declared or VersioningBehavior.UNSPECIFIED).value
+        self._versioning_behavior = (declared or VersioningBehavior.UNSPECIFIED).value
         self._det = det
         self._queue = det.info.task_queue
-        # As far as an id tells. A stranger's job of such an id gains nothing by it: all that our code cannot read is
-        # refused to children too, of its limits it escapes those alone that an earlier build did not know, and
-        # activities check names and ids themselves.
-        child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENTS)
-        self._ours = bool(det.info.continued_run_id) or child
+        # A foreign job could use such an id and would gain little. Unreadable input of children is refused too, only
+        # limits that earlier builds did not know are not applied, and activities check names and ids themselves.
+        is_child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENT_ID_PREFIXES)
+        self._is_from_workflow = bool(det.info.continued_run_id) or is_child
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        """See `WorkflowInstance`.
-
-        Raises:
-            InvalidInput: A payload of the run cannot be read.
-        """
         for job in act.jobs:
             if job.HasField("initialize_workflow"):
                 job.initialize_workflow.ClearField("last_completion_result")
                 job.initialize_workflow.ClearField("continued_failure")
         require_read(act)
-        told, answers = act, list[WorkflowCommand]()
-        if any(job.WhichOneof("variant") in _TELLING for job in act.jobs):
-            told = WorkflowActivation()
-            told.CopyFrom(act)
-            del told.jobs[:]
-            told.jobs.extend(job for job in act.jobs if self._takes(job, act, answers))
-        completion = self._inner.activate(told)
+        accepted, commands = act, list[WorkflowCommand]()
+        if any(job.WhichOneof("variant") in _CHECKED_JOBS for job in act.jobs):
+            accepted = WorkflowActivation()
+            accepted.CopyFrom(act)
+            del accepted.jobs[:]
+            accepted.jobs.extend(job for job in act.jobs if self._check_job(job, act, commands))
+        completion = self._inner.activate(accepted)
         if completion.HasField("successful"):
-            completion.successful.versioning_behavior = self._behaviour
-            if self._drops_result:  # replay compares kinds of commands, and not results
+            completion.successful.versioning_behavior = self._versioning_behavior
+            if self._drops_result:  # a replay compares the types of commands, not results
                 for command in completion.successful.commands:
                     if command.HasField("complete_workflow_execution"):
                         command.complete_workflow_execution.ClearField("result")
-            if answers:
-                answers += completion.successful.commands
+            if commands:
+                commands += completion.successful.commands
                 del completion.successful.commands[:]
-                completion.successful.commands.extend(answers)
+                completion.successful.commands.extend(commands)
         return completion
 
-    def _takes(self, job: WorkflowActivationJob, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
-        """Whether the run is to see the job; answers of our own are added to `answers`."""
+    def _check_job(self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+        """Return whether the run may see the job. Add commands that a refusal needs."""
         if job.HasField("initialize_workflow"):
-            self._begin(job.initialize_workflow, act)
+            self._check_start(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):
-            return self._takes_signal(job.signal_workflow, act, answers)
-        elif job.HasField("do_update") and job.do_update.run_validator:  # otherwise it was accepted long ago
-            return self._takes_update(job.do_update, answers)
+            return self._check_signal(job.signal_workflow, act, commands)
+        elif job.HasField("do_update") and job.do_update.run_validator:  # other updates were accepted earlier
+            return self._check_update(job.do_update, commands)
         return True
 
-    def _begin(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
-        found = self._misplaced() or _refusal(
-            "input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._ours
+    def _check_start(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
+        refusal = _find_refusal(
+            "input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._is_from_workflow
         )
-        if found is None or (found.recorded and act.is_replaying and _REFUSED not in _recorded(act)):
+        if self._hosted_by:
+            expected = f"the queue of `{self._hosted_by}`, whose own worker alone does {self._det.info.workflow_type}"
+            error = InvalidInput("task_queue", expected=expected, found=self._queue)
+            refusal = InputRefusal(field=error.field, message=str(error), is_recorded=True)
+        if refusal is None or (refusal.is_recorded and act.is_replaying and _REFUSED not in _recorded_patches(act)):
             return
-        self._inner = asyncio.run(_refused(self._det))
+        self._inner = asyncio.run(_create_refused_run(self._det))
         del start.arguments[:]
-        start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([found]))
+        start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([refusal]))
 
-    def _misplaced(self) -> Refusal | None:
-        if not self._hosted_by:
-            return None
-        expected = f"the queue of `{self._hosted_by}`, whose own worker alone does {self._det.info.workflow_type}"
-        error = InvalidInput("task_queue", expected=expected, found=self._queue)
-        return Refusal(field=error.field, sentence=str(error), recorded=True)
-
-    def _takes_signal(self, signal: SignalWorkflow, act: WorkflowActivation, answers: list[WorkflowCommand]) -> bool:
-        known = self._det.defn.signals.get(signal.signal_name)
-        found = known and _refusal(
-            f"signal {signal.signal_name}", signal.input, known.arg_types, queue=self._queue, outside=True
+    def _check_signal(self, signal: SignalWorkflow, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+        definition = self._det.defn.signals.get(signal.signal_name)
+        refusal = definition and _find_refusal(
+            f"signal {signal.signal_name}", signal.input, definition.arg_types, queue=self._queue, outside=True
         )
-        mark = f"{_IGNORED}-{signal.originating_event_id}"
-        if not found or (found.recorded and act.is_replaying and mark not in _recorded(act)):
+        patch_id = f"{_IGNORED}-{signal.originating_event_id}"
+        if not refusal or (refusal.is_recorded and act.is_replaying and patch_id not in _recorded_patches(act)):
             return True
-        if found.recorded:
+        if refusal.is_recorded:
             command = WorkflowCommand()
-            command.set_patch_marker.patch_id = mark
-            answers.append(command)
+            command.set_patch_marker.patch_id = patch_id
+            commands.append(command)
         if not act.is_replaying:
-            _log.warning("%s: ignored: %s", self._det.info.workflow_id, found.sentence)
+            _log.warning("%s: ignored: %s", self._det.info.workflow_id, refusal.message)
         return False
 
-    def _takes_update(self, update: DoUpdate, answers: list[WorkflowCommand]) -> bool:
-        known = self._det.defn.updates.get(update.name)
-        found = known and _refusal(
-            f"update {update.name}", update.input, known.arg_types, queue=self._queue, outside=True
+    def _check_update(self, update: DoUpdate, commands: list[WorkflowCommand]) -> bool:
+        definition = self._det.defn.updates.get(update.name)
+        refusal = definition and _find_refusal(
+            f"update {update.name}", update.input, definition.arg_types, queue=self._queue, outside=True
         )
-        if not found:
+        if not refusal:
             return True
         command = WorkflowCommand()
         command.update_response.protocol_instance_id = update.protocol_instance_id
-        refused = ApplicationError(found.sentence, type=_KIND, non_retryable=True)
+        error = ApplicationError(refusal.message, type=_ERROR_TYPE, non_retryable=True)
         self._det.failure_converter_class().to_failure(
-            refused, pydantic_data_converter.payload_converter, command.update_response.rejected
+            error, pydantic_data_converter.payload_converter, command.update_response.rejected
         )
-        answers.append(command)
+        commands.append(command)
         return False
 
     def get_serialization_context(self, command_info: Any) -> None:  # noqa: ANN401 - the SDK's own type
-        """None: our values travel alike whatever they belong to. The sandbox is not asked for each payload."""
+        """Return `None`, without a call into the sandbox: no converter here depends on the context."""
 
     def get_external_store_context(self, command_info: Any) -> StorageDriverStoreContext:  # noqa: ANN401 - as above
-        """Of no run: no payload of ours is stored elsewhere."""
+        """Return an empty context: no payload is stored elsewhere."""
         del command_info
         return StorageDriverStoreContext(target=None)
 
     def get_info(self) -> workflow.Info:
-        """See `WorkflowInstance`."""
         return self._inner.get_info()
 
     def get_thread_id(self) -> int | None:
-        """See `WorkflowInstance`."""
         return self._inner.get_thread_id()
 
 
-async def _refused(det: WorkflowInstanceDetails) -> WorkflowInstance:
-    """`Refused` in the place of a run; a coroutine, because instances are made on a running loop."""
-    definition = workflow._Definition.must_from_class(Refused)  # noqa: SLF001 - the SDK has no public way
+async def _create_refused_run(det: WorkflowInstanceDetails) -> WorkflowInstance:
+    """Create a `RefusedRun`. A coroutine, because the SDK creates instances only on a running event loop."""
+    definition = workflow._Definition.must_from_class(RefusedRun)  # noqa: SLF001 - the SDK has no public way
     return UnsandboxedWorkflowRunner().create_instance(replace(det, defn=definition))
 
 
-def _recorded(act: WorkflowActivation) -> set[str]:
+def _recorded_patches(act: WorkflowActivation) -> set[str]:
     return {job.notify_has_patch.patch_id for job in act.jobs if job.HasField("notify_has_patch")}
 
 
-def _refusal(
-    what: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
-) -> Refusal | None:
-    """Why it is refused, or None; recorded where earlier builds would have taken it."""
+def _find_refusal(
+    field: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
+) -> InputRefusal | None:
+    """Return the reason to refuse the input, recorded if earlier builds would have accepted it, or `None`."""
     try:
-        _check(what, payloads, types or (), queue=queue, outside=False)
+        _check_payloads(field, payloads, types or (), queue=queue, outside=False)
     except InvalidInput as error:
-        return Refusal(field=error.field, sentence=str(error), recorded=False)
+        return InputRefusal(field=error.field, message=str(error), is_recorded=False)
     try:
-        _check(what, payloads, types or (), queue=queue, outside=outside)
+        _check_payloads(field, payloads, types or (), queue=queue, outside=outside)
     except InvalidInput as error:
-        return Refusal(field=error.field, sentence=str(error), recorded=True)
+        return InputRefusal(field=error.field, message=str(error), is_recorded=True)
     return None
 
 
-def _check(what: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool) -> None:
-    """Read it all.
+def _check_payloads(
+    field: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool
+) -> None:
+    """Refuse payloads that are too few or too many, unreadable, or beyond their limits.
 
-    Raises:
-        InvalidInput: It is too little or too much, cannot be read, or is beyond its limits.
+    Input from `outside` must have the JSON type of each field, and no other fields: `"7"` is not the number 7.
     """
     if len(payloads) != len(types):
         found = f"{len(payloads)} values" if payloads else "nothing"
-        raise InvalidInput(what, expected="one JSON object" if types else "nothing", found=found)
-    for payload, kind in zip(payloads, types, strict=True):
-        value = _read(what, payload, kind, outside=outside)
+        raise InvalidInput(field, expected="one JSON object" if types else "nothing", found=found)
+    for payload, value_type in zip(payloads, types, strict=True):
+        encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
+        if encoding != _JSON:
+            raise InvalidInput(field, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
+        try:
+            adapter = _get_adapter(value_type)
+            value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
+        except ValidationError as error:
+            raise _to_invalid_input(field, error) from error
         limits.check_request(value, queue=queue, outside=outside)
 
 
-def _read(what: str, payload: Payload, kind: type, *, outside: bool) -> Any:  # noqa: ANN401
-    """Return the value of a payload.
-
-    From outside a field must have its own JSON type: `true` and `"7"` are not the numbers 1 and 7.
-
-    Raises:
-        InvalidInput: It is no JSON object of that kind.
-    """
-    encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
-    if encoding != _JSON:
-        raise InvalidInput(what, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
-    try:
-        return _adapter(kind).validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
-    except ValidationError as error:
-        raise _told(what, error) from error
+_get_adapter = lru_cache(maxsize=64)(TypeAdapter)
 
 
-_adapter = lru_cache(maxsize=64)(TypeAdapter)
-
-
-def _told(what: str, error: ValidationError) -> InvalidInput:
-    """The first of what is wrong."""
+def _to_invalid_input(field: str, error: ValidationError) -> InvalidInput:
     first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"]) or what
+    path = ".".join(str(part) for part in first["loc"]) or field
     match first["type"]:
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
             return InvalidInput(path, expected="a value", found=None)

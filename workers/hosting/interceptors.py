@@ -1,4 +1,4 @@
-"""At the edge to Temporal: errors of ours become its own, and runs, spans and failures say whose they are."""
+"""Interceptors of activities and workflows: they translate errors, and add subjects and traces to runs and spans."""
 
 import logging
 from collections.abc import Sequence
@@ -33,41 +33,45 @@ from infra.telemetry import current_trace_id
 from infra.telemetry.logs import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
-from workers.hosting.facts import ERROR_TYPE, FIELD, TRACE_ID, detail_of, facts_of, summary_of
+from workers.hosting.request_subject import (
+    ERROR_TYPE,
+    FIELD,
+    TRACE_ID,
+    find_detail,
+    subject_attributes,
+    summarize_request,
+)
 
 FINAL: Final = (TerminalError, ProgramMissing)
-"""Errors that no further attempt can help."""
+"""Errors that no retry can mend."""
 
 UNKNOWN_FAULT: Final = "UnknownFault"
-"""The type that Temporal knows such a fault by."""
+"""Type, in Temporal, of a fault that no code expects."""
 
-_MOST_ATTEMPTS: Final = 10
-_ABOUT: Final = "Attempts of activities that met an error which no code expects or translates"
+_MAX_ATTEMPTS_AFTER_FAULT: Final = 10
+_FAULTS_DESCRIPTION: Final = "Attempts of activities that met an error which no code expects or translates"
 
 _log = logging.getLogger(__name__)
 
 
 class ActivityEdge(Interceptor):
-    """Wraps every activity."""
+    """Translates the errors of each activity, and names its subject in spans and logs."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
-        """See `Interceptor`."""
-        return _Edge(next)
+        return _ActivityEdgeInbound(next)
 
 
 class RunningActivities(Interceptor):
-    """Counts the activities that run in this process."""
+    """Number of activities that run in this process."""
 
     def __init__(self) -> None:
-        """None run yet."""
         self.activities = 0  # changed on the event loop alone
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
-        """See `Interceptor`."""
-        return _Counted(next, self)
+        return _CountedActivity(next, self)
 
 
-class _Counted(ActivityInboundInterceptor):
+class _CountedActivity(ActivityInboundInterceptor):
     def __init__(self, next: ActivityInboundInterceptor, counter: RunningActivities) -> None:  # noqa: A002 - its name
         super().__init__(next)
         self._counter = counter
@@ -80,51 +84,50 @@ class _Counted(ActivityInboundInterceptor):
             self._counter.activities -= 1
 
 
-class _Edge(ActivityInboundInterceptor):
+class _ActivityEdgeInbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
         span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
-            span.set_attributes(facts_of(value))
+            span.set_attributes(subject_attributes(value))
         with bind_log_fields(**{name: value for name, value in names.items() if value}):
             try:
                 result = await self.next.execute_activity(input)
             except SextonError as error:
-                raise _named(to_application_error(error), span) from error
-            except ApplicationError as error:  # one that says itself when to retry
-                raise _named(error, span) from error.__cause__
+                raise _mark_error(to_application_error(error), span) from error
+            except ApplicationError as error:  # it defines its own retry
+                raise _mark_error(error, span) from error.__cause__
             except FailureError:
-                raise  # Temporal's own, such as a cancellation
+                raise  # an error of Temporal, such as a cancellation
             except Exception as error:
-                raise _named(_unknown(error, info), span) from error
-        span.set_attributes(facts_of(result.result if isinstance(result, WorkResult) else result))
+                raise _mark_error(_to_unknown_fault(error, info), span) from error
+        span.set_attributes(subject_attributes(result.result if isinstance(result, WorkResult) else result))
         return result
 
 
-def _named(error: ApplicationError, span: Span) -> ApplicationError:
+def _mark_error(error: ApplicationError, span: Span) -> ApplicationError:
     span.set_attribute(ERROR_TYPE, error.type or "")
-    return naming_trace(error, current_trace_id())
+    return add_trace_id(error, current_trace_id())
 
 
-def _unknown(error: Exception, info: activity.Info) -> ApplicationError:
-    """Count and log a fault that nothing here expects, once for each attempt, with its traceback.
+def _to_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
+    """Count and log a fault that no code expects: a bug, or a vendor's error that no adapter maps.
 
-    It is a bug, or a vendor's error that no adapter maps. An activity that waits without end for a service to come back
-    must not repeat a bug without end: from the tenth attempt on the fault is final, even where the activity's own
-    policy allows more. The rows that it was about become dead letters, or the job fails.
+    Some activities retry without end until a service answers. A bug must not be retried without end, so it is final
+    from the tenth attempt on. Then its rows become dead letters, or the job fails.
     """
     _log.exception("%s: attempt %d met a fault that nothing here expects", info.activity_type, info.attempt)
-    faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _ABOUT)
+    faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _FAULTS_DESCRIPTION)
     faults.add(1, {"activity": info.activity_type})
-    told = f"{type(error).__name__}: {error}"
-    return ApplicationError(told, type=UNKNOWN_FAULT, non_retryable=info.attempt >= _MOST_ATTEMPTS)
+    message = f"{type(error).__name__}: {error}"
+    return ApplicationError(message, type=UNKNOWN_FAULT, non_retryable=info.attempt >= _MAX_ATTEMPTS_AFTER_FAULT)
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Carry the class name as the type, because Temporal matches that exact name and never a base class.
+    """Return the error for Temporal. Its type is the class name, because Temporal does not match base classes.
 
-    That another owns the topic is an answer that a router waits for: no error of a span, and no alarm.
+    `NotOwner` is benign: a router expects it, so it fails no span and raises no alarm.
     """
     benign = isinstance(error, NotOwner)
     return ApplicationError(
@@ -137,100 +140,96 @@ def to_application_error(error: SextonError) -> ApplicationError:
 
 
 class WorkflowEdge(Interceptor):
-    """Wraps every workflow: what it is about, why it failed and what its trace is can be read where people look.
+    """Shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
-    Summaries and *Current Details* are no commands: a history that was recorded without them replays.
+    Summaries and *Current Details* are not commands, so a history that was recorded without them replays.
     """
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
-        """See `Interceptor`."""
         del input
-        return _Run
+        return _WorkflowEdgeInbound
 
 
-class _Run(WorkflowInboundInterceptor):
-    """Deterministic: the trace comes with the run's first event or, where that has none, from the run's own random."""
+class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
+    """Deterministic, because the trace id is in the run's first event or comes from the run's own random numbers."""
 
     _trace_id: str | None = None
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
-        """See `WorkflowInboundInterceptor`."""
-        super().init(_Steps(outbound))
+        super().init(_ActivitySummaries(outbound))
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         span, self._trace_id = trace.get_current_span(), current_trace_id()
         for value in input.args:
-            span.set_attributes(facts_of(value))
-        begun = _about("going on" if workflow.info().continued_run_id else "begun", input.args)
-        workflow.set_current_details(begun)
+            span.set_attributes(subject_attributes(value))
+        start_details = _describe_run("going on" if workflow.info().continued_run_id else "begun", input.args)
+        workflow.set_current_details(start_details)
         try:
             result = await super().execute_workflow(input)
         except ApplicationError as error:
-            named = naming_trace(error, self._trace_id)
-            _tell(named)
-            raise named.with_traceback(error.__traceback__) from error.__cause__
+            failure = add_trace_id(error, self._trace_id)
+            _show_failure(failure)
+            raise failure.with_traceback(error.__traceback__) from error.__cause__
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
-            named = naming_trace(led_by_its_sentence(error), self._trace_id)
-            _tell(named)
-            raise named from error
-        if workflow.get_current_details() == begun:  # there was nothing to do
-            workflow.set_current_details(_about("ended", input.args))
-        span.set_attributes(facts_of(result))
+            failure = add_trace_id(to_run_failure(error), self._trace_id)
+            _show_failure(failure)
+            raise failure from error
+        if workflow.get_current_details() == start_details:  # the workflow had nothing to do
+            workflow.set_current_details(_describe_run("ended", input.args))
+        span.set_attributes(subject_attributes(result))
         return result
 
     async def handle_query(self, input: HandleQueryInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         answer = await super().handle_query(input)
         if isinstance(answer, WorkflowMetadata) and self._trace_id is not None:
-            said = [answer.current_details] if answer.current_details else []
-            answer.current_details = "\n\n".join([*said, f"Trace: `sexton trace {self._trace_id}`"])
+            details = [answer.current_details] if answer.current_details else []
+            answer.current_details = "\n\n".join([*details, f"Trace: `sexton trace {self._trace_id}`"])
         return answer
 
 
-class _Steps(WorkflowOutboundInterceptor):
-    """Gives each activity a summary of what it is about, unless the workflow gave it one."""
+class _ActivitySummaries(WorkflowOutboundInterceptor):
+    """Adds a summary to each activity that has none."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002 - its name
-        """See `WorkflowOutboundInterceptor`."""
         if not input.summary and input.args:
-            input.summary = summary_of(input.args[0]) or None
+            input.summary = summarize_request(input.args[0]) or None
         return super().start_activity(input)
 
 
-def _about(step: str, args: Sequence[Any]) -> str:
-    """The text of a workflow that has nothing to say yet, or had nothing to do."""
-    return f"**{step}** — " + (", ".join(filter(None, map(summary_of, args))) or workflow.info().workflow_type)
+def _describe_run(step: str, args: Sequence[Any]) -> str:
+    return f"**{step}** — " + (", ".join(filter(None, map(summarize_request, args))) or workflow.info().workflow_type)
 
 
-def _tell(error: ApplicationError) -> None:
-    """Why the run failed, before all else that it said, unless it said so."""
-    said = workflow.get_current_details()
-    if error.message not in said:
-        workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{said}")
+def _show_failure(error: ApplicationError) -> None:
+    """Put the failure before the run's details, unless they have it."""
+    details = workflow.get_current_details()
+    if error.message not in details:
+        workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{details}")
 
 
-def led_by_its_sentence(error: ActivityError | ChildWorkflowError) -> ApplicationError:
-    """The failure of an activity or of another workflow, as the failure of the run that needed it.
+def to_run_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
+    """Return the failure of a run from the failure of its activity or child workflow.
 
-    Its type and details are those of the error that an activity or a workflow raised. Where none did, because the time
-    was over or it was terminated, the type is that of Temporal's error.
+    Type and details are those of the error that the activity or child raised. After a timeout or a termination the type
+    is that of Temporal's error.
     """
-    at: BaseException | None = error
+    cause: BaseException | None = error
     source = ""
-    while isinstance(at, ActivityError | ChildWorkflowError):
-        source = at.activity_type if isinstance(at, ActivityError) else at.workflow_id
-        at = at.cause
-    if isinstance(at, ApplicationError):
-        return ApplicationError(at.message, *at.details, type=at.type, category=at.category)
-    last = at or error
+    while isinstance(cause, ActivityError | ChildWorkflowError):
+        source = cause.activity_type if isinstance(cause, ActivityError) else cause.workflow_id
+        cause = cause.cause
+    if isinstance(cause, ApplicationError):
+        return ApplicationError(cause.message, *cause.details, type=cause.type, category=cause.category)
+    last = cause or error
     message = last.message if isinstance(last, FailureError) else str(last)
     return ApplicationError(f"{source}: {message}", type=type(last).__name__)
 
 
-def naming_trace(error: ApplicationError, trace_id: str | None) -> ApplicationError:
-    """The same error with its trace among the details, unless it names one: the message stays that of every attempt."""
-    if trace_id is None or detail_of(error.details, TRACE_ID) is not None:
+def add_trace_id(error: ApplicationError, trace_id: str | None) -> ApplicationError:
+    """Return the error with the trace id in its details, unless they have one. All attempts keep the same message."""
+    if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(
         error.message,

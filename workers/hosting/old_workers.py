@@ -1,6 +1,6 @@
-"""Workers of a catalog that is about to be rebuilt: while one of them lives, its database may not be lost.
+"""Workers of a catalog that is about to be rebuilt. While one of them lives, its database is perhaps not lost.
 
-A rebuild ends the old catalog for good. Whatever its workers answer from then on stands in the old database alone.
+A rebuild ends the old catalog. Changes that its workers confirm afterwards exist only in the old database.
 """
 
 import time
@@ -18,48 +18,52 @@ from workers.settings import Settings
 from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.records.values import FLUSH_RECORDS
 
-_BEATS_S: Final = 15.0  # an activity beats every two seconds; a busy machine takes longer
-_MAX_SHOWN: Final = 5
+_MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, and later on a busy machine
+_MAX_NAMES_IN_MESSAGE: Final = 5
 
 
 async def require_no_workers(client: Client, settings: Settings) -> None:
     """Refuse while a worker of the catalog lives: in this home, at a task queue, or by the heartbeat of a flush.
 
     Raises:
-        PreconditionFailed: One does.
+        PreconditionFailed: A worker lives.
     """
-    names = sorted(await _living(client, settings))
+    names = sorted(await _find_live_workers(client, settings))
     if names:
-        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        found = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])
+        if len(names) > _MAX_NAMES_IN_MESSAGE:
+            found += f" and {len(names) - _MAX_NAMES_IN_MESSAGE} more"
         raise PreconditionFailed(
-            f"workers: expected none of the catalog that is to be rebuilt, found {', '.join(names[:_MAX_SHOWN])}{more}:"
+            f"workers: expected none of the catalog that is to be rebuilt, found {found}:"
             " its database is not lost. Stop them (Temporal tells of one that was killed for 90 s), or give"
             " --take-over: appends are adopted until they know that their catalog has ended, other changes are lost"
         )
 
 
-async def _living(client: Client, settings: Settings) -> set[str]:
+async def _find_live_workers(client: Client, settings: Settings) -> set[str]:
     home = StackHome.at(settings.home)
     dead, names = crashed_worker_ids(home), {worker.worker_id for worker in live_workers(home)}
     queue = settings.task_queue
-    for name in (queue, *(of(queue) for of in (uploads_queue, transactions_queue, records_queue, bulk_queue))):
+    for name in (
+        queue,
+        *(name_queue(queue) for name_queue in (uploads_queue, transactions_queue, records_queue, bulk_queue)),
+    ):
         pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead)
         names |= {poller.identity for poller in pollers}
-    return names | (await _flushing(client) - dead)
+    return names | (await _find_flushing_workers(client) - dead)
 
 
-async def _flushing(client: Client) -> set[str]:
-    """Identities of the workers that flush the catalog now."""
+async def _find_flushing_workers(client: Client) -> set[str]:
     try:
-        found = await client.get_workflow_handle(FLUSH_RECORDS.id()).describe()
+        description = await client.get_workflow_handle(FLUSH_RECORDS.id()).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return set()
         raise
     started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
-    oldest = time.time() - _BEATS_S
+    oldest = time.time() - _MAX_HEARTBEAT_AGE_S
     return {
         pending.last_worker_identity
-        for pending in found.raw_description.pending_activities
+        for pending in description.raw_description.pending_activities
         if pending.state == started and pending.last_heartbeat_time.ToNanoseconds() / 1e9 >= oldest
     }

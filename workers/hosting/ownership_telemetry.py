@@ -1,10 +1,8 @@
-"""One worker's ownership as an operator sees it: metrics at its endpoint, spans, and lines in its log.
+"""Metrics, spans and log lines of one worker's ownership. `docs/reference/metrics.md` explains the metrics.
 
-docs/reference/metrics.md explains each metric.
-
-Spans: `ownership.recovery` from the loss of a session until all is settled, `ownership.suspended` while the connection
-is away, `ownership.acquire` around nodes and fences of a group of bundles. An act of a moment is an event of the
-recovery under way or, without one, a span without length: `session opened`, `bundles unloaded`.
+Spans: `ownership.recovery` lasts from the loss of a session until all bundles are settled, `ownership.suspended` while
+the connection is lost, `ownership.acquire` while bundles are acquired. Other events (`session opened`, `bundles
+unloaded`) belong to a running recovery, or have a span without length.
 """
 
 import logging
@@ -24,19 +22,18 @@ from infra.coordination.session import SessionState
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
 
-_Facts = Mapping[str, str | int | list[int]]
+_Attributes = Mapping[str, str | int | list[int]]
 
-_SAMPLE: Final = 20  # bundles named in a span
+_MAX_NAMED_BUNDLES: Final = 20  # in a span or a log line
 
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.ownership")
 
 
 class OwnershipTelemetry(OwnershipEvents):
-    """The `OwnershipEvents` of one worker; told by its own thread and by kazoo's."""
+    """`OwnershipEvents` of one worker. Thread-safe: the worker's thread and kazoo's call it."""
 
     def __init__(self, meter: MetricMeter, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the meter of the process's runtime."""
         self._bundles = meter.create_gauge("sexton_ownership_bundles", "Bundles that this worker has a lease of")
         self._unsettled = meter.create_gauge(
             "sexton_ownership_unsettled", "Bundles that wait for an answer, or for an old node to vanish"
@@ -61,20 +58,18 @@ class OwnershipTelemetry(OwnershipEvents):
         self._suspended: Span | None = None
         self._recovery: Span | None = None
         self._lost_at = 0.0
-        self._again = False  # whether a session was opened since
+        self._has_new_session = False  # since the loss
 
     def on_session_opened(self, session: int) -> None:
-        """See `OwnershipEvents`."""
         self._opened.add(1)
         with self._lock:
-            self._again = True
-        self._show(SessionState.CONNECTED)
-        self._mark("session opened", {"sexton.session": f"{session:#x}"})
+            self._has_new_session = True
+        self._set_state(SessionState.CONNECTED)
+        self._record_event("session opened", {"sexton.session": f"{session:#x}"})
         _log.info("ownership: session %s opened", f"{session:#x}")
 
     def on_session_state(self, state: SessionState) -> None:
-        """See `OwnershipEvents`."""
-        self._show(state)
+        self._set_state(state)
         with self._lock:
             if state is SessionState.SUSPENDED:
                 self._suspended = self._suspended or _tracer.start_span("ownership.suspended", context=Context())
@@ -84,7 +79,7 @@ class OwnershipTelemetry(OwnershipEvents):
                 self._suspended = None
             if state is SessionState.EXPIRED:
                 self._lost.add(1)
-                self._again = False
+                self._has_new_session = False
                 if self._recovery is None:
                     self._lost_at = self._clock()
                     self._recovery = _tracer.start_span("ownership.recovery", context=Context())
@@ -96,38 +91,33 @@ class OwnershipTelemetry(OwnershipEvents):
         )
 
     def on_lease_count(self, bundles: int) -> None:
-        """See `OwnershipEvents`."""
         self._bundles.set(bundles)
 
     @contextmanager
     def trace_acquisition(self, bundles: Collection[BundleId]) -> Iterator[None]:
-        """See `OwnershipEvents`; SQL and ZooKeeper calls of the block come under its span."""
         with self._lock:
-            within = trace.set_span_in_context(self._recovery, Context()) if self._recovery else Context()
+            context = trace.set_span_in_context(self._recovery, Context()) if self._recovery else Context()
         with _tracer.start_as_current_span(
-            "ownership.acquire", context=within, attributes=_named(bundles), record_exception=False
+            "ownership.acquire", context=context, attributes=_to_attributes(bundles), record_exception=False
         ):
             yield
 
     def on_acquired(self, leases: Collection[Lease]) -> None:
-        """See `OwnershipEvents`."""
         trace.get_current_span().set_attribute("sexton.acquired", len(leases))
         if leases:
             self._acquired.add(len(leases))
-            _log.info("ownership: acquired %s", _listed(lease.bundle for lease in leases))
+            _log.info("ownership: acquired %s", _format_bundles(lease.bundle for lease in leases))
 
-    def on_unloaded(self, bundles: Collection[BundleId], why: UnloadReason) -> None:
-        """See `OwnershipEvents`."""
-        self._unloaded.add(len(bundles), {"reason": why.value})
-        self._mark("bundles unloaded", {**_named(bundles), "sexton.reason": why.value})
-        _log.info("ownership: unloaded (%s) %s", why.value, _listed(bundles))
+    def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
+        self._unloaded.add(len(bundles), {"reason": reason.value})
+        self._record_event("bundles unloaded", {**_to_attributes(bundles), "sexton.reason": reason.value})
+        _log.info("ownership: unloaded (%s) %s", reason.value, _format_bundles(bundles))
 
     def on_reconciled(self, unsettled: int) -> None:
-        """See `OwnershipEvents`."""
         self._unsettled.set(unsettled)
         self._looked.set(int(time.time()))
         with self._lock:
-            if self._recovery is None or unsettled or not self._again:
+            if self._recovery is None or unsettled or not self._has_new_session:
                 return
             seconds = self._clock() - self._lost_at
             self._recovery.end()
@@ -136,8 +126,7 @@ class OwnershipTelemetry(OwnershipEvents):
         _log.info("ownership: all is settled again, %.1f s after the session was lost", seconds)
 
     def on_ended(self, failure: SextonError | None) -> None:
-        """See `OwnershipEvents`."""
-        self._show(SessionState.EXPIRED)
+        self._set_state(SessionState.EXPIRED)
         self._unsettled.set(0)
         with self._lock:
             for span in filter(None, (self._suspended, self._recovery)):
@@ -146,25 +135,28 @@ class OwnershipTelemetry(OwnershipEvents):
                 span.end()
             self._suspended = self._recovery = None
 
-    def _show(self, state: SessionState) -> None:
-        for one in SessionState:
-            self._state.set(int(one is state), {"state": one.value})
+    def _set_state(self, state: SessionState) -> None:
+        for label in SessionState:
+            self._state.set(int(label is state), {"state": label.value})
 
-    def _mark(self, what: str, facts: _Facts) -> None:
-        """Something that happened at this moment."""
+    def _record_event(self, name: str, attributes: _Attributes) -> None:
         with self._lock:
             if self._recovery:
-                self._recovery.add_event(what, dict(facts))
+                self._recovery.add_event(name, dict(attributes))
             else:
-                _tracer.start_span(f"ownership {what}", context=Context(), attributes=dict(facts)).end()
+                _tracer.start_span(f"ownership {name}", context=Context(), attributes=dict(attributes)).end()
 
 
-def _named(bundles: Collection[BundleId]) -> dict[str, str | int | list[int]]:
-    return {"sexton.bundles": len(bundles), "sexton.bundle_sample": [int(one) for one in sorted(bundles)[:_SAMPLE]]}
+def _to_attributes(bundles: Collection[BundleId]) -> dict[str, str | int | list[int]]:
+    return {
+        "sexton.bundles": len(bundles),
+        "sexton.bundle_sample": [int(bundle) for bundle in sorted(bundles)[:_MAX_NAMED_BUNDLES]],
+    }
 
 
-def _listed(bundles: Iterable[BundleId]) -> str:
-    """For the log: their number, and the first few."""
-    found = sorted(bundles)
-    first = ", ".join(str(one) for one in found[:_SAMPLE])
-    return f"bundle {first}" if len(found) == 1 else f"{len(found)} bundles: {first}{', …' if found[_SAMPLE:] else ''}"
+def _format_bundles(bundles: Iterable[BundleId]) -> str:
+    ordered = sorted(bundles)
+    first = ", ".join(map(str, ordered[:_MAX_NAMED_BUNDLES]))
+    if len(ordered) == 1:
+        return f"bundle {first}"
+    return f"{len(ordered)} bundles: {first}{', …' if ordered[_MAX_NAMED_BUNDLES:] else ''}"

@@ -1,4 +1,4 @@
-"""How a worker takes part in ownership: on ZooKeeper, or alone because a setting says so."""
+"""Ownership of topics by a worker: by ZooKeeper sessions, or of all topics with `ownership=single`."""
 
 import threading
 from collections.abc import Callable
@@ -21,49 +21,48 @@ from workers.settings.tls_files import TlsFiles
 
 
 class Ownership(Owners, Protocol):
-    """One worker's part, started once and stopped once."""
+    """Ownership of one worker. It is started once and stopped once."""
 
     stopping: threading.Event
-    """Set once it owns nothing and never will again."""
+    """Set when the worker owns nothing and will own nothing again."""
 
     failure: SextonError | None
-    """Why it gave up, if it did: the worker then shuts down."""
+    """Error that ended the ownership. The worker then shuts down."""
 
     def start(self) -> None:
-        """Join; see the adapters for what it raises."""
+        """Join the owners. The adapters state the errors."""
 
     def stop(self) -> None:
-        """Give everything up at once."""
+        """Release all bundles at once."""
 
     def leases(self) -> list[Lease]:
-        """All that this worker may write under now."""
+        """Return the leases under which this worker may write now."""
 
 
 class TopicCaches:
-    """The process's memory of a bundle's topics: dropped when it goes, read again when it comes."""
+    """Caches of topics in this process. They follow the ownership of bundles."""
 
     def __init__(self, log: LogStore) -> None:
-        """Take the log whose caches they are."""
         self._log = log
         self._bundles = log.catalog.fences.bundles()
 
     def on_acquired(self, lease: Lease) -> None:
-        """Load the bundle's topics again, before work resumes under the lease.
+        """Reload the bundle's topics before work starts under the lease.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog did not answer.
         """
         self._log.subscriptions.forget()
-        name, count = TopicName.from_encoded, self._bundles
-        self._log.managed.reload_hints(lambda topic: bundle_of(name(topic.name), bundles=count) == lease.bundle)
+        parse_name, bundles = TopicName.from_encoded, self._bundles
+        self._log.managed.reload_hints(lambda topic: bundle_of(parse_name(topic.name), bundles=bundles) == lease.bundle)
 
     def on_unloaded(self, bundle: BundleId) -> None:
-        """Others change them from now on."""
+        """Drop cached subscriptions, because other workers change them from now on."""
         del bundle
         self._log.subscriptions.forget()
 
 
-def new_ownership(
+def create_ownership(
     settings: Settings,
     log: LogStore,
     worker_id: str,
@@ -71,18 +70,18 @@ def new_ownership(
     *,
     events: OwnershipEvents | None = None,
 ) -> Ownership:
-    """The ownership that settings ask for, not yet started; `load` is work in hand from 0 on, 1 if nothing more fits.
+    """Return the ownership that the settings define, not started. `load` returns the worker's load; 1 means full.
 
     Raises:
-        ServiceFailed: No ZooKeeper is known, and no setting says that there is none.
+        ServiceFailed: The settings name no ZooKeeper and are not `ownership=single`.
     """
     fences: Fences = log.catalog.fences
     if settings.ownership == "single":
         return SingleOwner(worker_id, fences, events)
-    ensemble = ensemble_of(settings)
+    ensemble = parse_ensemble(settings)
 
-    def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
-        session = ZooKeeperSession(ensemble, tell)
+    def connect(on_state: Callable[[SessionState], None]) -> ZooKeeperSession:
+        session = ZooKeeperSession(ensemble, on_state)
         try:
             claim_path(session, log.catalog.identities.catalog_id())
         except BaseException:
@@ -97,12 +96,12 @@ def new_ownership(
     return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
 
 
-def ensemble_of(settings: Settings) -> Ensemble:
-    """Where ZooKeeper is, and how to be let in there.
+def parse_ensemble(settings: Settings) -> Ensemble:
+    """Return ZooKeeper's addresses, credentials and TLS files from the settings.
 
     Raises:
-        InvalidInput: Nodes are to be for an identity that is not told, or files of TLS cannot be used.
-        ServiceFailed: It is not known.
+        InvalidInput: `zookeeper_acl` needs credentials that are missing, or TLS files cannot be used.
+        ServiceFailed: The settings name no ZooKeeper.
     """
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:

@@ -1,10 +1,9 @@
-"""Whether a worker can do its work now: it polls, and what every job needs has answered a short time ago.
+"""Readiness of a worker: it polls its queues, and the services that every job needs have answered recently.
 
-A probe is answered from memory. The services are asked every few seconds, each by itself, so that probes cost them
-nothing and one that hangs hides no other. An answer that is older than `FRESH_S` counts for nothing.
+Probes are answered from memory. Each service is asked separately every few seconds, so that a service that hangs hides
+no other. Results older than `FRESH_S` count as failed.
 
-ZooKeeper is not asked: what a worker owns follows from its session, and a worker without one goes on with all work
-that has no owner.
+ZooKeeper is not asked, because a worker without a session still does all work that has no owner.
 """
 
 import asyncio
@@ -32,20 +31,19 @@ from workers.client.temporal_faults import service_failure
 from workers.settings import Settings
 
 FRESH_S: Final = 30.0
-_EVERY_S: Final = 10.0
-_ANSWER_WITHIN: Final = timedelta(seconds=5)
+_CHECK_INTERVAL_S: Final = 10.0
+_RPC_TIMEOUT: Final = timedelta(seconds=5)
 
 _log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[object]]
-"""Returns when all is well, and raises where it is not."""
-
+"""Check that raises an error if something is wrong."""
 
 _NO_CHECKS: Final[Mapping[str, Check]] = {}
 
 
 class Phase(StrEnum):
-    """Where a worker process stands between its start and its end."""
+    """Phase of a worker process."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -53,143 +51,139 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The answer of one check."""
+class CheckResult:
+    """Result of one check."""
 
     name: str
     ok: bool
-    detail: str  # "" where all is well
-    required: bool = True  # whether the worker is ready only while this is well
+    detail: str  # empty if `ok`
+    required: bool = True  # whether the worker is unready without it
 
-    def document(self) -> dict[str, object]:
-        """Return what probes and pages show of it."""
+    def to_json(self) -> dict[str, object]:
         return {"name": self.name, "ok": self.ok, "detail": self.detail, "required": self.required}
 
 
 class Readiness:
-    """The answers to the probes of one process. It belongs to the process's event loop."""
+    """Latest check results of one process. Not thread-safe: it belongs to the process's event loop."""
 
-    def __init__(self, *, every_s: float = _EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing serves yet.
-
-        Args:
-            every_s: Between two questions to the same service.
-            clock: Seconds that never go back.
-        """
+    def __init__(self, *, interval_s: float = _CHECK_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.STARTING
         self.started_s = int(time.time())
-        self._every_s, self._clock = every_s, clock
-        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._interval_s, self._clock = interval_s, clock
+        self._result_by_name: dict[str, tuple[float, CheckResult]] = {}  # with its time
 
     @property
-    def ready(self) -> bool:
-        """Whether the worker serves, and every required check was well a short time ago; without any it is not."""
-        return (
-            self.phase is Phase.SERVING and bool(self._seen) and all(seen.ok for seen in self.seen() if seen.required)
-        )
+    def is_ready(self) -> bool:
+        """Whether the worker serves and each required check succeeded recently. False before the first check."""
+        results = self.results()
+        return self.phase is Phase.SERVING and bool(results) and all(check.ok for check in results if check.required)
 
-    def seen(self) -> Sequence[Seen]:
-        """The last answers of the checks, in their order."""
-        return [self._judged(at, seen) for at, seen in self._seen.values()]
-
-    def _judged(self, at: float, seen: Seen) -> Seen:
-        age_s = self._clock() - at
-        if age_s <= FRESH_S:
-            return seen
-        return replace(seen, ok=False, detail=f"no answer for {age_s:.0f} s")
+    def results(self) -> Sequence[CheckResult]:
+        """Return the latest results in the order of the checks. Results that are too old are failed."""
+        now_s = self._clock()
+        return [
+            result
+            if now_s - checked_s <= FRESH_S
+            else replace(result, ok=False, detail=f"no answer for {now_s - checked_s:.0f} s")
+            for checked_s, result in self._result_by_name.values()
+        ]
 
     async def watch(self, checks: Mapping[str, Check], reported: Mapping[str, Check] = _NO_CHECKS) -> None:
-        """Ask all again and again, without end; a service that has not answered yet is not well.
+        """Repeat all checks until cancelled.
 
         Args:
-            checks: What the worker needs to be ready.
-            reported: What is shown beside these. It is no matter of one worker: if it made all of them unready, none
-                could be replaced by one that mends it.
+            checks: Required checks.
+            reported: Checks of matters that all workers share. They leave workers ready, so that a new worker can
+                replace the present ones and mend the matter.
         """
-        now = self._clock()
+        now_s = self._clock()
         for name in [*checks, *reported]:
-            required = name in checks
-            self._seen[name] = now, Seen(name=name, ok=False, detail="not asked yet", required=required)
-        async with asyncio.TaskGroup() as all_of_them:
+            result = CheckResult(name=name, ok=False, detail="not asked yet", required=name in checks)
+            self._result_by_name[name] = now_s, result
+        async with asyncio.TaskGroup() as tasks:
             for name, check in [*checks.items(), *reported.items()]:
-                all_of_them.create_task(self._ask(name, check, required=name in checks))
+                tasks.create_task(self._repeat(name, check, required=name in checks))
 
-    async def _ask(self, name: str, check: Check, *, required: bool) -> None:
-        told = ""  # while it starts, nothing is: that it does not poll yet is no fault
+    async def _repeat(self, name: str, check: Check, *, required: bool) -> None:
+        logged_problem = ""
         while True:
-            problem = await _problem(check)
-            self._seen[name] = self._clock(), Seen(name=name, ok=not problem, detail=problem, required=required)
-            if problem and problem != told and self.phase is not Phase.STARTING:
-                told = problem
+            problem = await _find_problem(check)
+            result = CheckResult(name=name, ok=not problem, detail=problem, required=required)
+            self._result_by_name[name] = self._clock(), result
+            # A starting worker does not poll yet, which is no fault.
+            if problem and problem != logged_problem and self.phase is not Phase.STARTING:
+                logged_problem = problem
                 _log.warning("%s, %s: %s", "not ready" if required else "not well", name, problem)
-            elif told and not problem:
-                told = ""
+            elif logged_problem and not problem:
+                logged_problem = ""
                 _log.info("%s again, %s", "ready" if required else "well", name)
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._interval_s)
 
 
-async def _problem(check: Check) -> str:
+async def _find_problem(check: Check) -> str:
     try:
         await check()
     except RPCError as error:
         return str(service_failure(error) or error.message)
     except (SextonError, OSError) as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - what nothing here expects is a no as well, and ends no worker
+    except Exception as error:  # noqa: BLE001 - an unexpected fault must not end the worker
         _log.exception("a check met a fault that nothing here expects")
         return type(error).__name__
     return ""
 
 
-def checks_of(client: Client, settings: Settings, catalog: Catalog, workers: Sequence[Worker]) -> dict[str, Check]:
-    """The needs of a worker: to poll, Temporal, the database, the primary bucket."""
+def list_required_checks(
+    client: Client, settings: Settings, catalog: Catalog, workers: Sequence[Worker]
+) -> dict[str, Check]:
+    """Return the checks by name: the worker polls, and Temporal, the database and the primary bucket answer."""
     bucket = primary_bucket(settings, hasty=True)
 
-    async def polls() -> None:
+    async def require_polling() -> None:
         if not all(worker.is_running for worker in workers):
             raise ServiceFailed("worker", "it does not poll every one of its queues", advice="read its log")
 
-    async def temporal() -> None:
-        wanted = DescribeNamespaceRequest(namespace=client.namespace)
-        await client.workflow_service.describe_namespace(wanted, timeout=_ANSWER_WITHIN)
+    async def ask_temporal() -> None:
+        request = DescribeNamespaceRequest(namespace=client.namespace)
+        await client.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
 
     blocking: dict[str, Callable[[], object]] = {
         "database": catalog.identities.catalog_id,
         "primary bucket": lambda: bucket.head(MARKER_KEY),
     }
-    return {"worker": polls, "temporal": temporal, **in_own_threads(blocking)}
+    return {"worker": require_polling, "temporal": ask_temporal, **checks_in_threads(blocking)}
 
 
-def in_own_threads(questions: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
-    """Questions that block, as checks: each has a thread, because requests that hang may hold all those of the loop."""
-    threads = ThreadPoolExecutor(len(questions), "readiness")
+def checks_in_threads(blocking: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
+    """Return blocking functions as checks. They have their own threads, because hanging calls could block others."""
+    threads = ThreadPoolExecutor(len(blocking), "readiness")
 
-    def check(question: Callable[[], object]) -> Check:
-        return lambda: asyncio.get_running_loop().run_in_executor(threads, question)
+    def to_check(function: Callable[[], object]) -> Check:
+        return lambda: asyncio.get_running_loop().run_in_executor(threads, function)
 
-    return {name: check(question) for name, question in questions.items()}
+    return {name: to_check(function) for name, function in blocking.items()}
 
 
 SCHEDULES: Final = "schedules"
-_SCHEDULES_EVERY_S: Final = 60.0
-_SCHEDULES_WITHIN_S: Final = 20.0  # less than `FRESH_S`
+_SCHEDULES_INTERVAL_S: Final = 60.0
+_SCHEDULES_TIMEOUT_S: Final = 20.0  # less than `FRESH_S`
 
 
-def check_of_schedules(
-    find: Callable[[], Awaitable[Sequence[StuckRun]]],
+def schedules_check(
+    find_stuck: Callable[[], Awaitable[Sequence[StuckRun]]],
     *,
-    every_s: float = _SCHEDULES_EVERY_S,
+    interval_s: float = _SCHEDULES_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Check]:
-    """Return a check that no scheduled job is stuck; it asks Temporal once in `every_s` seconds."""
-    next_look, problem = -math.inf, ""
+    """Return a check, by its name, that no scheduled job is stuck. It asks Temporal at most once per interval."""
+    next_check_s, problem = -math.inf, ""
 
     async def check() -> None:
-        nonlocal next_look, problem
-        if clock() >= next_look:
-            async with asyncio.timeout(_SCHEDULES_WITHIN_S):
-                stuck = await find()
-            next_look, problem = clock() + every_s, "; ".join(map(str, stuck))
+        nonlocal next_check_s, problem
+        if clock() >= next_check_s:
+            async with asyncio.timeout(_SCHEDULES_TIMEOUT_S):
+                stuck = await find_stuck()
+            next_check_s, problem = clock() + interval_s, "; ".join(map(str, stuck))
         if problem:
             raise ServiceFailed(SCHEDULES, problem, advice="see `sexton doctor`")
 

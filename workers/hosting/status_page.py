@@ -1,6 +1,6 @@
-"""`/status` and `/status.json`: the state of the store, for people and for programs. Nothing there changes anything.
+"""Pages `/status` and `/status.json`: the state of the store, for people and for programs. They change nothing.
 
-It is some seconds old: however many look, the store is asked once in that time, and by one thread.
+The state may be some seconds old. One thread reads it at most once in that time, however many clients ask.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from workers.client.visibility import query_workflows
-from workers.hosting.http import Pages
+from workers.hosting.http import PageRouter
 from workers.hosting.readiness import Readiness
-from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
+from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
 from workers.pages.texts import CONTENT_SECURITY_POLICY, format_time_s, render_template
 
-KEPT_S: Final = 10.0
-_ANSWER_S: Final = 5.0  # of each service: a page that hangs says nothing
+_MAX_AGE_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 5.0  # for each service
 _POLICY: Final = {
     "Content-Security-Policy": f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
@@ -28,41 +28,40 @@ _POLICY: Final = {
 Read = Callable[[], Awaitable[dict[str, Any]]]
 
 
-class Kept:
-    """An answer that is good for some seconds; those who ask while it is being made wait for the same one."""
+class CachedDocument:
+    """Document that is read again after some seconds. Concurrent callers share one read. For one event loop."""
 
-    def __init__(self, read: Read, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read nothing yet. It belongs to one event loop."""
-        self._read, self._kept_s, self._clock = read, kept_s, clock
-        self._one_at_a_time = asyncio.Lock()
-        self._found: tuple[float, dict[str, Any]] | None = None
+    def __init__(
+        self, read: Read, *, max_age_s: float = _MAX_AGE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._max_age_s, self._clock = read, max_age_s, clock
+        self._lock = asyncio.Lock()
+        self._cached: tuple[float, dict[str, Any]] | None = None
 
     async def get(self) -> dict[str, Any]:
-        """The answer."""
-        async with self._one_at_a_time:
-            if self._found is None or self._clock() - self._found[0] >= self._kept_s:
-                self._found = self._clock(), await self._read()
-            return self._found[1]
+        async with self._lock:
+            if self._cached is None or self._clock() - self._cached[0] >= self._max_age_s:
+                self._cached = self._clock(), await self._read()
+            return self._cached[1]
 
 
-class Bounded:
-    """A read in a thread that is waited for some seconds; one that hangs holds its thread, and no other is begun."""
+class BoundedRead:
+    """Read in a thread with a timeout. While a read hangs, no other is started. For one event loop."""
 
-    def __init__(self, read: Callable[[], dict[str, Any]], within_s: float) -> None:
-        """Read nothing yet. It belongs to one event loop."""
-        self._read, self._within_s = read, within_s
-        self._begun: asyncio.Task[dict[str, Any]] | None = None
+    def __init__(self, read: Callable[[], dict[str, Any]], timeout_s: float) -> None:
+        self._read, self._timeout_s = read, timeout_s
+        self._running: asyncio.Task[dict[str, Any]] | None = None
 
     async def get(self) -> dict[str, Any] | None:
-        """The answer; None where that takes too long."""
-        if self._begun is None or self._begun.done():
-            self._begun = asyncio.create_task(asyncio.to_thread(self._read))
-        done, _ = await asyncio.wait([self._begun], timeout=self._within_s)
-        return self._begun.result() if done else None
+        """Return the result, or `None` after the timeout."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(asyncio.to_thread(self._read))
+        done, _ = await asyncio.wait([self._running], timeout=self._timeout_s)
+        return self._running.result() if done else None
 
 
 class StatusDocument:
-    """The content of the page, read anew."""
+    """Reader of the content of the status page."""
 
     def __init__(
         self,
@@ -72,61 +71,55 @@ class StatusDocument:
         readiness: Readiness,
         ui: WebUi,
         *,
-        answer_s: float = _ANSWER_S,
+        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> None:
-        """Take which worker shows it, what it asks, and how many seconds each may take to answer."""
         self._worker_id, self._client, self._sections = worker_id, client, store.names
-        self._readiness, self._ui, self._answer_s = readiness, ui, answer_s
-        self._catalog, self._replicas = Bounded(store.read, answer_s), Bounded(store.read_replicas, answer_s)
+        self._readiness, self._ui, self._answer_timeout_s = readiness, ui, answer_timeout_s
+        self._catalog = BoundedRead(store.read, answer_timeout_s)
+        self._replicas = BoundedRead(store.read_replicas, answer_timeout_s)
 
     async def read(self) -> dict[str, Any]:
-        """All of it."""
-        late = {"error": f"no answer within {self._answer_s:g} s"}
-        catalog, replicas, jobs = await asyncio.gather(self._catalog.get(), self._replicas.get(), self._jobs())
+        timeout = {"error": f"no answer within {self._answer_timeout_s:g} s"}
+        catalog, replicas, jobs = await asyncio.gather(self._catalog.get(), self._replicas.get(), self._read_jobs())
         return {
             "at": format_time_s(time.time_ns() // 1000),
-            "worker": self._worker(),
-            **(catalog or dict.fromkeys(self._sections, late)),
-            "replicas": replicas or late,
+            "worker": {
+                "worker_id": self._worker_id,
+                "ready": self._readiness.is_ready,
+                "phase": self._readiness.phase.value,
+                "checks": [result.to_json() for result in self._readiness.results()],
+            },
+            **(catalog or dict.fromkeys(self._sections, timeout)),
+            "replicas": replicas or timeout,
             "jobs": jobs,
         }
 
-    def _worker(self) -> dict[str, Any]:
-        checks = [
-            {"name": seen.name, "ok": seen.ok, "detail": seen.detail, "required": seen.required}
-            for seen in self._readiness.seen()
-        ]
-        return {
-            "worker_id": self._worker_id,
-            "ready": self._readiness.ready,
-            "phase": self._readiness.phase.value,
-            "checks": checks,
-        }
-
-    async def _jobs(self) -> dict[str, Any]:
+    async def _read_jobs(self) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self._answer_s):
-                rows = await query_workflows(self._client, None, "Running", None, limit=MOST_ROWS)
+            async with asyncio.timeout(self._answer_timeout_s):
+                rows = await query_workflows(self._client, None, "Running", None, limit=MAX_ROWS_PER_LIST)
         except (RPCError, TimeoutError) as error:
-            return {"error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_s:g} s'}"}
+            return {
+                "error": f"Temporal does not answer: {str(error) or f'nothing within {self._answer_timeout_s:g} s'}"
+            }
         running = [
-            {"type": one.type, "began": format_time_s(int(one.started.timestamp() * 1e6))}
-            | self._ui.job(one.workflow_id, one.run_id)
-            for one in rows
+            {"type": row.type, "began": format_time_s(int(row.started.timestamp() * 1e6))}
+            | self._ui.link_job(row.workflow_id, row.run_id)
+            for row in rows
         ]
         return {"running": running}
 
 
-def add_status(pages: Pages, document: StatusDocument) -> None:
-    """Show both from now on."""
-    kept = Kept(document.read)
+def add_status_pages(pages: PageRouter, document: StatusDocument) -> None:
+    """Add `/status` and `/status.json`."""
+    cached = CachedDocument(document.read)
 
-    async def as_json(_: web.Request) -> web.StreamResponse:
-        return web.json_response(await kept.get())
+    async def respond_json(_: web.Request) -> web.StreamResponse:
+        return web.json_response(await cached.get())
 
-    async def as_page(_: web.Request) -> web.StreamResponse:
-        text = render_template("status.html", status=await kept.get(), most=MOST_ROWS)
+    async def respond_page(_: web.Request) -> web.StreamResponse:
+        text = render_template("status.html", status=await cached.get(), most=MAX_ROWS_PER_LIST)
         return web.Response(text=text, content_type="text/html", headers=_POLICY)
 
-    pages.add("/status", as_page)
-    pages.add("/status.json", as_json)
+    pages.add("/status", respond_page)
+    pages.add("/status.json", respond_json)

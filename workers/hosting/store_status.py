@@ -1,8 +1,7 @@
-"""The state of one store, as its status page shows it: sums that gauges count as well, and a few rows of each list.
+"""State of one store for its status page: totals, and a few rows of each list.
 
-Nothing here walks over a table: a store of ten million ledgers is asked the same bounded questions as an empty one. How
-many ledgers and topics there can be is known from the next ids; how many ledgers there are is what the newest plan has
-counted.
+No query reads a whole table, so that a store of ten million ledgers answers as fast as an empty one. The next ids bound
+the numbers of ledgers and topics. The newest plan has counted the ledgers.
 """
 
 import logging
@@ -27,9 +26,9 @@ from workflows.reconciliation.values import RECONCILE_ORPHANS
 from workflows.records.values import FLUSH_RECORDS, RAID_TOMBSTONES
 from workflows.transactions.values import TRANSACTION_COORDINATOR
 
-MOST_ROWS: Final = 10  # of each list
-_MOST_TEXT: Final = 300
-_DECIDED: Final = (TransactionState.COMMITTING, TransactionState.ABORTING)
+MAX_ROWS_PER_LIST: Final = 10
+_MAX_ERROR_CHARACTERS: Final = 300
+_DECIDED_STATES: Final = (TransactionState.COMMITTING, TransactionState.ABORTING)
 
 Section = dict[str, Any]
 
@@ -38,177 +37,184 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WebUi:
-    """Addresses of jobs in Temporal's Web UI; none where no Web UI is known."""
+    """Links to jobs in Temporal's Web UI. Without an HTTP address all URLs are empty."""
 
     address: str
     namespace: str
 
-    def job(self, workflow_id: str, run_id: str = "") -> Section:
-        """The job's id and the address of its page: of its newest run, where none is named."""
+    def link_job(self, workflow_id: str, run_id: str = "") -> Section:
+        """Return the job's id and the URL of that run, or of its newest run."""
         path = "/".join(quote(part, safe="") for part in (workflow_id, run_id) if part)
-        return {"workflow_id": workflow_id, "url": self._at(f"/{path}")}
+        return {"workflow_id": workflow_id, "url": self._make_url(f"/{path}")}
 
-    def of_type(self, name: str) -> Section:
-        """A list of all jobs of a type."""
+    def link_type(self, name: str) -> Section:
+        """Return the URL of the list of all jobs of a type."""
         query = quote(f'WorkflowType="{name}"', safe="")
-        return {"workflow_type": name, "url": self._at(f"?query={query}")}
+        return {"workflow_type": name, "url": self._make_url(f"?query={query}")}
 
-    def _at(self, rest: str) -> str:
+    def _make_url(self, suffix: str) -> str:
         if not self.address.startswith(("http://", "https://")):
             return ""
-        return f"{self.address.rstrip('/')}/namespaces/{quote(self.namespace, safe='')}/workflows{rest}"
+        return f"{self.address.rstrip('/')}/namespaces/{quote(self.namespace, safe='')}/workflows{suffix}"
 
 
 class StoreStatus:
-    """Reads the state of one store. It blocks: to be called in a thread."""
+    """Reader of the state of one store. Its methods block."""
 
-    def __init__(self, catalog: Catalog, replicas: Callable[[], Sequence[Replica]], ui: WebUi) -> None:
-        """Take the catalog, how to ask for replicas, and where jobs are seen."""
-        self._catalog, self._replicas, self._ui = catalog, replicas, ui
-        self._sections: Mapping[str, Callable[[], Section]] = {
-            "totals": self._totals,
-            "deletions": self._deletions,
-            "transactions": self._transactions,
-            "delayed": self._delayed,
-            "records": self._records,
-            "owners": self._owners,
-            "plans": lambda: {"newest": [self._plan(one) for one in self._newest_plans()]},
+    def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[Replica]], ui: WebUi) -> None:
+        self._catalog, self._list_replicas, self._ui = catalog, list_replicas, ui
+        self._read_by_section: Mapping[str, Callable[[], Section]] = {
+            "totals": self._read_totals,
+            "deletions": self._read_deletions,
+            "transactions": self._read_transactions,
+            "delayed": self._read_delayed,
+            "records": self._read_records,
+            "owners": self._read_owners,
+            "plans": lambda: {"newest": [self._format_plan(plan) for plan in self._newest_plans()]},
         }
 
     @property
     def names(self) -> Collection[str]:
-        """Of the sections of the catalog."""
-        return self._sections
+        """Names of the catalog's sections."""
+        return self._read_by_section
 
     def read(self) -> Section:
-        """Every section of the catalog by its name; one that cannot be read has its `error` alone."""
-        return {name: _guarded(section) for name, section in self._sections.items()}
+        """Return each section of the catalog by its name. A section that cannot be read has only an `error`."""
+        return {name: _read_or_error(read) for name, read in self._read_by_section.items()}
 
     def read_replicas(self) -> Section:
-        """The section of replicas, which the bucket of records tells; where it cannot, its `error` alone."""
+        """Return the section of replicas, read from the records bucket, or only an `error`."""
 
-        def row(one: Replica) -> Section:
-            return {"replica": one.replica, "state": str(one.state or "NEW"), "lag_s": one.lag_s}
+        def to_row(replica: Replica) -> Section:
+            return {"replica": replica.replica, "state": str(replica.state or "NEW"), "lag_s": replica.lag_s}
 
-        return _guarded(lambda: {"known": [row(one) for one in self._replicas()[:MOST_ROWS]]})
+        return _read_or_error(lambda: {"known": list(map(to_row, self._list_replicas()[:MAX_ROWS_PER_LIST]))})
 
-    def _totals(self) -> Section:
+    def _read_totals(self) -> Section:
         state = self._catalog.records.state()
-        found: Section = {
+        totals: Section = {
             **select_fields(state, "catalog_id epoch adopting"),
-            "next_topic_id": state.next_ids.topic,  # there were never more; a rebuilt catalog leaves some out
+            "next_topic_id": state.next_ids.topic,  # an upper bound: a rebuilt catalog leaves ids out
             "next_ledger_id": state.next_ids.ledger,
         }
-        finished = next((one for one in self._newest_plans() if one.finished_us is not None), None)
+        finished = next((plan for plan in self._newest_plans() if plan.finished_us is not None), None)
         if finished is not None:
-            found |= {
+            totals |= {
                 "ledgers_at_plan": plan_result(finished.summary).ledgers,
                 "plan_at": format_time_s(finished.created_us),
             }
-        return found
+        return totals
 
-    def _deletions(self) -> Section:
-        found, rows = self._catalog.deletions.inflight(), self._catalog.deletions.list
+    def _read_deletions(self) -> Section:
+        inflight, list_intents = self._catalog.deletions.inflight(), self._catalog.deletions.list
         return {
-            **select_fields(found, "estimated_inflight dead_lettered"),
-            "oldest_pending_s": _age_s(found.oldest_us),
-            "inflight": [self._intent(one) for one in rows(DeletionState.PENDING, limit=MOST_ROWS)],
-            "dead_letters": [self._intent(one) for one in rows(DeletionState.DEAD_LETTERED, limit=MOST_ROWS)],
+            **select_fields(inflight, "estimated_inflight dead_lettered"),
+            "oldest_pending_s": _age_s(inflight.oldest_us),
+            "inflight": [
+                self._format_intent(intent) for intent in list_intents(DeletionState.PENDING, limit=MAX_ROWS_PER_LIST)
+            ],
+            "dead_letters": [
+                self._format_intent(intent)
+                for intent in list_intents(DeletionState.DEAD_LETTERED, limit=MAX_ROWS_PER_LIST)
+            ],
         }
 
-    def _intent(self, one: DeletionIntent) -> Section:
+    def _format_intent(self, intent: DeletionIntent) -> Section:
+        if workflow_id := intent.handed_to or (DELETE_LEDGERS.id(intent.batch_id) if intent.batch_id else None):
+            job = self._ui.link_job(workflow_id)
+        else:  # the next trim of the topic or a sweep will take the intent
+            job = {"workflow_id": None, **self._ui.link_type(SWEEP_DELETIONS.name)}
         return {
-            "id": one.row_id,
-            "ledger_id": one.ledger_id,
-            "copy": one.copy.value,
-            "topic": decode_topic_name(one.topic),
-            "outcome": one.outcome.value if one.outcome else None,
-            "attempts": one.attempts,
-            "last_error": (one.damage or one.last_error or "")[:_MOST_TEXT] or None,
-            "paused": one.paused,
-            "trace_id": one.trace_id,
-            **self._job_of(one),
+            "id": intent.row_id,
+            "ledger_id": intent.ledger_id,
+            "copy": intent.copy.value,
+            "topic": decode_topic_name(intent.topic),
+            "outcome": intent.outcome.value if intent.outcome else None,
+            "attempts": intent.attempts,
+            "last_error": (intent.damage or intent.last_error or "")[:_MAX_ERROR_CHARACTERS] or None,
+            "paused": intent.paused,
+            "trace_id": intent.trace_id,
+            **job,
         }
 
-    def _job_of(self, one: DeletionIntent) -> Section:
-        """Its own, otherwise its batch; what is in none yet is found by the next trim of its topic, or by a sweep."""
-        if one.handed_to or one.batch_id:
-            return self._ui.job(one.handed_to or DELETE_LEDGERS.id(one.batch_id))
-        return {"workflow_id": None, **self._ui.of_type(SWEEP_DELETIONS.name)}
-
-    def _transactions(self) -> Section:
+    def _read_transactions(self) -> Section:
         counts = self._catalog.transactions.counts()
-        stuck = self._catalog.transactions.many(states=_DECIDED, limit=MOST_ROWS)
+        stuck = self._catalog.transactions.many(states=_DECIDED_STATES, limit=MAX_ROWS_PER_LIST)
         return {
             "unfinished": {state.value: count for state, count in counts.states.items()},
             "oldest_open_s": _age_s(counts.oldest_open_us),
             "oldest_decided_s": _age_s(counts.oldest_decided_us),
-            "stuck": [self._stuck(one) for one in stuck],
+            "stuck": [self._format_stuck(transaction) for transaction in stuck],
         }
 
-    def _stuck(self, one: StoredTransaction) -> Section:
-        workflow = one.claim_workflow or TRANSACTION_COORDINATOR.id(one.txn.tc_id)
+    def _format_stuck(self, transaction: StoredTransaction) -> Section:
+        workflow_id = transaction.claim_workflow or TRANSACTION_COORDINATOR.id(transaction.txn.tc_id)
         return {
-            "txn": str(one.txn),
-            "state": one.state.value,
-            "decided_s": _age_s(one.decided_us),
-            "attempts": one.attempts,
-            "owed": [decode_topic_name(participant.topic) for participant in one.owed[:MOST_ROWS]],
-            "last_error": (one.last_error or "")[:_MOST_TEXT] or None,
-            **self._ui.job(workflow),
+            "txn": str(transaction.txn),
+            "state": transaction.state.value,
+            "decided_s": _age_s(transaction.decided_us),
+            "attempts": transaction.attempts,
+            "owed": [decode_topic_name(participant.topic) for participant in transaction.owed[:MAX_ROWS_PER_LIST]],
+            "last_error": (transaction.last_error or "")[:_MAX_ERROR_CHARACTERS] or None,
+            **self._ui.link_job(workflow_id),
         }
 
-    def _delayed(self) -> Section:
+    def _read_delayed(self) -> Section:
         counts = self._catalog.delayed.counts()
         return {
             **select_fields(counts, "buckets messages"),
             "unsealed_messages": counts.unsealed,
-            "jobs": [self._ui.of_type(job.name) for job in (SEAL_BUCKETS, MERGE_BUCKETS)],
+            "jobs": [self._ui.link_type(job.name) for job in (SEAL_BUCKETS, MERGE_BUCKETS)],
         }
 
-    def _records(self) -> Section:
+    def _read_records(self) -> Section:
         state, tombstones = self._catalog.records.state(), self._catalog.tombstones.counts()
         return {
             **select_fields(state, "manifest outbox"),
             "outbox_oldest_s": _age_s(state.oldest_us),
             "deletions_waiting": self._catalog.records.waiting_deletions(),
-            "refused": [str(one) for one in refused(self._catalog.records)][:MOST_ROWS] if state.outbox else [],
+            "refused": [str(problem) for problem in refused(self._catalog.records)][:MAX_ROWS_PER_LIST]
+            if state.outbox
+            else [],
             "tombstones": dict(tombstones.by_kind),
             "cenotaphs": tombstones.candidates,
             "oldest_tombstone_s": _age_s(tombstones.oldest_us),
-            "jobs": [self._ui.job(FLUSH_RECORDS.id()), self._ui.of_type(RAID_TOMBSTONES.name)],
+            "jobs": [self._ui.link_job(FLUSH_RECORDS.id()), self._ui.link_type(RAID_TOMBSTONES.name)],
         }
 
-    def _owners(self) -> Section:
+    def _read_owners(self) -> Section:
         fences, bundles = self._catalog.fences.fences(), self._catalog.fences.bundles()
-        owned = Counter(one.worker_id for one in fences)
+        bundles_by_worker = Counter(fence.worker_id for fence in fences)
         return {
             "bundles": bundles,
             "never_owned": bundles - len(fences),
-            "workers": [{"worker_id": name, "bundles": count} for name, count in owned.most_common(MOST_ROWS)],
+            "workers": [
+                {"worker_id": name, "bundles": count}
+                for name, count in bundles_by_worker.most_common(MAX_ROWS_PER_LIST)
+            ],
         }
 
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
-        return self._catalog.reconciliation.runs(RunKind.PLAN, limit=MOST_ROWS)
+        return self._catalog.reconciliation.runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
 
-    def _plan(self, one: ReconciliationRun) -> Section:
-        done = None if one.finished_us is None else plan_result(one.summary)
+    def _format_plan(self, run: ReconciliationRun) -> Section:
+        result = None if run.finished_us is None else plan_result(run.summary)
         return {
-            "run_id": one.run_id,
-            "began": format_time_s(one.created_us),
-            "finished": None if one.finished_us is None else format_time_s(one.finished_us),
-            "ledgers": None if done is None else done.ledgers,
-            "findings": {} if done is None else {kind: count for kind, count in done.findings.items() if count},
-            **self._ui.job(RECONCILE_ORPHANS.id(one.run_id)),
+            "run_id": run.run_id,
+            "began": format_time_s(run.created_us),
+            "finished": None if run.finished_us is None else format_time_s(run.finished_us),
+            "ledgers": None if result is None else result.ledgers,
+            "findings": {} if result is None else {kind: count for kind, count in result.findings.items() if count},
+            **self._ui.link_job(RECONCILE_ORPHANS.id(run.run_id)),
         }
 
 
-def _guarded(section: Callable[[], Section]) -> Section:
+def _read_or_error(read: Callable[[], Section]) -> Section:
     try:
-        return section()
+        return read()
     except SextonError as error:
-        return {"error": str(error)[:_MOST_TEXT]}
-    except Exception as error:  # noqa: BLE001 - a row of another build may be one that this one cannot read
+        return {"error": str(error)[:_MAX_ERROR_CHARACTERS]}
+    except Exception as error:  # noqa: BLE001 - this build may be unable to read a row of another build
         _log.exception("status: a section met a fault that nothing here expects")
         return {"error": type(error).__name__}
 

@@ -1,4 +1,4 @@
-"""Work beside the serving of queues: span files, snapshots, pins of rebuilds, and whether the catalog is ours."""
+"""Background work of a worker: span files, snapshots, pins of rebuilds, and whether its database is still current."""
 
 import asyncio
 import logging
@@ -20,15 +20,15 @@ from workers.assembly.log import LogStore
 from workers.settings import Settings
 from workflows.records.values import REBUILD_CATALOG
 
-_PRUNE_EVERY_S: Final = 300.0
+_PRUNE_INTERVAL_S: Final = 300.0
 
 _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def alongside(endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let work that never ends go on while the block runs."""
-    task = asyncio.create_task(endless)
+async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run an endless coroutine while the block runs."""
+    task = asyncio.create_task(coroutine)
     try:
         yield
     finally:
@@ -37,11 +37,8 @@ async def alongside(endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-async def prune_traces(settings: Settings, *, every_s: float = _PRUNE_EVERY_S) -> None:
-    """Prune the home's span files at once, and then every `every_s` seconds.
-
-    A folder that cannot be read or written is logged, and tried again.
-    """
+async def prune_traces(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
+    """Prune the home's span files at once and then after each interval, until cancelled. Log errors of the folder."""
     limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
     while True:
         try:
@@ -51,36 +48,36 @@ async def prune_traces(settings: Settings, *, every_s: float = _PRUNE_EVERY_S) -
         else:
             if removed:
                 _log.info("removed %d span files, by age or by size", removed)
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(interval_s)
 
 
-_SNAPSHOTS_EVERY_S: Final = 1.0  # a fifth of the time after which a snapshot is due
+_SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
 
 
-async def write_snapshots(write_due: Callable[[], int], *, every_s: float = _SNAPSHOTS_EVERY_S) -> None:
-    """Write snapshots of transaction buffers that are due, until cancelled; a catalog that is away is logged once.
+async def write_snapshots(write_due: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
+    """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
-    Each worker does so, for topics that no other has taken. A coordinator would have to stay awake for it, or to wait
-    for it, and a snapshot is worth neither: what a worker that dies has taken is due again.
+    All workers do so, each for topics that no other has taken. The topics of a worker that dies become due again.
+    Transaction coordinators do not, because they would have to stay awake for it.
 
     Args:
-        write_due: Writes a page of snapshots, and says how many were due.
-        every_s: Between two looks where nothing was due.
+        write_due: Writes a page of snapshots and returns how many were due.
+        interval_s: Pause after a page without due snapshots.
     """
-    told = False
+    has_logged = False
     while True:
         try:
-            done, told = await asyncio.to_thread(write_due), False
+            due_count, has_logged = await asyncio.to_thread(write_due), False
         except SextonError as error:
-            if not told:
+            if not has_logged:
                 _log.warning("no snapshot of transactions is written, because the catalog does not answer: %s", error)
-            done, told = 0, True
-        if not done:
-            await asyncio.sleep(every_s)
+            due_count, has_logged = 0, True
+        if not due_count:
+            await asyncio.sleep(interval_s)
 
 
-_PINS_EVERY_S: Final = 60.0  # one listing and a few reads
-_CLOSED: Final = frozenset(
+_PINS_INTERVAL_S: Final = 60.0  # a check costs one listing and a few reads
+_CLOSED_STATUSES: Final = frozenset(
     {
         WorkflowExecutionStatus.COMPLETED,
         WorkflowExecutionStatus.FAILED,
@@ -91,22 +88,22 @@ _CLOSED: Final = frozenset(
 )
 
 
-async def watch_rebuild_pins(client: Client, start: ColdStart, *, every_s: float = _PINS_EVERY_S) -> None:
-    """End the pins of closed rebuilds every `every_s` seconds. A service that does not answer is asked again."""
+async def watch_rebuild_pins(client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S) -> None:
+    """End the pins of closed rebuilds after each interval, until cancelled. Ignore services that do not answer."""
     while True:
         try:
             await end_rebuild_pins(client, start)
         except (RPCError, SextonError) as error:
             _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(interval_s)
 
 
 async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
     """End the pins of rebuilds whose workflow is closed.
 
-    Nobody else ends the pin of a workflow that is terminated while no command serves it. A workflow that Temporal does
-    not know keeps its pin: the namespace may be lost, or a command may be about to start it. A run that starts
-    meanwhile pins the manifest anew, before it reads it.
+    Nothing else ends the pin of a workflow that is terminated while no command serves it. A workflow that Temporal does
+    not know keeps its pin, because the namespace may be lost or a command may be about to start it. A run that starts
+    meanwhile pins the manifest again before it reads it.
 
     Raises:
         RPCError: Temporal does not answer.
@@ -125,36 +122,36 @@ async def _is_closed(client: Client, workflow_id: str) -> bool:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
-    return description.workflow_type == REBUILD_CATALOG.name and description.status in _CLOSED
+    return description.workflow_type == REBUILD_CATALOG.name and description.status in _CLOSED_STATUSES
 
 
 @asynccontextmanager
-async def watched(
-    log: LogStore, *, every_s: float, ask: Callable[[Records, OwnedStore], None] = require_current
+async def watch_currency(
+    log: LogStore, *, interval_s: float, require: Callable[[Records, OwnedStore], None] = require_current
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
-    """Ask while the block runs whether the database is the catalog still; the task ends with the refusal alone.
+    """Check during the block that no other database has been rebuilt from the record log. Yield a task.
 
-    Another one may have been rebuilt from the record log meanwhile. The worker would go on to take work of the new
-    catalog's jobs from their queues and answer from what the old database says: what it deletes is refused by its
-    buckets in any case, and by its end the work is left to workers of the new catalog.
+    The task ends only with the error of a check, and then the worker must end. It would otherwise take work of the new
+    catalog's jobs and answer from the old database. Buckets refuse its deletes in any case.
 
     Args:
-        log: Whose catalog and record log are asked.
-        every_s: Between two questions, in seconds, above 0. A store that does not answer is asked again.
-        ask: For tests.
+        log: Provides the catalog and the record log.
+        interval_s: Seconds between two checks, above 0. A store that does not answer is asked again.
+        require: The check, which tests replace.
     """
-    watch = asyncio.create_task(_refusal(partial(ask, log.catalog.records, log.record_objects), every_s))
+    check = partial(require, log.catalog.records, log.record_objects)
+    watch = asyncio.create_task(_await_outdated(check, interval_s))
     try:
         yield watch
     finally:
         watch.cancel()
 
 
-async def _refusal(still_current: Callable[[], None], every_s: float) -> CatalogMismatch | CatalogOutdated:
+async def _await_outdated(require_current: Callable[[], None], interval_s: float) -> CatalogMismatch | CatalogOutdated:
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(interval_s)
         try:
-            await asyncio.to_thread(still_current)
+            await asyncio.to_thread(require_current)
         except (CatalogMismatch, CatalogOutdated) as refusal:
             _log.error("this worker ends, because its database is not the catalog any more: %s", refusal)
             return refusal

@@ -1,4 +1,4 @@
-"""The Temporal workers of one process: which workflows and activities each of its task queues gets."""
+"""Temporal workers of one process, with the workflows and activities of each task queue."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,13 +76,11 @@ WORKFLOWS = [
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
-"""Input that is no JSON of its type: the workflow fails, where it would otherwise try to read it for ever."""
+"""Errors of unreadable input. They fail the workflow, because a retry of its task would fail without end."""
 
-Hosted = Sequence[Callable[..., Any]]
-
-_REMEMBERED = timedelta(seconds=5)  # so long a killed worker's workflows wait for the one that had them in memory
-_RECORDS_AT_ONCE: Final = 6
-"""Activities on the record log at once: a flush that waits, one of each other kind, and room."""
+_STICKY_TIMEOUT = timedelta(seconds=5)  # workflows of a killed worker wait so long for its cache
+_MAX_RECORD_ACTIVITIES: Final = 6
+"""Activities on the record log at once: a waiting flush, one of each other kind, and a reserve."""
 
 
 def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
@@ -93,77 +91,97 @@ def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSet:
-    """The common parts of the Temporal workers of one process."""
+    """Common parts of the Temporal workers of one process."""
 
     client: Client
     activities: Activities
     settings: Settings
-    in_hand: RunningActivities
+    running: RunningActivities
 
     @contextmanager
     def workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
-        """All of them, not running yet, with their threads, which end with the block.
+        """Yield all workers, which the caller runs. Their threads end with the block.
 
-        Each queue has one for every workflow and activity. Beside it uploads have one of their own, because they take
-        minutes and a deletion must not wait for one; bulk jobs, one at a time, because each may use the whole machine;
-        coordinators and flushes, which hold their threads while they wait for work. The last one is for what this
-        process owns: activities alone, and never versioned, because versioned ones stop getting tasks past 100 queues
-        and a roll-out would leave owners without their work.
+        Each queue has one worker for all workflows and activities, and these beside it:
+
+        - uploads, which take minutes, so that no deletion waits for one;
+        - bulk jobs, one at a time, because each may use the whole machine;
+        - transaction coordinators and record jobs, which hold their threads while they wait for work.
+
+        The last worker serves the activities of owned topics. It is never versioned: versioned workers get no tasks
+        beyond 100 queues, and a roll-out would leave owners without their work.
         """
-        given, does, many = self.settings, self.activities, len(queues)
-        versioned = own_build(given) is not None
-        with ExitStack() as opened:
+        settings, activities, queue_count = self.settings, self.activities, len(queues)
+        versioned = own_build(settings) is not None
+        with ExitStack() as stack:
 
-            def crew(
+            def create_workers(
                 name: str,
                 threads: int,
-                at_once: int,
-                served: Iterable[str],
-                hosted: Hosted,
-                **more: Any,  # noqa: ANN401
+                max_activities: int,
+                queues: Iterable[str],
+                hosted: Sequence[Callable[..., Any]],
+                **options: Any,  # noqa: ANN401
             ) -> list[Worker]:
-                pool = opened.enter_context(ThreadPoolExecutor(threads, name))
-                return [self._worker(queue, pool, at_once, activities=hosted, **more) for queue in served]
+                pool = stack.enter_context(ThreadPoolExecutor(threads, name))
+                return [
+                    self._create_worker(queue, pool, max_activities, activities=hosted, **options) for queue in queues
+                ]
 
-            usual, uploads, lingering = given.activity_threads, given.upload_threads, given.transaction_coordinators
+            threads, upload_threads = settings.activity_threads, settings.upload_threads
+            coordinators, record_threads = settings.transaction_coordinators, _MAX_RECORD_ACTIVITIES * queue_count
             yield [
-                *crew(
+                *create_workers(
                     "activity",
-                    usual,
-                    usual,
+                    threads,
+                    threads,
                     queues,
-                    does.all(),
+                    activities.all(),
                     workflows=WORKFLOWS,
                     workflow_runner=workflow_runner(self.client, versioned=versioned),
                     workflow_failure_exception_types=FAILURES,
-                    sticky_queue_schedule_to_start_timeout=_REMEMBERED,
+                    sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
                 ),
-                *crew("upload", uploads, uploads, map(uploads_queue, queues), does.of_uploads()),
-                *crew("bulk", many, 1, map(bulk_queue, queues), does.of_bulk()),
-                *crew("transactions", lingering, lingering, map(transactions_queue, queues), does.of_transactions()),
-                *crew(
-                    "records", _RECORDS_AT_ONCE * many, _RECORDS_AT_ONCE, map(records_queue, queues), does.of_records()
+                *create_workers(
+                    "upload", upload_threads, upload_threads, map(uploads_queue, queues), activities.upload_activities()
                 ),
-                *crew("owner", usual, usual, [owner_queue(worker_id)], does.of_owners(), versioned=False),
+                *create_workers("bulk", queue_count, 1, map(bulk_queue, queues), activities.bulk_activities()),
+                *create_workers(
+                    "transactions",
+                    coordinators,
+                    coordinators,
+                    map(transactions_queue, queues),
+                    activities.transaction_activities(),
+                ),
+                *create_workers(
+                    "records",
+                    record_threads,
+                    _MAX_RECORD_ACTIVITIES,
+                    map(records_queue, queues),
+                    activities.record_activities(),
+                ),
+                *create_workers(
+                    "owner", threads, threads, [owner_queue(worker_id)], activities.owner_activities(), versioned=False
+                ),
             ]
 
-    def _worker(
+    def _create_worker(
         self,
         queue: str,
         threads: ThreadPoolExecutor,
-        at_once: int,
+        max_activities: int,
         *,
         versioned: bool = True,
-        **rest: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
     ) -> Worker:
         version = own_build(self.settings) if versioned else None
         return Worker(
             self.client,
             task_queue=queue,
             activity_executor=threads,
-            max_concurrent_activities=at_once,
+            max_concurrent_activities=max_activities,
             graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True) if version else None,
-            interceptors=[WorkflowEdge(), ActivityEdge(), self.in_hand],
-            **rest,
+            interceptors=[WorkflowEdge(), ActivityEdge(), self.running],
+            **options,
         )

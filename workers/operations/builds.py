@@ -171,17 +171,16 @@ async def deploy(
 
 def _require_known_build(deployment: Deployment, build_id: str) -> None:
     if build_id not in {row.build_id for row in deployment.builds}:
-        known = ", ".join(row.build_id for row in deployment.builds) or "none"
-        found = f"build {build_id} of {deployment.name}: expected one that a worker has served with, found {known}"
-        raise PreconditionFailed(found)
+        ids = ", ".join(row.build_id for row in deployment.builds) or "none"
+        message = f"build {build_id} of {deployment.name}: expected one that a worker has served with, found {ids}"
+        raise PreconditionFailed(message)
 
 
 async def _require_workers(client: Client, name: str, build_id: str, dead_identities: Collection[str]) -> None:
     unserved = await find_unserved_queues(client, name, build_id, dead_identities=dead_identities)
     if unserved:
-        expected = "expected workers that poll each of its task queues now"
-        found = f"found none at {', '.join(unserved)}; start one of that build first"
-        raise PreconditionFailed(f"build {build_id} of {name}: {expected}, {found}")
+        problem = f"expected workers that poll each of its task queues now, found none at {', '.join(unserved)}"
+        raise PreconditionFailed(f"build {build_id} of {name}: {problem}; start one of that build first")
 
 
 async def _wait_until_applied(client: Client, name: str) -> Deployment:
@@ -204,8 +203,8 @@ async def _make_current(client: Client, name: str, build_id: str) -> None:
 
 async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:
     if before.ramping not in {None, build_id}:
-        found = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
-        raise PreconditionFailed(found)
+        message = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
+        raise PreconditionFailed(message)
     await _set_ramp(client, before.name, "", 0, read_at=before.conflict_token)
 
 

@@ -10,7 +10,7 @@ from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.markers import PROBE_PREFIX, Role
 from logstore.identity.services.own_stores import OwnStores
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
-from workers.identity import buckets_of
+from workers.identity import list_buckets
 from workers.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_deletes(settings: Settings) -> str:
     if not settings.has_object_store:
         settings.require("s3_endpoint")
     store = primary_bucket(settings, hasty=True)
-    role_by_bucket = {bucket: role for role, bucket in buckets_of(settings)}
+    role_by_bucket = {bucket: role for role, bucket in list_buckets(settings)}
     with open_catalog(settings.database_url) as catalog, ThreadPoolExecutor(len(role_by_bucket)) as pool:
         own_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
 

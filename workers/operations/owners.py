@@ -14,13 +14,13 @@ from infra.coordination.session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
-from workers.hosting.owning import ensemble_of
+from workers.hosting.owning import parse_ensemble
 from workers.settings import Settings
 
 _MAX_SESSION_TIMEOUT_S: Final = 5.0  # for a person who waits; a worker uses its own session timeout
 
 
-class SessionState(StrEnum):
+class OwnerSessionState(StrEnum):
     """State of the session that created an owner's node."""
 
     ALIVE = "ALIVE"  # the session exists, and the worker is enlisted in it
@@ -34,7 +34,7 @@ class OwnerRow:
 
     worker_id: str  # empty: the node cannot be read
     session: int | None  # None: ownership without ZooKeeper has no sessions
-    state: SessionState | None
+    state: OwnerSessionState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
     Raises:
         ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
     """
-    ensemble = ensemble_of(settings)
+    ensemble = parse_ensemble(settings)
     timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
     session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)
     try:
@@ -135,11 +135,11 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
 def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
     worker = live_workers.get(node.worker_id)
     if node.session not in sessions:
-        state = SessionState.GONE
+        state = OwnerSessionState.GONE
     elif worker is None or worker.session != node.session:
-        state = SessionState.UNLISTED
+        state = OwnerSessionState.UNLISTED
     else:
-        state = SessionState.ALIVE
+        state = OwnerSessionState.ALIVE
     return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
 
 

@@ -22,7 +22,7 @@ from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, run_with_client
 from workers.client.jobs import JobClient
-from workers.identity import adopt_buckets, buckets_of, compare_with_newest_manifest, own_build
+from workers.identity import adopt_buckets, compare_with_newest_manifest, list_buckets, own_build
 from workers.operations.builds import deploy_if_unserved
 from workers.operations.status import WORKER, list_polling_workers
 from workers.settings import OFF, Settings
@@ -101,7 +101,7 @@ async def _prepare_for_runs(
 
 def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
     """Return the options of the embedded stack that the settings describe."""
-    wanted = WantedPorts(
+    configured_ports = WantedPorts(
         temporal=settings.temporal_port,
         ui=settings.ui_port,
         s3=settings.s3_port,
@@ -109,9 +109,9 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
     )
     return stack.StackOptions(
         home=settings.home,
-        ports=WantedPorts.any_free() if free_ports else wanted,
+        ports=WantedPorts.any_free() if free_ports else configured_ports,
         temporal_in_memory=in_memory,
-        buckets=tuple(bucket for _, bucket in buckets_of(settings)),
+        buckets=tuple(bucket for _, bucket in list_buckets(settings)),
     )
 
 
@@ -157,21 +157,16 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
         CatalogOutdated: The database is older than its record log. A worker would end at once.
     """
     upgrade_catalog(settings)
-    _require_current_database(settings)
+    if settings.has_object_store:
+        # A store that does not answer is no obstacle: each worker repeats the comparison.
+        with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
+            compare_with_newest_manifest(settings, catalog)
 
     async def register(client: Client) -> None:
         await visibility.register_search_attributes(client)
         await JobClient(client, settings).verified_client()
 
     run_with_client(settings, register)
-
-
-def _require_current_database(settings: Settings) -> None:
-    """Compare the database with the newest manifest if the store answers. A worker repeats the comparison."""
-    if not settings.has_object_store:
-        return
-    with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
-        compare_with_newest_manifest(settings, catalog)
 
 
 def start_worker(

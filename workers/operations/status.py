@@ -34,7 +34,7 @@ from workers.client.schedules import list_schedules
 from workers.client.temporal_faults import service_failure
 from workers.hosting.certificates import check_certificates, find_certificate_files
 from workers.hosting.readiness import SCHEDULES
-from workers.identity import buckets_of, compare_namespace
+from workers.identity import compare_namespace, list_buckets
 from workers.operations.builds import Deployment, find_unserved_queues, read_deployment
 from workers.operations.delete_probe import DELETES, check_deletes
 from workers.operations.owners import open_directory, open_session, read_ownership
@@ -115,7 +115,7 @@ def _check_object_store(settings: Settings) -> str:
     """List each bucket by a signed request. The answer must have the header fields of an object store."""
     if not settings.has_object_store:
         settings.require("s3_endpoint")
-    names = [bucket for _, bucket in buckets_of(settings)]
+    names = [bucket for _, bucket in list_buckets(settings)]
     store = primary_bucket(settings, hasty=True)
     for name in names:
         next(iter(store.for_bucket(name).list(MARKER_KEY)), None)
@@ -235,7 +235,7 @@ def _list_identity_checks(settings: Settings, identities: Identities) -> Iterato
     """Iterate over the known services, each with a function that tells whether the service has the catalog's mark."""
     if settings.has_object_store:
         own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
-        for role, bucket in buckets_of(settings):
+        for role, bucket in list_buckets(settings):
             yield f"{role.value} bucket {bucket}", partial(_has_own_marker, own_bucket(role, bucket))
     if settings.ownership == "zookeeper" and settings.zookeeper:
         yield "zookeeper", lambda: _is_own_zookeeper_path(settings, identities.catalog_id())

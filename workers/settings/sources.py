@@ -118,15 +118,12 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
             path, origin = source[file]
             if name in source:
                 raise InvalidInput(file, expected=f"it or {name}, not both (from {origin})", found=path)
-            resolved[name] = (_read_secret_file(file, path, cwd, origin), origin)
+            try:
+                secret = read_secret(file, str(cwd / Path(str(path)).expanduser()))
+            except InvalidInput as error:
+                raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
+            resolved[name] = (secret, origin)
     return resolved
-
-
-def _read_secret_file(file: str, path: object, cwd: Path, origin: str) -> str:
-    try:
-        return read_secret(file, str(cwd / Path(str(path)).expanduser()))
-    except InvalidInput as error:
-        raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
 
 
 def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -> _Source:
@@ -136,8 +133,8 @@ def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -
     """
     if "home" not in flags or "home" not in environment:
         return environment
-    wanted, exported = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))
-    if wanted == exported:
+    flag_home, exported_home = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))
+    if flag_home == exported_home:
         return environment
     return {name: entry for name, entry in environment.items() if name not in SERVICE_SETTINGS}
 
@@ -156,10 +153,10 @@ def _require_home(home: object, origin: str) -> str:
 
 def _source_from_environ(environ: Mapping[str, str]) -> _Source:
     variables = {name: f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_SECRET_BY_FILE)}
-    known = _OTHER_VARIABLES | set(variables.values())
+    known_variables = _OTHER_VARIABLES | set(variables.values())
     for variable in environ:
-        if variable.startswith(_PREFIX) and variable not in known and environ[variable]:
-            nearest = get_close_matches(variable, known, n=1, cutoff=0.0)[0]
+        if variable.startswith(_PREFIX) and variable not in known_variables and environ[variable]:
+            nearest = get_close_matches(variable, known_variables, n=1, cutoff=0.0)[0]
             expected = f"a variable of a setting (nearest: {nearest})"
             raise InvalidInput("environment", expected=expected, found=variable)
     return {

@@ -20,7 +20,7 @@ from tests.fakes.objects import FakeObjectStore, Fault, Operation, _Held
 from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workers.assembly.log import LogStore, Policies, Stores, assemble
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
@@ -101,7 +101,7 @@ class Process:
         self._ended = ended
         self.committer, self.managed = log.committer, log.managed
         self.subscriptions, self.schemas = log.subscriptions, log.schemas
-        self.worker = Worker(activities_over(log, NobodyOwns()).all())
+        self.worker = Worker(create_activities(log, NobodyOwns()).all())
 
     def close(self) -> None:
         """End its threads, however it ended itself."""

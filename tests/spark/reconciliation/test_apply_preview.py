@@ -34,7 +34,7 @@ from tests.servers import settings_on
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.activities import Activities, activities_over, apply_preview
+from workers.assembly.activities import Activities, create_activities, create_apply_preview
 from workers.assembly.adapters import open_log
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
@@ -165,7 +165,7 @@ class _Apply:
 
     def __init__(self, store: Damaged, findings: Sequence[Finding], before_us: int) -> None:
         self.store, self.log, self.before_us = store, store.log, before_us
-        self.activities: Activities = activities_over(store.log, NobodyOwns())
+        self.activities: Activities = create_activities(store.log, NobodyOwns())
         publication = Publication(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindings.name)
         pq.write_table(as_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
@@ -186,7 +186,7 @@ class _Apply:
         self.pages = -(-len(findings) // _FINDINGS_PER_PAGE)
 
     def preview(self) -> ApplyPreviewResult:
-        return apply_preview(self.log).preview(_RUN)
+        return create_apply_preview(self.log).preview(_RUN)
 
     def begin(self) -> None:
         asked = BeginApplyInput(run_id=_RUN, actor="tests", max_orphan_share=1.0)

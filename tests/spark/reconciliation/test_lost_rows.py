@@ -28,7 +28,7 @@ from tests.activities.world import run
 from tests.fakes.owners import NobodyOwns
 from tests.servers import settings_on
 from tests.spark.reconciliation.damage import Damaged, file_intent
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workers.assembly.adapters import native_addresses, open_log
 
 pytestmark = pytest.mark.external_service
@@ -135,7 +135,7 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
     """Do the steps of both workflows, seconds later by the store's clock."""
     jobs = SparkJobs(session, Publication(home / "bulk"), lambda: native_mains(native_addresses(store.settings)))
     later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
-    activities = activities_over(later, NobodyOwns())
+    activities = create_activities(later, NobodyOwns())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
     run(planning.begin_plan, begin, workflow_id=_RUN)

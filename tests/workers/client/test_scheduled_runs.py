@@ -20,7 +20,7 @@ from tests.workflows.house import assert_eventually
 from workers.client import Sexton, scheduled_runs
 from workers.client.scheduled_runs import find_stuck_runs, restart_schedule
 from workers.client.schedules import require_readable_schedules
-from workers.hosting.readiness import check_of_schedules
+from workers.hosting.readiness import schedules_check
 from workers.operations.status import _check_schedules, run_check
 from workers.settings import Settings
 from workflows.deletion.values import SweepDeletionsInput
@@ -219,7 +219,7 @@ def test_run_that_is_encrypted_by_a_key_of_other_workers_is_named(settings: Sett
         assert await find_stuck_runs(of_keyed) == []
         row = await asyncio.to_thread(run_check, "schedules", _check_schedules, settings)
         assert (row["ok"], "needs a key that this process lacks" in str(row["detail"])) == (False, True)
-        (check,) = check_of_schedules(lambda: find_stuck_runs(namespace.client)).values()
+        (check,) = schedules_check(lambda: find_stuck_runs(namespace.client)).values()
         with pytest.raises(ServiceFailed, match="needs a key that this process lacks"):
             await check()
         with pytest.raises(InvalidInput, match="'one', by which payloads of this namespace are encrypted"):

@@ -10,8 +10,8 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, series
 from tests.tls import Authority
-from workers.hosting.certificates import check_certificates, files_of_certificates, read_certificate
-from workers.hosting.gauges import of_certificates, showing
+from workers.hosting.certificates import check_certificates, find_certificate_files, read_certificate
+from workers.hosting.gauges import make_certificate_source, make_gauge_updater
 from workers.operations import status
 from workers.settings import Settings
 
@@ -37,7 +37,7 @@ def test_doctor_tells_until_when_each_certificate_is_good(tmp_path: Path, monkey
     cert = Authority(tmp_path).pair("ours", "ours", left=timedelta(days=365)).cert
     settings = _settings(tmp_path, cert)
     names = ("temporal_cert_file", "zookeeper_cert_file", "database_url")
-    assert files_of_certificates(settings) == dict.fromkeys(names, str(cert))
+    assert find_certificate_files(settings) == dict.fromkeys(names, str(cert))
     told = check_certificates(settings)
     assert [part.partition(" until ")[0] for part in told.split(", ")] == list(names)
     monkeypatch.setattr(status, "status", lambda _: [])
@@ -91,10 +91,10 @@ def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_pa
     old, new = (authority.pair(name, name, left=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90)))
     cert = Path(shutil.copy(old, tmp_path / "ours.pem"))
     meter = FakeMeter()
-    read = showing(meter, of_certificates(_settings(tmp_path, cert)))
+    read = make_gauge_updater(meter, make_certificate_source(_settings(tmp_path, cert)))
     read()
     assert {
-        meter.values[series(_GAUGE, setting=name)] for name in files_of_certificates(_settings(tmp_path, cert))
+        meter.values[series(_GAUGE, setting=name)] for name in find_certificate_files(_settings(tmp_path, cert))
     } == {_until(old)}
     shutil.copy(new, cert)
     read()

@@ -13,8 +13,8 @@ from temporalio.api.common.v1 import Payload, Payloads
 
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import EncryptingCodec
-from workers.hosting.codec_page import add_codec
-from workers.hosting.http import MAX_REQUEST_BYTES, Pages, new_pages, serving
+from workers.hosting.codec_page import add_codec_page
+from workers.hosting.http import MAX_REQUEST_BYTES, PageRouter, create_page_router, serve_pages
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
@@ -26,11 +26,11 @@ _CODEC = EncryptingCodec({"one": bytes(32)})
 def _asked(
     ask: Callable[[ClientSession, str], Awaitable[None]], *, codec: EncryptingCodec = _CODEC, **given: object
 ) -> None:
-    pages = new_pages(Readiness(), "")
-    add_codec(pages, codec, Settings.model_validate({"home": Path("/nowhere"), **given}))
+    pages = create_page_router(Readiness(), "")
+    add_codec_page(pages, codec, Settings.model_validate({"home": Path("/nowhere"), **given}))
 
     async def run() -> None:
-        async with serving("127.0.0.1:0", pages) as url, ClientSession() as session:
+        async with serve_pages("127.0.0.1:0", pages) as url, ClientSession() as session:
             await ask(session, f"{url}/codec/decode")
 
     asyncio.run(run())
@@ -146,4 +146,4 @@ def test_page_is_refused_where_others_than_this_machine_could_ask(address: str) 
     """Whoever can ask it can read: a worker told so does not start."""
     settings = Settings(home=Path("/nowhere"), codec_origin=_UI, http_address=address)
     with pytest.raises(InvalidInput, match="codec_origin: expected none, because http_address is no loopback address"):
-        add_codec(Pages(), _CODEC, settings)
+        add_codec_page(PageRouter(), _CODEC, settings)

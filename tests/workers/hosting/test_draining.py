@@ -53,7 +53,7 @@ def start(settings: Settings, storage: Proxy) -> Iterator[Start]:
     """Starts `sexton worker run` in a process, which reaches storage over the wire; all are killed at the end."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def begin(worker_id: str, **changes: object) -> subprocess.Popen[bytes]:
+    def start(worker_id: str, **changes: object) -> subprocess.Popen[bytes]:
         told = settings.model_copy(update={"s3_endpoint": f"http://{storage.address}", **changes}).environment()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
         argv = [sys.executable, "-m", "workers", "worker", "run", "--worker-id", worker_id]
@@ -62,7 +62,7 @@ def start(settings: Settings, storage: Proxy) -> Iterator[Start]:
         log.close()
         return running[-1]
 
-    yield begin
+    yield start
     for one in running:
         one.kill()
         one.wait()
@@ -157,15 +157,15 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
 
 _HANGS = """
 import asyncio, sys, threading
-from workers.hosting.fleet import LastMoment
+from workers.hosting.fleet import ForcedExit
 from workers.hosting.interceptors import RunningActivities
 
 async def work():
     asyncio.create_task(asyncio.to_thread(threading.Event().wait))
     await asyncio.sleep(0)
-    end = LastMoment(0, RunningActivities(), leave_s=0.1)
-    end.begin()
-    end.begin()
+    end = ForcedExit(0, RunningActivities(), delay_s=0.1)
+    end.start()
+    end.start()
 
 asyncio.run(work())
 """

@@ -13,7 +13,14 @@ from logstore.reconciliation.findings import PlanResult
 from logstore.transactions.transactions import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
-from workers.hosting.gauges import CatalogGauges, of_delayed, of_deletions, of_plans, of_transactions, showing
+from workers.hosting.gauges import (
+    CatalogGauges,
+    make_gauge_updater,
+    read_delayed,
+    read_deletions,
+    read_plans,
+    read_transactions,
+)
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
 
@@ -39,7 +46,7 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    read = showing(meter, lambda: of_deletions(catalog.inflight))
+    read = make_gauge_updater(meter, lambda: read_deletions(catalog.inflight))
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
     read()
@@ -58,20 +65,20 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = CatalogGauges(showing(meter, lambda: of_deletions(catalog.inflight)))
-    gauges.read()
+    gauges = CatalogGauges(make_gauge_updater(meter, lambda: read_deletions(catalog.inflight)))
+    gauges.update()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            gauges.read()
+            gauges.update()
         assert _shown(meter) == [7, 2]
         assert meter.values[series("sexton_deletion_read_timestamp_seconds")] == read_at
         assert len(caplog.records) == 1
         catalog.away = False
-        gauges.read()
+        gauges.update()
         catalog.away = True
-        gauges.read()
+        gauges.update()
     assert len(caplog.records) == 2, "a second outage is told again"
 
 
@@ -82,9 +89,9 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
     def of_another_build() -> None:
         raise TypeError("unexpected keyword argument")
 
-    gauges = CatalogGauges(of_another_build, showing(meter, lambda: of_deletions(catalog.inflight)))
+    gauges = CatalogGauges(of_another_build, make_gauge_updater(meter, lambda: read_deletions(catalog.inflight)))
     for _ in range(3):
-        gauges.read()
+        gauges.update()
     assert _shown(meter) == [7, 2]
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
@@ -116,14 +123,14 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
             rows_before_us=rows_before_us,
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
-    showing(meter, lambda: of_plans(runs.runs))()
+    make_gauge_updater(meter, lambda: read_plans(runs.runs))()
     assert meter.values[series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    read, claim = showing(meter, lambda: of_plans(runs.runs)), _CLAIM
+    read, claim = make_gauge_updater(meter, lambda: read_plans(runs.runs)), _CLAIM
     read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):
@@ -149,7 +156,7 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
         ),
         TransactionCounts(states={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
     ]
-    read = showing(meter, lambda: of_transactions(lambda: answers.pop(0)))
+    read = make_gauge_updater(meter, lambda: read_transactions(lambda: answers.pop(0)))
     shown = []
     for _ in range(2):
         read()
@@ -166,6 +173,6 @@ def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> 
     """As the catalog counts them."""
     meter = FakeMeter()
     counts = DelayedCounts(buckets=3, messages=700, unsealed=11)
-    showing(meter, lambda: of_delayed(lambda: counts, lambda: 4_096))()
+    make_gauge_updater(meter, lambda: read_delayed(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
     assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

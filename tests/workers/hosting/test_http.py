@@ -14,9 +14,9 @@ from aiohttp import ClientSession, web
 from infra.telemetry.endpoints import start_metrics
 from logstore.errors import InvalidInput
 from tests.faults.real import eventually
-from workers.hosting.http import Bounds, Pages, new_pages, serving
+from workers.hosting.http import ConnectionLimits, PageRouter, create_page_router, serve_pages
 from workers.hosting.readiness import Phase, Readiness
-from workers.hosting.upkeep import alongside
+from workers.hosting.upkeep import run_in_background
 from workers.settings import OFF
 
 
@@ -24,13 +24,16 @@ def _shown(
     ask: Callable[[ClientSession, str], Awaitable[None]],
     *,
     address: str = "127.0.0.1:0",
-    pages: Pages | None = None,
-    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    pages: PageRouter | None = None,
+    bounds: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Ask of the pages while they are served."""
 
     async def run() -> None:
-        async with serving(address, pages or new_pages(Readiness(), ""), bounds) as url, ClientSession() as session:
+        async with (
+            serve_pages(address, pages or create_page_router(Readiness(), ""), bounds) as url,
+            ClientSession() as session,
+        ):
             await ask(session, url)
 
     asyncio.run(run())
@@ -44,8 +47,8 @@ def test_probes_tell_life_and_readiness_apart() -> None:
         pass
 
     async def ask(session: ClientSession, url: str) -> None:
-        async with alongside(readiness.watch({"one": well})):
-            await eventually(lambda: any(seen.ok for seen in readiness.seen()), "the first answer")
+        async with run_in_background(readiness.watch({"one": well})):
+            await eventually(lambda: any(seen.ok for seen in readiness.results()), "the first answer")
             await ask_in_each_phase(session, url)
 
     async def ask_in_each_phase(session: ClientSession, url: str) -> None:
@@ -58,7 +61,7 @@ def test_probes_tell_life_and_readiness_apart() -> None:
                 assert (answer.status, await answer.text()) == (200, "ok\n")
                 assert answer.headers["Cache-Control"] == "no-store"
 
-    _shown(ask, pages=new_pages(readiness, ""))
+    _shown(ask, pages=create_page_router(readiness, ""))
 
 
 def test_metrics_are_those_of_the_runtime() -> None:
@@ -76,7 +79,7 @@ def test_metrics_are_those_of_the_runtime() -> None:
         async with session.get(f"{url}/metrics") as answer:
             assert (answer.status, await answer.text()) == (404, "no page /metrics; there are: /healthz, /readyz\n")
 
-    _shown(ask, pages=new_pages(Readiness(), metrics.url))
+    _shown(ask, pages=create_page_router(Readiness(), metrics.url))
     _shown(ask_without)
 
 
@@ -92,12 +95,12 @@ def test_metrics_that_do_not_answer_are_said_to_be_away() -> None:
         async with session.get(f"{url}/healthz") as answer:
             assert answer.status == 200
 
-    _shown(ask, pages=new_pages(Readiness(), f"http://127.0.0.1:{port}/metrics"))
+    _shown(ask, pages=create_page_router(Readiness(), f"http://127.0.0.1:{port}/metrics"))
 
 
 def test_page_that_is_added_while_the_server_runs_is_shown_and_only_read() -> None:
     """A page may need what is opened later; none takes anything, and none hides another."""
-    pages = new_pages(Readiness(), "")
+    pages = create_page_router(Readiness(), "")
 
     async def page(request: web.Request) -> web.StreamResponse:
         return web.Response(text=request.query["name"])
@@ -194,12 +197,12 @@ def test_connection_whose_request_does_not_come_whole_is_ended(sent: bytes, answ
         assert bool(told) is bool(answered)
         writer.close()
 
-    _shown(ask, bounds=Bounds(read_within_s=0.2))
+    _shown(ask, bounds=ConnectionLimits(read_timeout_s=0.2))
 
 
 def test_client_that_does_not_take_its_answer_is_ended() -> None:
     """What is left of the answer would be kept for it."""
-    pages = Pages()
+    pages = PageRouter()
 
     async def page(_: web.Request) -> web.StreamResponse:
         return web.Response(body=bytes(64 * 1024 * 1024))
@@ -215,7 +218,7 @@ def test_client_that_does_not_take_its_answer_is_ended() -> None:
             assert held() == before + 2
             await eventually(lambda: held() == before + 1, "the client's end alone")
 
-    _shown(ask, pages=pages, bounds=Bounds(answered_within_s=2))
+    _shown(ask, pages=pages, bounds=ConnectionLimits(response_timeout_s=2))
 
 
 def test_connections_that_send_nothing_leave_room_for_one_that_asks() -> None:
@@ -231,12 +234,12 @@ def test_connections_that_send_nothing_leave_room_for_one_that_asks() -> None:
         for _, one in [*silent, (reader, writer)]:
             one.close()
 
-    _shown(ask, bounds=Bounds(connections=4, read_within_s=600))
+    _shown(ask, bounds=ConnectionLimits(max_connections=4, read_timeout_s=600))
 
 
 def test_connection_for_which_there_is_no_room_among_answers_is_refused() -> None:
     """An answer that is being made is not broken off for a newcomer."""
-    pages, held, begun = Pages(), asyncio.Event(), list[str]()
+    pages, held, begun = PageRouter(), asyncio.Event(), list[str]()
 
     async def page(request: web.Request) -> web.StreamResponse:
         begun.append(request.path)
@@ -256,7 +259,7 @@ def test_connection_for_which_there_is_no_room_among_answers_is_refused() -> Non
         for _, one in [*asked, (reader, writer)]:
             one.close()
 
-    _shown(ask, pages=pages, bounds=Bounds(connections=2))
+    _shown(ask, pages=pages, bounds=ConnectionLimits(max_connections=2))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +292,7 @@ def test_request_that_is_no_http_fills_no_log(sent: bytes, caplog: pytest.LogCap
 
 def test_fault_of_a_page_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With its traceback: it is ours."""
-    pages = Pages()
+    pages = PageRouter()
 
     async def page(_: web.Request) -> web.StreamResponse:
         raise RuntimeError("planned")

@@ -4,7 +4,7 @@ import pytest
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
-from workers.hosting.inputs import _check
+from workers.hosting.inputs import _check_payloads
 from workflows.deletion.values import DeleteTopicInput
 
 
@@ -12,4 +12,4 @@ def test_missing_field_is_told_without_quotes() -> None:
     """No value `nothing` was given: none was."""
     given = Payload(metadata={"encoding": b"json/plain"}, data=b'{"topic_id": 4}')
     with pytest.raises(InvalidInput, match=r"^topic: expected a value, found None$"):
-        _check("input", [given], [DeleteTopicInput], queue="sexton", outside=True)
+        _check_payloads("input", [given], [DeleteTopicInput], queue="sexton", outside=True)

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 
-from workers.hosting.fleet import LastMoment
+from workers.hosting.fleet import ForcedExit
 from workers.hosting.interceptors import RunningActivities
 
 logging.basicConfig()
@@ -18,7 +18,7 @@ try:
         os.write(2, b"x" * 4096)
 except BlockingIOError:
     os.set_blocking(2, True)
-LastMoment(0.0, RunningActivities(), leave_s=0.1).begin()
+ForcedExit(0.0, RunningActivities(), delay_s=0.1).start()
 time.sleep(60)
 """
 

@@ -9,7 +9,7 @@ from activities.dispatch import TopicWork
 from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
-from workers.assembly.activities import activities_over
+from workers.assembly.activities import create_activities
 from workers.assembly.adapters import open_log
 from workers.settings import Settings
 
@@ -31,7 +31,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_owner_serves_whatever_may_be_sent_to_an_owner(settings: Settings) -> None:
     """An activity that a workflow routes and an owner does not know is work that nobody there ever does."""
     with open_log(settings) as log:
-        activities = activities_over(log, NobodyOwns())
-        everything, owners = activities.all(), _names(activities.of_owners())
+        activities = create_activities(log, NobodyOwns())
+        everything, owners = activities.all(), _names(activities.owner_activities())
     routed = [one for one in everything if issubclass(get_type_hints(one)["request"], TopicWork)]
     assert owners == _names(routed)

@@ -10,8 +10,8 @@ import pytest
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
 from workers.client.scheduled_runs import StuckRun
-from workers.hosting.readiness import FRESH_S, Phase, Readiness, check_of_schedules, in_own_threads
-from workers.hosting.upkeep import alongside
+from workers.hosting.readiness import FRESH_S, Phase, Readiness, checks_in_threads, schedules_check
+from workers.hosting.upkeep import run_in_background
 
 
 class Service:
@@ -36,29 +36,29 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _details(readiness: Readiness) -> dict[str, str]:
-    return {seen.name: seen.detail for seen in readiness.seen()}
+    return {seen.name: seen.detail for seen in readiness.results()}
 
 
 def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
     """Neither before it serves nor while it drains, and not while one of its services refuses: that one is named."""
 
     async def check() -> None:
-        readiness, one, other = Readiness(every_s=0.001), Service(), Service()
-        async with alongside(readiness.watch({"one": one.ask, "other": other.ask})):
-            await _until(lambda: all(seen.ok for seen in readiness.seen()) and one.asked > 0)
-            before = readiness.ready
+        readiness, one, other = Readiness(interval_s=0.001), Service(), Service()
+        async with run_in_background(readiness.watch({"one": one.ask, "other": other.ask})):
+            await _until(lambda: all(seen.ok for seen in readiness.results()) and one.asked > 0)
+            before = readiness.is_ready
             readiness.phase = Phase.SERVING
-            assert (before, readiness.ready) == (False, True), readiness.seen()
+            assert (before, readiness.is_ready) == (False, True), readiness.results()
             other.fault = ServiceFailed("other", "it is away", advice="wait")
-            await _until(lambda: not readiness.ready)
+            await _until(lambda: not readiness.is_ready)
             assert "it is away" in _details(readiness)["other"]
             assert _details(readiness)["one"] == ""
             other.fault = RuntimeError("a bug")
             await _until(lambda: _details(readiness)["other"] == "RuntimeError")
             other.fault = None
-            await _until(lambda: readiness.ready)
+            await _until(lambda: readiness.is_ready)
             readiness.phase = Phase.DRAINING
-            assert not readiness.ready
+            assert not readiness.is_ready
 
     asyncio.run(check())
 
@@ -67,15 +67,15 @@ def test_problem_is_logged_once_the_worker_has_started(caplog: pytest.LogCapture
     """Before that it does not poll yet, which is no fault; a problem that stays is told then."""
 
     async def check() -> None:
-        readiness, service = Readiness(every_s=0.001), Service()
+        readiness, service = Readiness(interval_s=0.001), Service()
         service.fault = ServiceFailed("worker", "it does not poll", advice="read its log")
-        async with alongside(readiness.watch({"worker": service.ask})):
+        async with run_in_background(readiness.watch({"worker": service.ask})):
             await _until(lambda: service.asked > 2)
             assert not caplog.records
             readiness.phase = Phase.SERVING
             await _until(lambda: bool(caplog.records))
             service.fault = None
-            await _until(lambda: readiness.ready and "ready again" in caplog.text)
+            await _until(lambda: readiness.is_ready and "ready again" in caplog.text)
 
     caplog.set_level("INFO", "workers.hosting.readiness")
     asyncio.run(check())
@@ -88,9 +88,9 @@ def test_worker_whose_service_has_not_been_asked_is_not_ready() -> None:
     async def check() -> None:
         readiness, service = Readiness(), Service()
         readiness.phase, service.silent = Phase.SERVING, True
-        async with alongside(readiness.watch({"one": service.ask})):
+        async with run_in_background(readiness.watch({"one": service.ask})):
             await _until(lambda: service.asked == 1)
-            assert not readiness.ready
+            assert not readiness.is_ready
             assert _details(readiness) == {"one": "not asked yet"}
 
     asyncio.run(check())
@@ -101,21 +101,21 @@ def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_
 
     async def check() -> None:
         now = [0.0]
-        readiness, hangs, lives = Readiness(every_s=0.001, clock=lambda: now[0]), Service(), Service()
+        readiness, hangs, lives = Readiness(interval_s=0.001, clock=lambda: now[0]), Service(), Service()
         readiness.phase = Phase.SERVING
-        async with alongside(readiness.watch({"hangs": hangs.ask, "lives": lives.ask})):
-            await _until(lambda: readiness.ready)
+        async with run_in_background(readiness.watch({"hangs": hangs.ask, "lives": lives.ask})):
+            await _until(lambda: readiness.is_ready)
             hangs.silent = True
             before = hangs.asked
             await _until(lambda: hangs.asked > before)
             now[0] += FRESH_S
             asked = lives.asked
             await _until(lambda: lives.asked > asked + 1)
-            assert readiness.ready, readiness.seen()
+            assert readiness.is_ready, readiness.results()
             now[0] += 1
             assert _details(readiness)["hangs"] == f"no answer for {FRESH_S + 1:.0f} s"
             await _until(lambda: _details(readiness)["lives"] == "")
-            await _until(lambda: not readiness.ready)
+            await _until(lambda: not readiness.is_ready)
 
     asyncio.run(check())
 
@@ -134,7 +134,7 @@ def test_requests_that_hang_elsewhere_hide_no_service() -> None:
         }
         readiness = Readiness()
         try:
-            async with alongside(readiness.watch(in_own_threads(questions))):
+            async with run_in_background(readiness.watch(checks_in_threads(questions))):
                 await asyncio.wait_for(answered.wait(), 60)
         finally:
             mended.set()
@@ -148,10 +148,10 @@ def test_probes_ask_no_service() -> None:
 
     async def check() -> None:
         readiness, service = Readiness(), Service()
-        async with alongside(readiness.watch({"one": service.ask})):
+        async with run_in_background(readiness.watch({"one": service.ask})):
             await _until(lambda: service.asked == 1)
             for _ in range(100):
-                readiness.seen()
+                readiness.results()
                 await asyncio.sleep(0)
             assert service.asked == 1
 
@@ -162,15 +162,15 @@ def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
     """A scheduled job that is stuck is no fault of a worker: none could be replaced by one that mends it."""
 
     async def check() -> None:
-        readiness, needed, other = Readiness(every_s=0.001), Service(), Service()
+        readiness, needed, other = Readiness(interval_s=0.001), Service(), Service()
         other.fault = ServiceFailed("schedules", "a run is stuck", advice="start it anew")
         readiness.phase = Phase.SERVING
-        async with alongside(readiness.watch({"needed": needed.ask}, {"other": other.ask})):
-            await _until(lambda: readiness.ready and other.asked > 1)
+        async with run_in_background(readiness.watch({"needed": needed.ask}, {"other": other.ask})):
+            await _until(lambda: readiness.is_ready and other.asked > 1)
             assert "a run is stuck" in _details(readiness)["other"]
-            assert [seen.document()["required"] for seen in readiness.seen()] == [True, False]
+            assert [seen.to_json()["required"] for seen in readiness.results()] == [True, False]
             needed.fault = ServiceFailed("needed", "it is away", advice="wait")
-            await _until(lambda: not readiness.ready)
+            await _until(lambda: not readiness.is_ready)
 
     asyncio.run(check())
 
@@ -187,7 +187,7 @@ def test_schedules_are_looked_at_once_in_a_while_and_the_answer_stays() -> None:
             raise TimeoutError
         return list(found)
 
-    (check,) = check_of_schedules(find, every_s=60, clock=lambda: now[0]).values()
+    (check,) = schedules_check(find, interval_s=60, clock=lambda: now[0]).values()
 
     async def answers() -> None:
         await check()

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.gauges import of_readiness, showing
+from workers.hosting.gauges import make_gauge_updater, read_readiness
 from workers.hosting.readiness import Phase, Readiness
 
 
@@ -23,8 +23,8 @@ def test_readiness_is_shown_by_check_and_as_a_whole() -> None:
 
 
 async def _shown_as_it_is() -> None:
-    meter, readiness = FakeMeter(), Readiness(every_s=0)
-    read = showing(meter, lambda: of_readiness(readiness))
+    meter, readiness = FakeMeter(), Readiness(interval_s=0)
+    read = make_gauge_updater(meter, lambda: read_readiness(readiness))
     read()
     assert meter.values[series("sexton_worker_ready")] == 0
     assert 0 <= time.time() - meter.values[series("sexton_worker_start_timestamp_seconds")] < 3600

@@ -25,10 +25,10 @@ from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
 from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page
-from workers.hosting.http import Pages, serving
+from workers.hosting.http import PageRouter, serve_pages
 from workers.hosting.readiness import Readiness
-from workers.hosting.status_page import Kept, StatusDocument, add_status
-from workers.hosting.store_status import MOST_ROWS, StoreStatus, WebUi
+from workers.hosting.status_page import CachedDocument, StatusDocument, add_status_pages
+from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
 from workers.pages.texts import render_template
 
 _UI = WebUi("http://ui:8233/", "name space")
@@ -70,7 +70,7 @@ def _shown(store: dict[str, Any], **more: Any) -> str:
         **store,
         **more,
     }
-    return render_template("status.html", status=json.loads(json.dumps(document)), most=MOST_ROWS)
+    return render_template("status.html", status=json.loads(json.dumps(document)), most=MAX_ROWS_PER_LIST)
 
 
 class _Tags(HTMLParser):
@@ -128,7 +128,7 @@ def test_rows_name_their_jobs_and_lead_to_the_web_ui(
     assert found["inflight"][2]["workflow_type"] == "sweep-deletions", "what no batch has is found by the sweep"
     jobs = "http://ui:8233/namespaces/name%20space/workflows/"
     assert found["inflight"][0]["url"] == f"{jobs}delete-ledgers%2Fb%2F1"
-    assert asked == [MOST_ROWS] * 2, "never more than are shown"
+    assert asked == [MAX_ROWS_PER_LIST] * 2, "never more than are shown"
     text = _shown(_read(world))
     assert f'href="{jobs}delete-ledgers%2Fb%2F1"' in text
     assert text.count('<td class="w">LEDGER</td>') == 4
@@ -152,7 +152,7 @@ def test_names_and_errors_are_text_and_nothing_else(
 def test_address_of_a_web_ui_that_is_none_makes_no_link() -> None:
     """Neither where none is known nor where it would run something."""
     for address in ("", "javascript:alert(1)//"):
-        assert WebUi(address, "default").job("w")["url"] == ""
+        assert WebUi(address, "default").link_job("w")["url"] == ""
 
 
 def test_section_that_cannot_be_read_says_so_and_the_others_stand(
@@ -207,7 +207,7 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
 
     async def look() -> None:
         store = StoreStatus(world.catalog, hang, _UI)
-        document = StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI, answer_s=0.05)  # type: ignore[arg-type]
+        document = StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI, answer_timeout_s=0.05)  # type: ignore[arg-type]
         try:
             found = await document.read()
             while "error" in found["owners"]:  # a machine with much to do
@@ -216,7 +216,9 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
         finally:
             mended.set()
         assert found["replicas"] == {"error": "no answer within 0.05 s"}
-        assert "cannot be read: no answer within" in render_template("status.html", status=found, most=MOST_ROWS)
+        assert "cannot be read: no answer within" in render_template(
+            "status.html", status=found, most=MAX_ROWS_PER_LIST
+        )
         assert asked == [1]
 
     asyncio.run(look())
@@ -232,7 +234,7 @@ def test_many_who_look_at_once_ask_the_store_once_in_some_seconds() -> None:
         return {"read": reads[0]}
 
     async def look() -> None:
-        kept = Kept(read, kept_s=10, clock=lambda: now[0])
+        kept = CachedDocument(read, max_age_s=10, clock=lambda: now[0])
         assert {one["read"] for one in await asyncio.gather(*(kept.get() for _ in range(20)))} == {1}
         now[0] = 9.9
         assert await kept.get() == {"read": 1}
@@ -313,9 +315,9 @@ def serves() -> Callable[..., None]:
 
     def run(ask: Callable[[ClientSession, str], Any], document: StatusDocument) -> None:
         async def asked() -> None:
-            pages = Pages()
-            add_status(pages, document)
-            async with serving("127.0.0.1:0", pages) as url, ClientSession() as session:
+            pages = PageRouter()
+            add_status_pages(pages, document)
+            async with serve_pages("127.0.0.1:0", pages) as url, ClientSession() as session:
                 await ask(session, url)
 
         asyncio.run(asked())

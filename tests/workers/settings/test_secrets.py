@@ -11,7 +11,7 @@ from logstore.identity.markers import Role
 from tests.tls import Authority
 from workers.assembly.adapters import native_addresses, store_address
 from workers.client.temporal_access import temporal_access
-from workers.hosting.owning import ensemble_of
+from workers.hosting.owning import parse_ensemble
 from workers.settings import LoadedSettings, Settings
 
 _CANARY = "canary-5f2a"
@@ -37,7 +37,7 @@ def _settings(home: Path) -> Settings:
 def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
     """Settings, and what is made of them for each service and for tasks of Spark."""
     settings = _settings(tmp_path)
-    access, ensemble = temporal_access(settings), ensemble_of(settings)
+    access, ensemble = temporal_access(settings), parse_ensemble(settings)
     assert (access.api_key, ensemble.auth) == (_CANARY, ("sasl", f"u:{_CANARY}"))
     held = [
         settings,
