@@ -129,7 +129,7 @@ def choose_ports(
 
 
 def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chosen: dict[str, int]) -> int:
-    duplicate = next((other for other, taken in chosen.items() if taken == number), None)
+    duplicate = next((other for other, port in chosen.items() if port == number), None)
     if duplicate is None and _try_bind(number, bound_sockets):
         return number
     problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {duplicate}" if duplicate else "")
@@ -156,7 +156,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
     return True
 
 
-def _bind_free_ports(bound_sockets: ExitStack, taken: set[int]) -> Iterator[int]:
+def _bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
     """Yield free ports, ascending from a random start, each bound until `bound_sockets` closes.
 
     The range lies below the system's outgoing ports, so that no connection takes a port before the server starts.
@@ -168,7 +168,7 @@ def _bind_free_ports(bound_sockets: ExitStack, taken: set[int]) -> Iterator[int]
     start = random.randrange(span) if span > 0 else 0  # noqa: S311 - nothing secret about a port
     for step in range(span):
         number = _MIN_PORT + (start + step) % span
-        if number not in taken and _try_bind(number, bound_sockets):
+        if number not in excluded and _try_bind(number, bound_sockets):
             yield number
     while True:
         probe = bound_sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))

@@ -198,9 +198,9 @@ def follow(
         def show(progress: FollowedRecords) -> None:
             bar.update(f"following the record log: manifest {progress.manifest}, {progress.records:,} records")
 
-        done = context.services.follow(
+        totals = context.services.follow(
             settings, bucket=bucket or settings.records_bucket, seed=seed, watch=watch, say=note, on_progress=show
         )
-    if not done.manifest:
+    if not totals.manifest:
         note("there is no manifest yet: nothing was flushed, or nothing shipped")
-    return Answer(document={"replica": done.replica, **counts(done)})
+    return Answer(document={"replica": totals.replica, **counts(totals)})

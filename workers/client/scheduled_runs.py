@@ -94,8 +94,8 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     """
     schedules = {schedule.id: schedule for schedule in await describe_schedules(client)}
     if schedule_id not in schedules:
-        known = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
-        raise UnknownObject("schedule", expected=f"one of {known}", found=schedule_id)
+        ids = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
+        raise UnknownObject("schedule", expected=f"one of {ids}", found=schedule_id)
     ended = list[str]()
     async for run in _iterate_runs(client, schedules[schedule_id]):
         if run.max_age is None and not await _diagnose_run(client, run):

@@ -229,8 +229,8 @@ async def _is_unchanged(client: Client, description: ScheduleDescription, job: R
         return False
     if not job.interval_s:
         return True
-    wanted = _build_schedule(job, task_queue, state)
-    return await _comparable_fields(client, current) == await _comparable_fields(client, wanted)
+    updated = _build_schedule(job, task_queue, state)
+    return await _comparable_fields(client, current) == await _comparable_fields(client, updated)
 
 
 async def _comparable_fields(client: Client, schedule: Schedule) -> tuple[object, ...]:

@@ -34,11 +34,11 @@ async def explain_waiting_task(
     if current.build_id:  # otherwise the queue is not versioned, or no build was current yet
         live_builds = {_build_of_poller(poller) for poller in await live_pollers(client, queue, kind)}
         is_pinned = versioning.behavior == VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
-        wanted = versioning.deployment_version if is_pinned else current
-        if (wanted.deployment_name, wanted.build_id) not in live_builds:
+        build = versioning.deployment_version if is_pinned else current
+        if (build.deployment_name, build.build_id) not in live_builds:
             if is_pinned:
                 return (
-                    f"{workflow_id} is pinned to build {wanted.build_id} of {wanted.deployment_name}, and no worker of"
+                    f"{workflow_id} is pinned to build {build.build_id} of {build.deployment_name}, and no worker of"
                     f" it polls the task queue {queue}; start one of that build"
                 )
             return _explain_missing_current_build(current, queue, live_builds)

@@ -87,9 +87,11 @@ def check_orphans(
     expected = {kind.value: int(kind in kinds) for kind in FindingKind if kind.applied} | {
         FindingKind.MISSING_DATA.value: 0
     }
-    found = {kind: outcome.found.get(kind, 0) for kind in expected}
+    counts = {kind: outcome.found.get(kind, 0) for kind in expected}
     problems += [
-        f"{kind}: expected {expected[kind]}, found {found[kind]}" for kind in expected if found[kind] != expected[kind]
+        f"{kind}: expected {expected[kind]}, found {counts[kind]}"
+        for kind in expected
+        if counts[kind] != expected[kind]
     ]
     problems += [f"{outcome.failed} findings failed"] if outcome.failed else []
     objects = len(orphans.primary) + len(orphans.tiered)

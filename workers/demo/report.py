@@ -116,11 +116,11 @@ def check_deleted(
     expected: dict[int, tuple[str, str | None]] = dict.fromkeys(deletable, ("DELETED", "DELETED"))
     expected |= dict.fromkeys(contested, _REFUSED_INTENT)
     for ledger_id in sorted({*expected, *intents}):
-        found = intents.get(ledger_id)
+        intent = intents.get(ledger_id)
         # The killed worker may have deleted the objects before it died.
-        was_gone = found == ("DELETED", "ALREADY_GONE") and ledger_id in deletable
-        if found != expected.get(ledger_id) and not was_gone:
-            problems.append(f"intent of ledger {ledger_id}: expected {expected.get(ledger_id)}, found {found}")
+        was_gone = intent == ("DELETED", "ALREADY_GONE") and ledger_id in deletable
+        if intent != expected.get(ledger_id) and not was_gone:
+            problems.append(f"intent of ledger {ledger_id}: expected {expected.get(ledger_id)}, found {intent}")
     problems += [
         f"{key} of a refused ledger is gone"
         for ledger_id in contested

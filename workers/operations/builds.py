@@ -155,7 +155,11 @@ async def deploy(
         if ramp != 0 and not without_workers:
             await _require_workers(client, name, build_id, dead_identities)
         if ramp is None:
-            await _make_current(client, name, build_id)
+            await client.workflow_service.set_worker_deployment_current_version(
+                SetWorkerDeploymentCurrentVersionRequest(
+                    namespace=client.namespace, deployment_name=name, build_id=build_id, identity=client.identity
+                )
+            )
             if (await read_deployment(client, name)).has_ramp:  # read again: another call may have started it since
                 await _set_ramp(client, name, "", 0)
         elif ramp:
@@ -191,14 +195,6 @@ async def _wait_until_applied(client: Client, name: str) -> Deployment:
         if deployment.is_applied or time.monotonic() > deadline_s:
             return deployment
         await asyncio.sleep(0.1)
-
-
-async def _make_current(client: Client, name: str, build_id: str) -> None:
-    await client.workflow_service.set_worker_deployment_current_version(
-        SetWorkerDeploymentCurrentVersionRequest(
-            namespace=client.namespace, deployment_name=name, build_id=build_id, identity=client.identity
-        )
-    )
 
 
 async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:

@@ -22,7 +22,7 @@ from infra.stack.java import find_java
 from infra.stack.workers import crashed_worker_ids, live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.markers import MARKER_KEY, MarkerState
-from logstore.identity.services.own_stores import OwnStore, OwnStores
+from logstore.identity.services.own_stores import OwnStores
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
@@ -68,10 +68,7 @@ def status(settings: Settings) -> list[Row]:
     lost_log = _check_lost_write_ahead_log(settings)
     unknown = {"ok": False, "detail": "cannot be told"}
     rows: list[Callable[[], Row]] = [
-        *(
-            partial(_prefix_detail, address_by_service[name], run_check, name, check, settings)
-            for name, check in checks.items()
-        ),
+        *(partial(_check_service, name, check, settings, address_by_service[name]) for name, check in checks.items()),
         lambda: lost_log or run_check("database", _check_database, settings),
         lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_identity(settings),
         lambda: {"name": RECORD_LOG, **unknown} if lost_log else record_log_row(settings),
@@ -82,9 +79,9 @@ def status(settings: Settings) -> list[Row]:
         return list(pool.map(lambda row: row(), rows))
 
 
-def _prefix_detail(prefix: str, check: Callable[..., Row], *args: object) -> Row:
-    row = check(*args)
-    return {**row, "detail": f"{prefix}: {row['detail']}" if prefix else row["detail"]}
+def _check_service(name: str, check: Check, settings: Settings, address: str) -> Row:
+    row = run_check(name, check, settings)
+    return {**row, "detail": f"{address}: {row['detail']}"} if address else row
 
 
 def run_check(name: str, check: Check, settings: Settings) -> Row:
@@ -236,23 +233,20 @@ def _list_identity_checks(settings: Settings, identities: Identities) -> Iterato
     if settings.has_object_store:
         own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in list_buckets(settings):
-            yield f"{role.value} bucket {bucket}", partial(_has_own_marker, own_bucket(role, bucket))
+            store = own_bucket(role, bucket)
+            yield f"{role.value} bucket {bucket}", partial(lambda store: store.look() is MarkerState.OURS, store)
     if settings.ownership == "zookeeper" and settings.zookeeper:
-        yield "zookeeper", lambda: _is_own_zookeeper_path(settings, identities.catalog_id())
+
+        def has_own_path() -> bool:
+            with open_session(settings) as session:
+                return check_path(session, identities.catalog_id())
+
+        yield "zookeeper", has_own_path
     if settings.temporal_address:
         yield (
             f"namespace {settings.temporal_namespace}",
             lambda: run_with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
         )
-
-
-def _has_own_marker(store: OwnStore) -> bool:
-    return store.look() is MarkerState.OURS
-
-
-def _is_own_zookeeper_path(settings: Settings, catalog_id: str) -> bool:
-    with open_session(settings) as session:
-        return check_path(session, catalog_id)
 
 
 _MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses signatures from 15 minutes on; a smaller difference shows a wrong clock

@@ -35,7 +35,11 @@ class TlsFiles:
             if path:
                 read_bytes(settings_by_role[role], path)
         if paths["ca"]:
-            _check_authorities(settings_by_role["ca"], paths["ca"])
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(paths["ca"])
+            except ssl.SSLError:
+                expected = "certificates of authorities in PEM"
+                raise InvalidInput(settings_by_role["ca"], expected=expected, found=paths["ca"]) from None
         for role, other_role in (("cert", "key"), ("key", "cert")):
             if paths[other_role] and not paths[role]:
                 expected = f"a file, because there is {settings_by_role[other_role]}"
@@ -46,13 +50,6 @@ class TlsFiles:
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.cert or self.key)
-
-
-def _check_authorities(field: str, path: str) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except ssl.SSLError:
-        raise InvalidInput(field, expected="certificates of authorities in PEM", found=path) from None
 
 
 def read_chain(field: str, path: str) -> "list[x509.Certificate]":

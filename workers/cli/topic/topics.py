@@ -155,8 +155,10 @@ def _list_subscriptions(context: CommandContext, summary: "TopicSummary") -> lis
         topic_id = summary.topic.topic_id
         return _make_subscription_rows(context, topic_id, list(context.log.subscriptions.all(topic_id)))
     return [
-        _make_subscription_row(known.name, known.mark_delete, known.backlog, known.created_us)
-        for known in summary.subscriptions
+        _make_subscription_row(
+            subscription.name, subscription.mark_delete, subscription.backlog, subscription.created_us
+        )
+        for subscription in summary.subscriptions
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
 from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
-from workers.cli.trace.span_lines import FoundTrace, format_duration_ns, inherit_attributes, iterate_facts
+from workers.cli.trace.span_lines import StoredTrace, format_duration_ns, inherit_attributes, iterate_facts
 from workers.pages.texts import format_value, render_template
 
 _OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
@@ -57,44 +57,44 @@ class TraceRow:
     width_percent: str = ""
 
 
-def render_trace_page(found: FoundTrace) -> str:
+def render_trace_page(stored: StoredTrace) -> str:
     """Return the page. Every value of a span is escaped."""
-    summary = found.summarize()
-    rows = _RowBuilder(found)
-    for root in found.roots:
+    summary = stored.summarize()
+    rows = _RowBuilder(stored)
+    for root in stored.roots:
         rows.add_tree(group_equal_siblings(root))
     kinds = {row.kind for row in rows.rows}
     return render_template(
         "trace.html",
-        title=found.workflow_id or found.trace_id,
-        trace_id=found.trace_id,
+        title=stored.workflow_id or stored.trace_id,
+        trace_id=stored.trace_id,
         began=summary["started"],
-        took=format_duration_ns(found.end_ns - found.start_ns),
+        took=format_duration_ns(stored.end_ns - stored.start_ns),
         spans=summary["spans"],
         errors=summary["errors"],
         services=summary["services"],
         kinds=[(kind, label) for kind, label in _KINDS.items() if kind in kinds],
         ticks=[rows.make_tick(percent) for percent in _TICKS],
         rows=rows.rows,
-        notes=list(_make_notes(found, rows.omitted_spans)),
+        notes=list(_make_notes(stored, rows.omitted_spans)),
     )
 
 
-def _make_notes(found: FoundTrace, omitted_on_page: int) -> Iterator[str]:
-    if found.omitted_spans:
-        yield f"{found.omitted_spans:,} more spans are not shown: the trace has too many."
+def _make_notes(stored: StoredTrace, omitted_on_page: int) -> Iterator[str]:
+    if stored.omitted_spans:
+        yield f"{stored.omitted_spans:,} more spans are not shown: the trace has too many."
     if omitted_on_page:
         yield f"{omitted_on_page:,} spans are in no line of their own here; `sexton trace --json` has every span."
-    if found.unreadable_lines:
-        yield f"Lines of the trace that cannot be read, and were passed over: {found.unreadable_lines:,}."
+    if stored.unreadable_lines:
+        yield f"Lines of the trace that cannot be read, and were passed over: {stored.unreadable_lines:,}."
 
 
 class _RowBuilder:
     """Rows of one trace, and the count of spans without one."""
 
-    def __init__(self, found: FoundTrace) -> None:
-        self._start_ns = found.start_ns
-        self._duration_ns = max(1, found.end_ns - found.start_ns)
+    def __init__(self, stored: StoredTrace) -> None:
+        self._start_ns = stored.start_ns
+        self._duration_ns = max(1, stored.end_ns - stored.start_ns)
         self._remaining_rows = _MAX_ROWS
         self._failed_ids: set[int] = set()
         self.rows: list[TraceRow] = []

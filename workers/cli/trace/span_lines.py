@@ -40,7 +40,7 @@ _LABELS: Mapping[str, str] = {  # label by attribute, in the order of a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundTrace:
+class StoredTrace:
     """Spans of a trace."""
 
     trace_id: str
@@ -85,28 +85,28 @@ class FoundTrace:
         }
 
 
-def draw_trace(found: FoundTrace, wide: bool) -> Group:
+def draw_trace(stored: StoredTrace, wide: bool) -> Group:
     """Draw the trace's facts, its trees, and related traces. `wide` draws equal spans one by one."""
-    summary, start_ns = found.summarize(), found.start_ns  # once: they read all spans
+    summary, start_ns = stored.summarize(), stored.start_ns  # once: they read all spans
     errors = "error" if summary["errors"] == 1 else "errors"
-    duration = format_duration_ns(found.end_ns - start_ns)
+    duration = format_duration_ns(stored.end_ns - start_ns)
     head = Text.assemble(
-        (f"trace {found.trace_id}\n", "bold"),
+        (f"trace {stored.trace_id}\n", "bold"),
         f"{summary['started']}, {duration}, {summary['spans']:,} spans, ",
         (f"{summary['errors']:,} {errors}", "bold red" if summary["errors"] else ""),
     )
-    trees = [_draw_tree(root if wide else group_equal_siblings(root), start_ns) for root in found.roots]
-    return Group(head, *trees, *_draw_remarks(found))
+    trees = [_draw_tree(root if wide else group_equal_siblings(root), start_ns) for root in stored.roots]
+    return Group(head, *trees, *_draw_remarks(stored))
 
 
-def _draw_remarks(found: FoundTrace) -> Iterator[Text]:
-    if found.omitted_spans:
-        yield Text(f"{found.omitted_spans:,} more spans are not shown: the trace has too many")
-    if found.unreadable_lines:
-        yield Text(f"lines of the trace that cannot be read, and were passed over: {found.unreadable_lines:,}")
-    if found.related:
+def _draw_remarks(stored: StoredTrace) -> Iterator[Text]:
+    if stored.omitted_spans:
+        yield Text(f"{stored.omitted_spans:,} more spans are not shown: the trace has too many")
+    if stored.unreadable_lines:
+        yield Text(f"lines of the trace that cannot be read, and were passed over: {stored.unreadable_lines:,}")
+    if stored.related:
         yield Text("other traces that name the workflow, newest first of its runs:")
-    for related in found.related:
+    for related in stored.related:
         yield Text(f"  {related.trace_id}  {escape_unprintable(related.name)}", style="dim")
 
 

@@ -13,7 +13,7 @@ from workers.cli.context import CommandContext
 from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
-    from workers.cli.trace.span_lines import FoundTrace
+    from workers.cli.trace.span_lines import StoredTrace
 
 
 traces = group("traces", "Traces.", path="")
@@ -37,23 +37,23 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     from infra.telemetry.span_tree import tree_to_json  # noqa: PLC0415 - start-up time
     from workers.cli.trace.span_lines import draw_trace  # noqa: PLC0415
 
-    found = _find_trace(context, name)
-    start_ns = found.start_ns  # once: it reads all spans
-    document: dict[str, Any] = {**found.summarize(), "tree": [tree_to_json(root, start_ns) for root in found.roots]}
+    stored = _find_trace(context, name)
+    start_ns = stored.start_ns  # once: it reads all spans
+    document: dict[str, Any] = {**stored.summarize(), "tree": [tree_to_json(root, start_ns) for root in stored.roots]}
     if html is not None:
         from workers.cli.result_files import write_result_file  # noqa: PLC0415 - start-up time
         from workers.cli.trace.page import render_trace_page  # noqa: PLC0415
 
-        write_result_file("html", html, [render_trace_page(found)])
+        write_result_file("html", html, [render_trace_page(stored)])
         note(f"wrote {html}")
         document["html"] = str(html)
-    return Answer(document=document, draw=partial(draw_trace, found))
+    return Answer(document=document, draw=partial(draw_trace, stored))
 
 
-def _find_trace(context: CommandContext, name: str) -> "FoundTrace":
+def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
     from infra.telemetry.span_reader import SpanReader  # noqa: PLC0415 - start-up time
     from infra.telemetry.span_tree import span_trees  # noqa: PLC0415
-    from workers.cli.trace.span_lines import FoundTrace  # noqa: PLC0415
+    from workers.cli.trace.span_lines import StoredTrace  # noqa: PLC0415
 
     reader = SpanReader(context.settings.traces_dir)
     is_trace_id = _TRACE_ID.fullmatch(name) is not None
@@ -68,7 +68,7 @@ def _find_trace(context: CommandContext, name: str) -> "FoundTrace":
     rows = reader.read_trace(newest.trace_id if newest else name.lower())
     if not rows.spans:
         raise _refuse_unknown(context, "a trace that has spans", name)
-    return FoundTrace(
+    return StoredTrace(
         trace_id=newest.trace_id if newest else name.lower(),
         workflow_id=None if is_trace_id else name,
         roots=span_trees(rows),
