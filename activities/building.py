@@ -112,7 +112,7 @@ class TopicBuilding:
             UnknownObject: The catalog was rebuilt meanwhile, and what was built speaks of an earlier epoch.
         """
         self._runs.run(run_id)
-        return Path(self._output.published(run_id, self._job).folder)
+        return Path(self._output.published_summary(run_id, self._job).folder)
 
     def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
         """Switch topics one by one; `switch` says whether one has what was built."""
@@ -130,7 +130,7 @@ class TopicBuilding:
         """Finish the run with what it came to, the first time, and delete its output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
-            left_out = _built(self._output.published(request.run_id, self._job)).left_out
+            left_out = _built(self._output.published_summary(request.run_id, self._job)).left_out
             self._runs.close_run(request.run_id, {**run.summary, _COUNTS: request.counts, _LEFT_OUT: left_out})
             run = self._runs.run(request.run_id)
         self._output.forget(request.run_id)

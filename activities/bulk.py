@@ -59,13 +59,13 @@ class OwnedBulkOutput:
                 f" found one of catalog {owner}; give another id, or each catalog a bulk_dir of its own"
             )
 
-    def published(self, run_id: str, name: str) -> BulkSummary:
+    def published_summary(self, run_id: str, name: str) -> BulkSummary:
         """What a job of the run has published.
 
         Raises:
             PreconditionFailed: Nothing, as far as this worker sees.
         """
-        found = self._bulk.published(run_id, name)
+        found = self._bulk.published_summary(run_id, name)
         if found is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
         return found

@@ -128,14 +128,14 @@ class SparkJobs:
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
 
-    def published(self, run_id: str, name: str) -> BulkSummary | None:
+    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.read_summary(run_id, name)
 
     def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
             on_progress(BulkProgress(stage=f"{job.name} waits for another job", done=0, tasks=0))
         try:
-            return self.published(job.run_id, job.name) or self._run_attempt(job, on_progress, master)
+            return self.published_summary(job.run_id, job.name) or self._run_attempt(job, on_progress, master)
         finally:
             self._lock.release()
 
@@ -165,7 +165,7 @@ class SparkJobs:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         def require_published(name: str) -> BulkSummary:
-            summary = self.published(job.run_id, name)
+            summary = self.published_summary(job.run_id, name)
             if summary is None:
                 raise PreconditionFailed(f"{job.name}: expected {name} of run {job.run_id} to be published")
             return summary
@@ -179,7 +179,7 @@ class SparkJobs:
         finally:
             run.spans.record_ended_jobs()
 
-    def runs(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         return self._publication.runs()
 
     def folder(self, run_id: str) -> Path:

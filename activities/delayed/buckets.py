@@ -14,15 +14,15 @@ from typing import Final
 
 from activities.delayed import metrics
 from activities.delayed.values import (
-    Choice,
-    ChooseInput,
-    Chosen,
-    Due,
-    DueInput,
-    LetGoInput,
+    ChoiceReason,
+    ChoosePairInput,
+    DueTopicPages,
+    DueTopicsInput,
     MergedPair,
     MergePairInput,
     OverLimit,
+    PairChoice,
+    ReleaseListInput,
     SealedTopics,
     SealTopicInput,
     SealTopicsInput,
@@ -57,15 +57,15 @@ class DelayedBuckets:
 
     @defined(name="delayed.due_topics")
     @beating()
-    def due_topics(self, request: DueInput) -> Due:
+    def due_topics(self, request: DueTopicsInput) -> DueTopicPages:
         """Topics with something to seal, to drop or to merge, on which no workflow works; ascending by id.
 
         Idempotency: reads only; pages go by topic id.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         most, after = request.topics * request.limit, TopicId(request.after)
-        found = [int(topic_id) for topic_id in self._index.due(self._limits, after=after, limit=most)]
-        return Due(pages=[found[at : at + request.topics] for at in range(0, len(found), request.topics)])
+        found = [int(topic_id) for topic_id in self._index.due_topics(self._limits, after=after, limit=most)]
+        return DueTopicPages(pages=[found[at : at + request.topics] for at in range(0, len(found), request.topics)])
 
     @defined(name="delayed.seal_topics")
     def seal_topics(self, request: SealTopicsInput) -> SealedTopics:
@@ -179,7 +179,7 @@ class DelayedBuckets:
 
     @defined(name="delayed.choose_pair")
     @beating()
-    def choose_pair(self, request: ChooseInput) -> Choice:
+    def choose_pair(self, request: ChoosePairInput) -> PairChoice:
         """Claim a topic's list for this workflow, and say which two neighbours are to be merged next, if any.
 
         Idempotency: reads, and renews the claim.
@@ -188,16 +188,16 @@ class DelayedBuckets:
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
         if not self._index.claim(topic_id, own_claim()):
-            return Choice(chosen=Chosen.HELD if self._stands(topic_id) else Chosen.GONE, limit=limit)
+            return PairChoice(chosen=ChoiceReason.HELD if self._stands(topic_id) else ChoiceReason.GONE, limit=limit)
         listed = self._index.listed(topic_id)
         buckets = listed.buckets
         if len(buckets) <= limit:
-            return Choice(chosen=Chosen.WITHIN, buckets=len(buckets), limit=limit)
+            return PairChoice(chosen=ChoiceReason.WITHIN, buckets=len(buckets), limit=limit)
         pair = pair_to_merge(buckets, damaged={LedgerId(one) for one in request.damaged})
         if not pair:
             self._tell_stuck(topic_id, listed, limit)
-        chosen = Chosen.PAIR if pair else Chosen.DAMAGED
-        return Choice(chosen=chosen, pair=list(map(_facts, pair or ())), buckets=len(buckets), limit=limit)
+        chosen = ChoiceReason.PAIR if pair else ChoiceReason.DAMAGED
+        return PairChoice(chosen=chosen, pair=list(map(_facts, pair or ())), buckets=len(buckets), limit=limit)
 
     def _stands(self, topic_id: TopicId) -> bool:
         try:
@@ -234,7 +234,7 @@ class DelayedBuckets:
 
     @defined(name="delayed.let_go")
     @beating()
-    def let_go(self, request: LetGoInput) -> None:
+    def let_go(self, request: ReleaseListInput) -> None:
         """Release the claim of a topic's list, if it is this workflow's.
 
         Idempotency: a claim that is gone is gone.

@@ -7,7 +7,7 @@ from logstore.delayed.buckets import BucketSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueInput:
+class DueTopicsInput:
     """Which pages of topics come next."""
 
     after: int  # topic id, exclusive
@@ -16,7 +16,7 @@ class DueInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DueTopicPages:
     """Topics that are due, ascending by id; no page where there are none."""
 
     pages: list[list[int]]
@@ -61,7 +61,7 @@ class SealedTopics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChooseInput:
+class ChoosePairInput:
     """Of which topic two buckets are to be merged."""
 
     topic_id: int
@@ -70,7 +70,7 @@ class ChooseInput:
     damaged: list[int] = field(default_factory=list)  # buckets that could not be read
 
 
-class Chosen(StrEnum):
+class ChoiceReason(StrEnum):
     """Why there is a pair, or none."""
 
     PAIR = "PAIR"
@@ -81,10 +81,10 @@ class Chosen(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PairChoice:
     """What is to be merged next."""
 
-    chosen: Chosen
+    chosen: ChoiceReason
     pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or nothing
     buckets: int = 0  # that the topic has
     limit: int = 0
@@ -110,7 +110,7 @@ class MergedPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetGoInput:
+class ReleaseListInput:
     """Which topic's buckets no workflow works on any more."""
 
     topic_id: int

@@ -111,7 +111,7 @@ class Applying:
         )
 
     def _files(self, run_id: str) -> FindingFiles:
-        published = self._bulk.published(run_id, VerifyFindings.name)
+        published = self._bulk.published_summary(run_id, VerifyFindings.name)
         if published is None:
             where = "every worker must see the folder of bulk output"
             raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")

@@ -108,7 +108,7 @@ class Planning:
         while self._runs.forget(older_than_s=self._retention_s, limit=_MOST_FORGOTTEN):
             raise_if_stopped()
         own = self._identities.catalog_id()
-        for run_id in self._bulk.runs():
+        for run_id in self._bulk.list_runs():
             raise_if_stopped()
             try:
                 self._runs.run(run_id)
@@ -141,7 +141,7 @@ class Planning:
         """
         begun = self._runs.run(request.run_id).summary
         listed, read, compared = (
-            self._output.published(request.run_id, name).counts
+            self._output.published_summary(request.run_id, name).counts
             for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
         )
         rules.check_sides(
@@ -175,7 +175,7 @@ class Planning:
         return plan_result(run.summary)
 
     def _counted(self, run: ReconciliationRun) -> PlanResult:
-        published = {name: self._output.published(run.run_id, name) for name in _STEPS}
+        published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindings.name].folder
         totals = FindingFiles(Path(folder)).totals()
         facts = [fact for one in published.values() for fact in one.facts.items()]

@@ -82,10 +82,10 @@ class Scrubbing:
         if run.finished_us is not None or any(run.summary.get(name) != begun[name] for name in same):
             return False
         try:
-            cut = self._bulk.published(run.run_id, CutScrub.name)
+            cut = self._bulk.published_summary(run.run_id, CutScrub.name)
             for page in range(cut.counts["pages"] if cut else 0):
                 raise_if_stopped()
-                self._bulk.published(run.run_id, _page(run.run_id, page).name)
+                self._bulk.published_summary(run.run_id, _page(run.run_id, page).name)
         except CorruptData:
             return False
         return True
@@ -147,11 +147,11 @@ class Scrubbing:
         if run.finished_us is None:
             folder = self._bulk.folder(request.run_id) / _FINDINGS
             folder.mkdir(exist_ok=True)
-            pages = self._output.published(request.run_id, CutScrub.name).counts["pages"]
+            pages = self._output.published_summary(request.run_id, CutScrub.name).counts["pages"]
             left_out = set[str]()
             for page in range(pages):
                 raise_if_stopped()
-                summary = self._output.published(request.run_id, _page(request.run_id, page).name)
+                summary = self._output.published_summary(request.run_id, _page(request.run_id, page).name)
                 left_out |= {
                     f"{fact.removeprefix(LEFT_OUT)}: {why}"
                     for fact, why in summary.facts.items()
@@ -170,7 +170,7 @@ class Scrubbing:
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=self._output.published(run.run_id, CutScrub.name).counts["ledgers"],
+            ledgers=self._output.published_summary(run.run_id, CutScrub.name).counts["ledgers"],
             before_us=int(run.summary["begun_us"]),
             report=str(folder),
             left_out=left_out,

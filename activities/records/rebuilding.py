@@ -276,7 +276,7 @@ class Rebuilding:
     def _published(self, request: RebuildStep) -> BulkSummary:
         """What the bulk job came to; where its output is gone, the job runs again."""
         job = RebuildRecords.name
-        found = self._bulk.published(_run_id(request), job)
+        found = self._bulk.published_summary(_run_id(request), job)
         if found is None:
             raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")
         return found

@@ -1,4 +1,4 @@
-"""Inputs and results of the activities of transactions. Participants stay in SQL; results name a few of them."""
+"""Inputs and results of the activities of transactions. Participants stay in SQL. Results name a few of them."""
 
 from dataclasses import dataclass, field
 
@@ -7,35 +7,35 @@ from logstore.transactions.transactions import Owed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainInput:
-    """A coordinator that was woken."""
+    """Coordinator to drain."""
 
     tc_id: int
-    linger_s: float = 1.0  # looks for more, for so long after the last work
-    most_s: float = 30.0  # then it answers, even if there is more
+    linger_s: float = 1.0  # time without work after which it returns
+    most_s: float = 30.0  # time after which it returns, even if there is more work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
-    """What a coordinator's activity did."""
+class DrainResult:
+    """Work of one drain."""
 
-    finished: int = 0  # transactions that are final now
-    expired: int = 0  # aborted because their deadline had passed
-    handed_over: list[str] = field(default_factory=list)  # which need a broadcast of their own; a page of them
-    more: bool = False  # there is work left
+    finished: int = 0  # transactions that became final
+    expired: int = 0  # transactions aborted past their deadline
+    handed_over: list[str] = field(default_factory=list)  # transactions that need their own broadcast; one page
+    more: bool = False  # work is left
     next_deadline_s: float | None = None  # seconds until the next open transaction times out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellInput:
-    """One transaction whose participants are to be told."""
+class BroadcastInput:
+    """Transaction whose decision is to be sent."""
 
     txn: str  # tc:sequence
-    wait_s: float = 0.0  # how long the workflow will wait before it asks again: its claim holds so long
+    wait_s: float = 0.0  # pause of the workflow before the next call; its claim lasts as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """How far the broadcast of one transaction is."""
+class BroadcastState:
+    """Progress of the broadcast of one transaction."""
 
     state: str
     settled: int
@@ -44,14 +44,14 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BusyInput:
-    """Coordinators that are to be woken."""
+class BusyCoordinatorsInput:
+    """Bound of one page of coordinators."""
 
     limit: int = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetInput:
-    """Finished transactions that may be forgotten, a page at a time."""
+class ForgetTransactionsInput:
+    """Bound of one page of finished transactions."""
 
     limit: int = 1_000

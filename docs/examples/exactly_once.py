@@ -38,7 +38,7 @@ async def main() -> None:
                 entries = log.managed.read(paid, max_entries=2, cursor_state=state)
                 if not entries:
                     if not log.catalog.ledgers.backlogs(paid.topic_id, [state])[0]:
-                        held = log.catalog.transactions.held(paid.topic_id, SUBSCRIPTION)
+                        held = log.catalog.transactions.held_entries(paid.topic_id, SUBSCRIPTION)
                         if not held:
                             return
                     # another program has the rest in a transaction, or had before it died: its end wakes us

@@ -118,7 +118,7 @@ class Holdings:
     ) -> None:
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
         self._events = events or OwnershipEvents()
-        self.bundles = fences.bundles()
+        self.bundles = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         # Bundles to acquire, and bundles of an earlier session to settle.
         self._unsettled: dict[BundleId, Acquisition | None] = {}
@@ -193,7 +193,7 @@ class Holdings:
         """Ask the catalog again if it was away. An owner node without a lease would only block other workers."""
         if self._is_catalog_away:
             try:
-                self._fences.bundles()
+                self._fences.count_bundles()
             except RetryableError as error:
                 _log.info("takes no bundle yet: %s", error)
                 return False

@@ -21,7 +21,7 @@ class SingleOwner:
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
         self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipEvents()
-        self._bundles = fences.bundles()
+        self._bundles = fences.count_bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()
         self.failure: SextonError | None = None  # always None: there is no session to lose

@@ -137,12 +137,12 @@ def refusal(
             return None
 
 
-def marker_of(catalog_id: str) -> bytes:
+def marker_content(catalog_id: str) -> bytes:
     """The marker's content: one JSON object, the same for every bucket and every process of a catalog."""
     return json.dumps({_CATALOG: catalog_id}).encode()
 
 
-def marked_by(content: bytes) -> str:
+def describe_owner(content: bytes) -> str:
     """The catalog that a marker names; of a marker that cannot be read, its first bytes: its catalog is unknown."""
     named = _named(content)
     return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if named is None else named

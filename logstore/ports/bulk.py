@@ -31,10 +31,10 @@ class BulkJobs(Protocol):
             ServiceFailed: Java or the cluster cannot be reached, or refuses us.
         """
 
-    def published(self, run_id: str, name: str) -> BulkSummary | None:
+    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         """The summary of a job of the run, or None if it was not published."""
 
-    def runs(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         """Ids of the runs that have output or a folder, ascending."""
 
     def folder(self, run_id: str) -> Path:

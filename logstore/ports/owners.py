@@ -57,7 +57,7 @@ class Fences(Protocol):
     Not part of PIP-57, whose owner may act for as long as it has not noticed that its session expired.
     """
 
-    def bundles(self) -> int:
+    def count_bundles(self) -> int:
         """How many the catalog has; it never changes."""
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:

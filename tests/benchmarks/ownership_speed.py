@@ -59,7 +59,7 @@ class _Crew:
     def seconds_until_settled(self, since: float) -> float:
         """All bundles are owned, under the last fence of each."""
         while True:
-            if len(self.held()) == self._fences.bundles():
+            if len(self.held()) == self._fences.count_bundles():
                 last = {(one.bundle, one.counter) for one in self._fences.fences()}
                 leases = {(one.bundle, one.fence) for owner in self.owners.values() for one in owner.leases()}
                 if leases == last:

@@ -67,7 +67,7 @@ class FakeBulkJobs:
     def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
         """See the port."""
         with self._lock:
-            done = self.published(job.run_id, job.name)
+            done = self.published_summary(job.run_id, job.name)
             if done:
                 return done
         self.ran.append(job)
@@ -79,7 +79,7 @@ class FakeBulkJobs:
             raise
         folder, summary = self._written(job)  # not under the lock: another attempt may overtake this one as it reads
         with self._lock:
-            done = self.published(job.run_id, job.name)
+            done = self.published_summary(job.run_id, job.name)
             return done or self._publication.publish(job.run_id, job.name, folder, summary)
 
     def _written(self, job: BulkJob) -> tuple[Path, BulkSummary]:
@@ -121,10 +121,10 @@ class FakeBulkJobs:
         made = sum(len(one.files) for one in built)
         return BulkSummary(counts={**counts, "buckets": made, "messages": 2 * made}, facts=dict(self.facts))
 
-    def published(self, run_id: str, name: str) -> BulkSummary | None:
+    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         return self._publication.read_summary(run_id, name)
 
-    def runs(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         return self._publication.runs()
 
     def folder(self, run_id: str) -> Path:

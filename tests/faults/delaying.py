@@ -145,7 +145,7 @@ class Delaying(Operators):
             self._start("seal all", SealBuckets, SealBucketsInput(**CAUSE), workflow_id)
             self._work()
             self._lapse()
-            if not self._process.catalog.delayed.due(BUCKET_LIMITS, after=TopicId(-1), limit=1):
+            if not self._process.catalog.delayed.due_topics(BUCKET_LIMITS, after=TopicId(-1), limit=1):
                 break
 
     def _lapse(self) -> None:

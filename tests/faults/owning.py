@@ -32,4 +32,4 @@ class OwnsWhatItMeets:
         return self._leases[bundle]
 
     def _bundle(self, topic: TopicName) -> BundleId:
-        return bundle_of(topic, bundles=self._fences.bundles())
+        return bundle_of(topic, bundles=self._fences.count_bundles())

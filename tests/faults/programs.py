@@ -111,7 +111,7 @@ class Programs(Generic[SiteT]):
 
     def _unload(self, plan: TopicPlan) -> None:
         """Write down who unloads the topic's bundle."""
-        bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.bundles())
+        bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.count_bundles())
         cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
         self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
 

@@ -23,7 +23,7 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState, IntentKey
-from logstore.identity.markers import MARKER_KEY, marker_of
+from logstore.identity.markers import MARKER_KEY, marker_content
 from logstore.ports.catalog import Cause, Claim
 from tests.every_topic import every_topic
 from tests.faults.auditor import Seen, look, payload_of
@@ -86,7 +86,7 @@ class RealWorld:
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
             connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
         StackHome.at(self.settings.home).prepare()
-        self.planted[MARKER_KEY] = marker_of(CATALOG_ID)
+        self.planted[MARKER_KEY] = marker_content(CATALOG_ID)
         for key, body in PLANTED.items():
             self.plant(key, body)
         return self

@@ -335,7 +335,7 @@ class Transacting(Operators):
     def _unfinished(self) -> Sequence[object]:
         decided = (TransactionState.COMMITTING, TransactionState.ABORTING)
         late = [one for one in self._process.catalog.transactions.busy_coordinators() if one == _TC]
-        return late or self._process.catalog.transactions.many(states=decided, limit=1)
+        return late or self._process.catalog.transactions.list_page(states=decided, limit=1)
 
     def _read(self, plan: TopicPlan) -> Iterator[str]:
         topic: Topic = self.memory[f"create {plan.name}"]

@@ -15,7 +15,7 @@ from infra.catalog import Database, SqlCatalog
 from logstore.clock import Clock
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_of
+from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_content
 from logstore.identity.services.own_stores import OwnStores
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered import CopyLocation
@@ -111,7 +111,9 @@ class World:
         self.bulk = FakeBulkJobs(database.with_suffix(".bulk"))
         self.lost: set[str] = set()  # keys that nobody refers to, on purpose
         if store is None:
-            self.plant(MARKER_KEY, marker_of(_catalog_id(database)))  # else it would be refused for what is planted
+            self.plant(
+                MARKER_KEY, marker_content(_catalog_id(database))
+            )  # else it would be refused for what is planted
             for key, body in PLANTED.items():
                 self.plant(key, body)
 

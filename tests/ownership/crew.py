@@ -147,7 +147,7 @@ class Crew:
 
     def settled(self) -> bool:
         """Whether each bundle has an owner, who writes under the last fence."""
-        return len(self.holders()) == self.fences.bundles()
+        return len(self.holders()) == self.fences.count_bundles()
 
     def rest(self, *, within_s: float = 60.0) -> Mapping[int, str]:
         """Wait until each bundle has an owner and nothing moves any more; who has which."""
@@ -172,7 +172,7 @@ class Crew:
 
     def await_reacquired(self, since: float) -> None:
         """Wait until each bundle was acquired anew from a moment on, and is owned."""
-        assert_eventually(lambda: len(self._first_acquired(since)) == self.fences.bundles(), within_s=60)
+        assert_eventually(lambda: len(self._first_acquired(since)) == self.fences.count_bundles(), within_s=60)
         assert_eventually(self.settled, within_s=60)
 
     def sessions(self) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.transactions.values import BusyInput
+from activities.transactions.values import BusyCoordinatorsInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.jobs import BulkJob
 from logstore.transactions.transactions import TransactionId
@@ -119,7 +119,7 @@ async def sweep_running(house: House) -> Handle:
     real = house.world.activities.coordination.busy_coordinators
 
     @activity.defn(name="transactions.busy_coordinators")
-    def busy(request: BusyInput) -> list[int]:
+    def busy(request: BusyCoordinatorsInput) -> list[int]:
         gate.wait()
         return real(request)
 

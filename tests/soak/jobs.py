@@ -159,7 +159,7 @@ class Jobs:
         catalog = self._log.catalog
 
         def work() -> None:
-            count, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
+            count, catalog_id = catalog.fences.count_bundles(), catalog.identities.catalog_id()
             with open_directory(self._settings, count, catalog_id) as directory:
                 unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
                 unloading.unload(

@@ -173,7 +173,7 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
     left.join(60)
     assert waited == [True]
     assert done == []
-    assert runner.published("run-1", _JOB.name) is None
+    assert runner.published_summary("run-1", _JOB.name) is None
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 

@@ -289,7 +289,15 @@ class House:
             indexes.switch_indexes,
             indexes.conclude_build,
         ]
-        return [one.due_topics, one.seal_topics, one.seal_topic, one.choose_pair, one.merge_pair, one.let_go, *building]
+        return [
+            one.due_topics,
+            one.seal_topics,
+            one.seal_topic,
+            one.choose_pair,
+            one.merge_pair,
+            one.let_go,
+            *building,
+        ]
 
     def _scrubbing(self) -> list[Activity]:
         one = self.world.activities.scrubbing

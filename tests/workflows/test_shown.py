@@ -14,10 +14,10 @@ from temporalio.worker import Worker
 
 from activities.building import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchInput
 from activities.delayed.values import (
-    ChooseInput,
-    DueInput,
-    LetGoInput,
+    ChoosePairInput,
+    DueTopicsInput,
     MergePairInput,
+    ReleaseListInput,
     SealTopicInput,
     SealTopicsInput,
 )
@@ -56,8 +56,8 @@ from activities.records.values import (
     RaidInput,
     ReplicateInput,
 )
-from activities.transactions.values import BusyInput, DrainInput, TellInput
-from activities.transactions.values import ForgetInput as TransactionsToForget
+from activities.transactions.values import BroadcastInput, BusyCoordinatorsInput, DrainInput
+from activities.transactions.values import ForgetTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import RowRange
@@ -143,21 +143,21 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "reconciliation.scrub_page": (ScrubPageInput(run_id="s", page=3, bytes_per_s=1), "page 3, run s"),
     "reconciliation.conclude_scrub": (ConcludeScrubInput(run_id="s"), "run s"),
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
-    "transactions.tell": (TellInput(txn="3:17"), "transaction 3:17"),
-    "transactions.busy_coordinators": (BusyInput(limit=4_096), "at most 4,096 rows"),
+    "transactions.tell": (BroadcastInput(txn="3:17"), "transaction 3:17"),
+    "transactions.busy_coordinators": (BusyCoordinatorsInput(limit=4_096), "at most 4,096 rows"),
     "transactions.begin_build": (BeginBuildInput(run_id="s", actor="me"), "run s"),
     "transactions.build_buffers": (BuildInput(run_id="s"), "run s"),
     "transactions.switch_snapshots": (SwitchInput(run_id="s", page=3), "page 3, run s"),
     "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
-    "delayed.due_topics": (DueInput(after=7, topics=20, limit=4), "topics after 7"),
+    "delayed.due_topics": (DueTopicsInput(after=7, topics=20, limit=4), "topics after 7"),
     "delayed.seal_topics": (SealTopicsInput(topic_ids=[1, 2]), "2 topics: 1, 2"),
     "delayed.seal_topic": (SealTopicInput(topic_id=1, topic=_TOPIC), _TOPIC),
-    "delayed.choose_pair": (ChooseInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "delayed.choose_pair": (ChoosePairInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.merge_pair": (
         MergePairInput(topic_id=1, bucket_ids=[7, 9], topic=_TOPIC),
         f"2 buckets: 7, 9, {_TOPIC}",
     ),
-    "delayed.let_go": (LetGoInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "delayed.let_go": (ReleaseListInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.begin_build": (BeginBuildInput(run_id="i", actor="me"), "run i"),
     "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
     "delayed.switch_indexes": (SwitchInput(run_id="i", page=3), "page 3, run i"),

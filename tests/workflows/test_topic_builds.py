@@ -86,7 +86,7 @@ async def test_topics_are_built_and_switched_to_and_counted(house: House, one: _
     assert one.is_switched()
     run = house.world.catalog.reconciliation.run(run_id(house, one.job))
     assert (run.kind, run.finished_us is None, run.summary["counts"]) == (one.kind, False, counts)
-    assert house.world.bulk.published(run_id(house, one.job), house.world.bulk.ran[0].name) is None
+    assert house.world.bulk.published_summary(run_id(house, one.job), house.world.bulk.ran[0].name) is None
     described = await handle.describe()
     assert described.search_attributes["SextonOutcome"] == ["BUILT"]
 

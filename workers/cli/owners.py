@@ -54,7 +54,7 @@ def list_(
     topic_bundle = None
     if topic is not None:
         context.get_topic(topic)  # a misspelt name is in some bundle, too
-        topic_bundle = bundle_of(TopicName.parse_existing(topic), bundles=context.catalog.fences.bundles())
+        topic_bundle = bundle_of(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
     with _open_directory(context) as directory:
         ownership = read_ownership(context.catalog.fences, directory)
     bundles = [
@@ -133,7 +133,7 @@ def _open_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | N
         yield None
         return
     catalog = context.catalog
-    bundles, catalog_id = catalog.fences.bundles(), catalog.identities.catalog_id()
+    bundles, catalog_id = catalog.fences.count_bundles(), catalog.identities.catalog_id()
     with context.services.open_directory(context.settings, bundles, catalog_id) as directory:
         yield directory
 
@@ -162,7 +162,7 @@ def unload(
     from workers.operations.owners import BundleUnloader  # noqa: PLC0415 - start-up time
 
     catalog = context.catalog
-    bundle_id = _parse_bundle(bundle, catalog.fences.bundles())
+    bundle_id = _parse_bundle(bundle, catalog.fences.count_bundles())
     with _open_directory(context) as directory:
         if directory is None:
             raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")

@@ -159,7 +159,7 @@ def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100)
     from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
-    transactions = cut_rows(context.catalog.transactions.many(states=states, limit=limit + 1), limit, "first")
+    transactions = cut_rows(context.catalog.transactions.list_page(states=states, limit=limit + 1), limit, "first")
     display = [_make_display_row(transaction) for transaction in transactions]
     rows = [make_document(transaction) for transaction in transactions]
     return Answer(document=rows, display=display, columns_below=("owed",), empty="no transactions")
@@ -217,7 +217,8 @@ def make_document(transaction: "StoredTransaction") -> dict[str, Any]:
                 "subscription": stored.participant.subscription or None,
                 "acknowledged": sum(map(len, stored.positions.values())),
                 "settled": format_time(stored.settled_us),
-                **select_fields(stored, "how last_error"),
+                "how": stored.settlement and stored.settlement.value,
+                "last_error": stored.last_error,
             }
             for stored in transaction.participants
         ],

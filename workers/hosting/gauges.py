@@ -97,7 +97,7 @@ def read_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[
     description = "Transactions that are not over, by state"
     for state in _UNFINISHED_STATES:
         labels = {"state": state.value}
-        yield Sample("sexton_transactions_unfinished", counts.states.get(state, 0), description, labels=labels)
+        yield Sample("sexton_transactions_unfinished", counts.count_by_state.get(state, 0), description, labels=labels)
     open_s, decided_s = _age_s(counts.oldest_open_us, now_us), _age_s(counts.oldest_decided_us, now_us)
     yield Sample("sexton_transactions_oldest_open_seconds", open_s, "Age of the oldest open one", "s")
     description = "Since when the oldest decided one has participants that are not told"

@@ -44,7 +44,7 @@ class TopicCaches:
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
-        self._bundles = log.catalog.fences.bundles()
+        self._bundles = log.catalog.fences.count_bundles()
 
     def on_acquired(self, lease: Lease) -> None:
         """Reload the bundle's topics before work starts under the lease.

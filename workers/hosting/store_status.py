@@ -139,9 +139,9 @@ class StoreStatus:
 
     def _read_transactions(self) -> Section:
         counts = self._catalog.transactions.counts()
-        stuck = self._catalog.transactions.many(states=_DECIDED_STATES, limit=MAX_ROWS_PER_LIST)
+        stuck = self._catalog.transactions.list_page(states=_DECIDED_STATES, limit=MAX_ROWS_PER_LIST)
         return {
-            "unfinished": {state.value: count for state, count in counts.states.items()},
+            "unfinished": {state.value: count for state, count in counts.count_by_state.items()},
             "oldest_open_s": _age_s(counts.oldest_open_us),
             "oldest_decided_s": _age_s(counts.oldest_decided_us),
             "stuck": [self._format_stuck(transaction) for transaction in stuck],
@@ -183,7 +183,7 @@ class StoreStatus:
         }
 
     def _read_owners(self) -> Section:
-        fences, bundles = self._catalog.fences.fences(), self._catalog.fences.bundles()
+        fences, bundles = self._catalog.fences.fences(), self._catalog.fences.count_bundles()
         bundles_by_worker = Counter(fence.worker_id for fence in fences)
         return {
             "bundles": bundles,

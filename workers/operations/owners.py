@@ -117,7 +117,7 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
         nodes, live_workers, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
         owner_by_bundle = {bundle: _owner_row(node, live_workers, sessions) for bundle, node in nodes.items()}
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
-    bundle_count = fences.bundles()
+    bundle_count = fences.count_bundles()
     rows = [
         BundleRow(
             bundle=bundle,
@@ -191,7 +191,7 @@ class BundleUnloader:
         Raises:
             PreconditionFailed: The bundle has no owner.
         """
-        name = bundle_name(bundle, bundles=self._fences.bundles())
+        name = bundle_name(bundle, bundles=self._fences.count_bundles())
         fence = self._fences.fence(bundle)  # before the node: `wait_until_acquired` recognises any later raise
         node = self._directory.owner_nodes([bundle]).get(bundle)
         if node is None:

@@ -285,7 +285,7 @@ def _check_ownership(settings: Settings) -> str:
     with open_catalog(settings.database_url) as catalog:
         if settings.ownership == "single":
             return f"{read_ownership(catalog.fences, None)}; ownership=single"
-        with open_directory(settings, catalog.fences.bundles(), catalog.identities.catalog_id()) as directory:
+        with open_directory(settings, catalog.fences.count_bundles(), catalog.identities.catalog_id()) as directory:
             ownership = read_ownership(catalog.fences, directory)
     if not ownership.workers:
         raise ServiceFailed(

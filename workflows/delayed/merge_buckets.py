@@ -20,9 +20,16 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.buckets import DelayedBuckets
-    from activities.delayed.values import Choice, ChooseInput, Chosen, LetGoInput, MergedPair, MergePairInput
+    from activities.delayed.values import (
+        ChoiceReason,
+        ChoosePairInput,
+        MergedPair,
+        MergePairInput,
+        PairChoice,
+        ReleaseListInput,
+    )
     from workflows import options, search_attributes
-    from workflows.delayed.values import HELD, HELD_TIMES, MergeBucketsInput, MergeBucketsResult, MergeOutcome
+    from workflows.delayed.values import HELD, MAX_HELD_RETRIES, MergeBucketsInput, MergeBucketsResult, MergeOutcome
 
 _MERGE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # a hundred million messages, at a tenth of the speed that was measured
@@ -45,12 +52,12 @@ class MergeBuckets:
     async def run(self, request: MergeBucketsInput) -> MergeBucketsResult:
         """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
-        while (choice := await self._choose()).chosen is Chosen.PAIR:
+        while (choice := await self._choose()).chosen is ChoiceReason.PAIR:
             self._tell(replace(self._result, merging=choice.pair))
             self._add(await self._merge(choice))
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, carried=self._result))
-        let_go = LetGoInput(topic_id=request.topic_id, topic=request.topic)
+        let_go = ReleaseListInput(topic_id=request.topic_id, topic=request.topic)
         await workflow.execute_activity_method(DelayedBuckets.let_go, let_go, **options.CATALOG)
         outcome = MergeOutcome(choice.chosen.value)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
@@ -61,24 +68,24 @@ class MergeBuckets:
         """Which two buckets are being merged, and what was done so far."""
         return self._result
 
-    async def _choose(self) -> Choice:
+    async def _choose(self) -> PairChoice:
         """The next pair, or why there is none; another job that works on the list is waited for."""
-        asked = ChooseInput(
+        asked = ChoosePairInput(
             topic_id=self._request.topic_id,
             topic=self._request.topic,
             max_buckets=self._request.max_buckets,
             damaged=self._result.damaged,
         )
-        for _ in range(HELD_TIMES):
+        for _ in range(MAX_HELD_RETRIES):
             choice = await workflow.execute_activity_method(DelayedBuckets.choose_pair, asked, **options.CATALOG)
-            if choice.chosen is not Chosen.HELD:
+            if choice.chosen is not ChoiceReason.HELD:
                 break
             await workflow.sleep(HELD)
-        if choice.chosen in {Chosen.PAIR, Chosen.WITHIN, Chosen.DAMAGED}:
+        if choice.chosen in {ChoiceReason.PAIR, ChoiceReason.WITHIN, ChoiceReason.DAMAGED}:
             self._result = replace(self._result, buckets=choice.buckets, limit=choice.limit)
         return choice
 
-    async def _merge(self, choice: Choice) -> MergedPair:
+    async def _merge(self, choice: PairChoice) -> MergedPair:
         request = MergePairInput(
             topic_id=self._request.topic_id,
             bucket_ids=[one.bucket_id for one in choice.pair],

@@ -23,11 +23,18 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.delayed.buckets import DelayedBuckets
-    from activities.delayed.values import Due, DueInput, OverLimit, SealedTopics, SealTopicInput, SealTopicsInput
+    from activities.delayed.values import (
+        DueTopicPages,
+        DueTopicsInput,
+        OverLimit,
+        SealedTopics,
+        SealTopicInput,
+        SealTopicsInput,
+    )
     from workflows import options, search_attributes
     from workflows.delayed.values import (
         HELD,
-        HELD_TIMES,
+        MAX_HELD_RETRIES,
         MERGE_BUCKETS,
         MergeBucketsInput,
         SealBucketsInput,
@@ -84,8 +91,8 @@ class SealBuckets:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=after, carried=self._result))
 
-    async def _due(self, after: int) -> Due:
-        asked = DueInput(after=after, topics=self._request.page, limit=_AT_ONCE)
+    async def _due(self, after: int) -> DueTopicPages:
+        asked = DueTopicsInput(after=after, topics=self._request.page, limit=_AT_ONCE)
         return await workflow.execute_activity_method(DelayedBuckets.due_topics, asked, **options.CATALOG)
 
     async def _seal_page(self, topic_ids: list[int]) -> None:
@@ -93,7 +100,7 @@ class SealBuckets:
         await self._add(await workflow.execute_activity_method(DelayedBuckets.seal_topics, page, **_SEAL))
 
     async def _seal_one(self, one: SealTopicInput) -> None:
-        for _ in range(HELD_TIMES):
+        for _ in range(MAX_HELD_RETRIES):
             done = await workflow.execute_activity_method(DelayedBuckets.seal_topic, one, **_SEAL_ONE)
             if not done.held:
                 break

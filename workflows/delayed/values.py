@@ -11,7 +11,7 @@ from workflows.jobs import BuildResult, BuildTopicsInput, Job
 HELD: Final = timedelta(seconds=5)
 """Until a list on which another job works is asked for again."""
 
-HELD_TIMES: Final = 24
+MAX_HELD_RETRIES: Final = 24
 """So often: longer than a claim outlives the job that had it."""
 
 

@@ -20,12 +20,12 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.coordination import Coordination
-    from activities.transactions.values import TellInput, Told
+    from activities.transactions.values import BroadcastInput, BroadcastState
     from workflows import options, search_attributes
     from workflows.transactions.values import BroadcastProgress, BroadcastTransactionInput
 
 
-def _configure_tell(queue: str) -> workflow.ActivityConfig:
+def _configure_broadcast(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # a thousand topics, each with an upload
@@ -36,7 +36,7 @@ def _configure_tell(queue: str) -> workflow.ActivityConfig:
 
 @workflow.defn(name="broadcast-transaction", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class BroadcastTransaction:
-    """Broadcast of one transaction's decision, durable and retried."""
+    """Durable broadcast of one transaction's decision."""
 
     @workflow.init
     def __init__(self, request: BroadcastTransactionInput) -> None:
@@ -45,7 +45,6 @@ class BroadcastTransaction:
 
     @workflow.run
     async def run(self, request: BroadcastTransactionInput) -> BroadcastProgress:
-        """Send the decision until no participant is owed it."""
         workflow.upsert_search_attributes(
             [search_attributes.TRANSACTION.value_set(request.txn), search_attributes.OUTCOME.value_set(["OWED"])]
         )
@@ -53,8 +52,8 @@ class BroadcastTransaction:
             pause_s = min(request.most_pause_s, request.pause_s * 2 ** min(self._progress.attempts, 16))
             broadcast = await workflow.execute_activity_method(
                 Coordination.tell,
-                TellInput(txn=request.txn, wait_s=pause_s),
-                **_configure_tell(request.queue),
+                BroadcastInput(txn=request.txn, wait_s=pause_s),
+                **_configure_broadcast(request.queue),
             )
             self._show_progress(broadcast)
             if not broadcast.owed_count:
@@ -76,7 +75,7 @@ class BroadcastTransaction:
         """Return how many participants are settled, and which are owed and why."""
         return self._progress
 
-    def _show_progress(self, broadcast: Told) -> None:
+    def _show_progress(self, broadcast: BroadcastState) -> None:
         self._progress = BroadcastProgress(
             state=broadcast.state,
             settled=broadcast.settled,

@@ -1,12 +1,12 @@
-"""`build-transaction-snapshots`: transaction buffers of many topics are rebuilt from their logs, and kept as snapshots.
+"""`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their logs, and store snapshots.
 
-Destroys snapshots that newer or equal ones take the place of, by two-phase deletion. Invariant: a topic has its old
-snapshot or its new one, whole, and never one that knows of fewer entries than that before. To stop it, cancel it: its
-bulk job ends with it, and what was switched to stays.
+Destroys snapshots that new ones replace, by two-phase deletion. Invariant: a topic has its old snapshot or its new one,
+complete, and a new one never covers fewer entries. To stop it, cancel it: its bulk job ends, and switches that were
+made stay.
 
-The steps are those of `TopicBuild`. The bulk job reads three columns of the logs, whole topics a task.
+The steps are those of `TopicBuild`. The bulk job reads three columns of the logs. One task reads all of a topic.
 
-Source: Pulsar's TransactionBuffer recovery, one topic at a time there, which a broker restart makes a storm of.
+Source: Pulsar's TransactionBuffer recovery, which runs one topic at a time. A broker restart runs many at once.
 """
 
 from temporalio import workflow
@@ -28,14 +28,12 @@ _STEPS = BuildSteps(
 
 @workflow.defn(name="build-transaction-snapshots", versioning_behavior=VersioningBehavior.PINNED)
 class BuildTransactionSnapshots(TopicBuild):
-    """See the module's text."""
+    """Durable build of transaction snapshots of many topics."""
 
     @workflow.init
     def __init__(self, request: BuildTransactionSnapshotsInput) -> None:
-        """Take a run id, if none was given."""
         super().__init__(request, _STEPS)
 
     @workflow.run
     async def run(self, request: BuildTransactionSnapshotsInput) -> BuildResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the steps."""
         return await self.to_end()

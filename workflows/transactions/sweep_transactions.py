@@ -1,7 +1,7 @@
-"""`sweep-transactions`: coordinators with work that no workflow does are woken, and old transactions are forgotten.
+"""`sweep-transactions`: wake coordinators with work that no workflow does, and forget old transactions.
 
-Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none; what it misses, the
-next one finds. To stop it, cancel or terminate it.
+Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none. The next sweep finds
+what this one misses. To stop it, cancel or terminate it.
 
 1. Find coordinators with expired open transactions, or decided ones that no workflow works on.
 2. Wake each, or start it.
@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.coordination import Coordination
-    from activities.transactions.values import BusyInput, ForgetInput
+    from activities.transactions.values import BusyCoordinatorsInput, ForgetTransactionsInput
     from workflows import options
     from workflows.transactions.values import (
         TRANSACTION_COORDINATOR,
@@ -27,30 +27,31 @@ with workflow.unsafe.imports_passed_through():
         SweepTransactionsResult,
     )
 
-_PAGE = 1_000
+_TRANSACTIONS_PER_PAGE = 1_000
 
 
 @workflow.defn(name="sweep-transactions", versioning_behavior=VersioningBehavior.PINNED)
 class SweepTransactions:
-    """See the module's text."""
+    """Periodic sweep of coordinators and finished transactions."""
 
     @workflow.run
     async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
-        """Do the numbered steps."""
-        busy = await workflow.execute_activity_method(Coordination.busy_coordinators, BusyInput(), **options.CATALOG)
+        busy = await workflow.execute_activity_method(
+            Coordination.busy_coordinators, BusyCoordinatorsInput(), **options.CATALOG
+        )
         for tc_id in busy:
-            await _wake(CoordinatorInput(tc_id=tc_id, queue=request.queue))
+            await _wake_coordinator(CoordinatorInput(tc_id=tc_id, queue=request.queue))
         forgotten = 0
         while True:
             page = await workflow.execute_activity_method(
-                Coordination.forget, ForgetInput(limit=_PAGE), **options.CATALOG
+                Coordination.forget, ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE), **options.CATALOG
             )
             forgotten += page
-            if page < _PAGE or workflow.info().is_continue_as_new_suggested():
+            if page < _TRANSACTIONS_PER_PAGE or workflow.info().is_continue_as_new_suggested():
                 return SweepTransactionsResult(woken=len(busy), forgotten=forgotten)
 
 
-async def _wake(request: CoordinatorInput) -> None:
+async def _wake_coordinator(request: CoordinatorInput) -> None:
     tc_id = request.tc_id
     try:
         await workflow.start_child_workflow(
@@ -62,5 +63,5 @@ async def _wake(request: CoordinatorInput) -> None:
             static_details=request.details(),
         )
     except WorkflowAlreadyStartedError:
-        with suppress(ApplicationError):  # it was terminated meanwhile: the next sweep starts it
+        with suppress(ApplicationError):  # terminated meanwhile: the next sweep starts it
             await workflow.get_external_workflow_handle(TRANSACTION_COORDINATOR.id(tc_id)).signal("wake")

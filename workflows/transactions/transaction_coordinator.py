@@ -1,12 +1,12 @@
-"""`transaction-coordinator`: the group commit of one coordinator's decided transactions, and its deadlines.
+"""`transaction-coordinator`: broadcast decided transactions in batches, and abort those of one coordinator that expire.
 
-Destroys nothing. Invariant: each decided transaction is told to every participant; SQL is the queue, so that neither a
-lost signal nor a restart loses one. It runs for as long as the catalog does. To stop it, terminate it: the next
-transaction or `sweep-transactions` starts it again.
+Destroys nothing. Invariant: every participant gets the decision. SQL is the queue, so that no transaction is lost with
+a signal or a restart. It runs as long as the catalog does. To stop it, terminate it: the next transaction or
+`sweep-transactions` starts it again.
 
-1. Drain: abort what has timed out, tell the participants of what is decided, in batches.
-2. Hand each transaction with a participant that cannot be told to a `broadcast-transaction` of its own.
-3. Wait for a signal, or for the next deadline; go on from 1.
+1. Drain: abort expired transactions, and broadcast decided ones in batches.
+2. Start a `broadcast-transaction` for each transaction with a participant that failed.
+3. Wait for a signal or the next deadline, and repeat from step 1.
 
 Source: Pulsar's transaction coordinator and its timeout tracker.
 """
@@ -22,7 +22,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from activities.transactions.coordination import Coordination
-    from activities.transactions.values import Drained, DrainInput
+    from activities.transactions.values import DrainInput, DrainResult
     from workflows import options, search_attributes
     from workflows.transactions.values import (
         BROADCAST_TRANSACTION,
@@ -32,45 +32,43 @@ with workflow.unsafe.imports_passed_through():
     )
 
 
-def _drain(queue: str) -> workflow.ActivityConfig:
+def _configure_drain(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
-        start_to_close_timeout=timedelta(minutes=5),  # ten times what it works before it answers
+        start_to_close_timeout=timedelta(minutes=5),  # ten times `DrainInput.most_s`
         heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
     )
 
 
-_BEHIND_S = 0.05  # after a deadline: the catalog's clock is not the server's
-_SHOWN = 20
+_DEADLINE_MARGIN_S = 0.05  # because the catalog's clock is not the server's
+_MAX_OWED_IDS = 20
 
 
 @workflow.defn(name="transaction-coordinator", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TransactionCoordinator:
-    """See the module's text."""
+    """Endless loop of one coordinator."""
 
     @workflow.init
     def __init__(self, request: CoordinatorInput) -> None:
-        """Start from what an earlier run carried over; the first drain finds all that it may have missed."""
         self._request = request
         self._progress = request.carried or CoordinatorProgress()
-        self._woken = True
+        self._woken = True  # the first drain finds what an earlier run may have missed
 
     @workflow.run
     async def run(self, request: CoordinatorInput) -> CoordinatorProgress:
-        """Do the numbered steps for ever."""
         deadline_s: float | None = None
         while True:
             with suppress(asyncio.TimeoutError):
-                wait = None if deadline_s is None else timedelta(seconds=deadline_s + _BEHIND_S)
+                wait = None if deadline_s is None else timedelta(seconds=deadline_s + _DEADLINE_MARGIN_S)
                 await workflow.wait_condition(lambda: self._woken, timeout=wait)
             self._woken = False
             drained = await workflow.execute_activity_method(
                 Coordination.drain,
                 DrainInput(tc_id=request.tc_id, linger_s=request.linger_s),
-                **_drain(request.queue),
+                **_configure_drain(request.queue),
             )
-            self._tell(drained, await self._hand_over(drained))
+            self._add_progress(drained, await self._start_broadcasts(drained))
             self._woken = self._woken or drained.more
             deadline_s = drained.next_deadline_s
             if workflow.info().is_continue_as_new_suggested():  # a signal that comes now is in the next run's history
@@ -78,16 +76,16 @@ class TransactionCoordinator:
 
     @workflow.signal
     def wake(self) -> None:
-        """A transaction was begun or decided."""
+        """Drain again, because a transaction was begun or decided."""
         self._woken = True
 
     @workflow.query
     def progress(self) -> CoordinatorProgress:
-        """What was done since the coordinator was started."""
+        """Return the totals since the coordinator was started."""
         return self._progress
 
-    async def _hand_over(self, drained: Drained) -> list[str]:
-        """Start broadcasts; which were started here, and not by an earlier answer or by another coordinator."""
+    async def _start_broadcasts(self, drained: DrainResult) -> list[str]:
+        """Start broadcasts of handed-over transactions. Return those that did not run yet."""
         started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)
@@ -104,18 +102,18 @@ class TransactionCoordinator:
                 started.append(txn)
         return started
 
-    def _tell(self, drained: Drained, started: list[str]) -> None:
+    def _add_progress(self, drained: DrainResult, started: list[str]) -> None:
         before = self._progress
         self._progress = CoordinatorProgress(
             finished=before.finished + drained.finished,
             expired=before.expired + drained.expired,
             handed_over=before.handed_over + len(started),
             drains=before.drains + 1,
-            owed=[*before.owed, *started][-_SHOWN:],
+            owed=[*before.owed, *started][-_MAX_OWED_IDS:],
         )
-        found = self._progress
-        owed = "".join(f"- handed over: **{txn}**\n" for txn in found.owed)
+        progress = self._progress
+        owed_lines = "".join(f"- handed over: **{txn}**\n" for txn in progress.owed)
         workflow.set_current_details(
-            f"{found.finished:,} transactions told, {found.expired:,} timed out, {found.handed_over:,} handed over"
-            f" to a broadcast of their own\n\n{owed}"
+            f"{progress.finished:,} transactions told, {progress.expired:,} timed out,"
+            f" {progress.handed_over:,} handed over to a broadcast of their own\n\n{owed_lines}"
         )

@@ -1,4 +1,4 @@
-"""What travels to and from the workflows of transactions, and by which names and ids programs know them."""
+"""Inputs and results of the workflows of transactions, and the names and ids of these workflows."""
 
 from dataclasses import dataclass, field
 
@@ -8,15 +8,14 @@ from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorInput:
-    """Which coordinator, and what an earlier run of it carried over."""
+    """Input of `transaction-coordinator`. `carried` is the progress of an earlier run."""
 
     tc_id: int
     linger_s: float = 1.0
-    queue: str = ""  # where its activities run, so that they take no thread from others; empty: where the workflow does
+    queue: str = ""  # task queue of its activities; empty: that of the workflow
     carried: "CoordinatorProgress | None" = None
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return (
             f"Tells the participants of decided transactions of coordinator {self.tc_id}, and aborts what times out. "
             "`sexton txn list` shows them."
@@ -25,7 +24,7 @@ class CoordinatorInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorProgress:
-    """What a coordinator has done since it was started."""
+    """Totals of a coordinator since it was started."""
 
     finished: int = 0
     expired: int = 0
@@ -36,16 +35,15 @@ class CoordinatorProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastTransactionInput:
-    """Which transaction."""
+    """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
 
     txn: str  # tc:sequence
-    pause_s: float = 1.0  # before the second attempt; doubled by each further one
+    pause_s: float = 1.0  # before the second attempt; doubles with each attempt
     most_pause_s: float = 60.0
     queue: str = ""
     carried: "BroadcastProgress | None" = None
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return (
             f"Tells every participant of transaction {self.txn} how it ended. `sexton txn show {self.txn}` shows which"
             " are still owed, and `sexton txn resolve` counts one as done."
@@ -54,7 +52,7 @@ class BroadcastTransactionInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastProgress:
-    """How far the broadcast of one transaction is."""
+    """Progress of the broadcast of one transaction."""
 
     state: str = ""
     settled: int = 0
@@ -65,20 +63,19 @@ class BroadcastProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTransactionsInput:
-    """A look at all coordinators."""
+    """Input of `sweep-transactions`."""
 
     actor: str = ""
     reason: str = ""
-    queue: str = ""  # of coordinators that it starts
+    queue: str = ""  # task queue of the coordinators that it starts
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return "Wakes coordinators with work that no workflow does. `sexton txn list` shows unfinished transactions."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTransactionsResult:
-    """What the look found."""
+    """Counts of woken coordinators and forgotten transactions."""
 
     woken: int = 0
     forgotten: int = 0
@@ -86,7 +83,7 @@ class SweepTransactionsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTransactionSnapshotsInput(BuildTopicsInput):
-    """Of which topics snapshots are built."""
+    """Input of `build-transaction-snapshots`."""
 
     does = "Rebuilds the transaction buffers of {topics} from their logs, and keeps them as `sexton txn snapshot` asks."
     builds = "transaction snapshots"

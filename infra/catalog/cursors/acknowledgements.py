@@ -1,9 +1,9 @@
-"""Acknowledgements in a group commit: cursors are locked by id, changed in order, written once.
+"""Acknowledgements in a group commit. Cursors are locked by id, changed in order, and written once.
 
-Those of a transaction are held in the row of a participant until the transaction is decided.
+A participant's row holds the acknowledgements of a transaction until the transaction is decided.
 
-A cursor with a snapshot is changed as a whole, with the bitmaps that the write carries; its row then takes what
-the snapshot does not hold. So the mark-delete position advances over both, and no object store is read here.
+The write to a cursor with a snapshot carries the snapshot's bitmaps. So mark-delete advances over both parts without a
+read of storage, and the row takes what the snapshot does not contain.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, spans_of, store
+from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, read_spans_by_topic, store_cursors
 from infra.catalog.engine.dialects import among
-from infra.catalog.transactions.participant_rows import held, hold, join
+from infra.catalog.transactions.participant_rows import insert_participants, read_held, replace_held
 from logstore.cursors.state import (
     CursorState,
     DelayedRange,
@@ -37,8 +37,8 @@ from logstore.transactions.transactions import Participant, TransactionId, Trans
 _Key = tuple[TopicId, str]
 
 
-class Holding:
-    """Entries that transactions hold of the subscriptions of a batch of acknowledgements; cursors are locked."""
+class HeldEntries:
+    """Entries that open transactions hold of the batch's subscriptions. Cursors and transactions are locked."""
 
     def __init__(
         self,
@@ -46,80 +46,76 @@ class Holding:
         writes: Sequence[Acknowledge],
         transactions: Mapping[TransactionId, TransactionState],
     ) -> None:
-        """Read what is held of subscriptions of which entries are acknowledged; rows of the transactions are locked."""
         self._connection, self._transactions = connection, transactions
-        some = [write for write in writes if write.txn is not None or write.positions or write.up_to is not None]
-        keys = {(write.topic_id, write.subscription) for write in some}
-        self._held = held(connection, keys)
+        keys = {
+            (write.topic_id, write.subscription)
+            for write in writes
+            if write.txn is not None or write.positions or write.up_to is not None
+        }
+        self._held = read_held(connection, keys)
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
     def hold(self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]) -> None:
-        """Hold what the write asks for.
+        """Hold the entries of a write for its transaction.
 
         Raises:
             UnknownObject, TransactionNotOpen: The transaction does not exist, or is decided.
-            InvalidInput, AcknowledgementHeld: See `taken`.
+            InvalidInput, AcknowledgementHeld: An entry is unknown, acknowledged, or held by another transaction.
         """
-        found = self._transactions.get(txn)
-        if found is None:
+        transaction_state = self._transactions.get(txn)
+        if transaction_state is None:
             raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
-        if found is not TransactionState.OPEN:
-            raise TransactionNotOpen(str(txn), doing="acknowledge", state=found.value)
-        mine = self._held[write.topic_id, write.subscription]
-        mine[txn] = hold_entries(
-            write.subscription, state, spans, mine, txn, positions=write.positions, up_to=write.up_to
+        if transaction_state is not TransactionState.OPEN:
+            raise TransactionNotOpen(str(txn), doing="acknowledge", state=transaction_state.value)
+        entries_by_txn = self._held[write.topic_id, write.subscription]
+        entries_by_txn[txn] = hold_entries(
+            write.subscription, state, spans, entries_by_txn, txn, positions=write.positions, up_to=write.up_to
         )
-        self._changed[txn, Participant(write.topic_id, write.subscription)] = mine[txn]
+        self._changed[txn, Participant(write.topic_id, write.subscription)] = entries_by_txn[txn]
 
     def require_free(self, write: Acknowledge, state: CursorState) -> None:
-        """Refuse a plain acknowledgement of what is held.
+        entries_by_txn = self._held.get((write.topic_id, write.subscription), {})
+        require_not_held(write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to)
 
-        Raises:
-            AcknowledgementHeld: See `pending_acks.require_free`.
-        """
-        mine = self._held.get((write.topic_id, write.subscription), {})
-        require_not_held(write.subscription, state, mine, positions=write.positions, up_to=write.up_to)
-
-    def put(self) -> None:
-        """Write what has changed."""
+    def store(self) -> None:
         if not self._changed:
             return
         ids = {participant.topic_id for _, participant in self._changed}
         query = select(t.topic.c.topic_id, t.topic.c.name).where(among(self._connection, t.topic.c.topic_id, ids))
         names = {TopicId(row.topic_id): row.name for row in self._connection.execute(query)}
-        join(self._connection, [(txn, one, names.get(one.topic_id, "")) for txn, one in self._changed])
-        for (txn, one), positions in self._changed.items():
-            hold(self._connection, txn, one, positions)
+        insert_participants(
+            self._connection,
+            [(txn, participant, names.get(participant.topic_id, "")) for txn, participant in self._changed],
+        )
+        for (txn, participant), positions in self._changed.items():
+            replace_held(self._connection, txn, participant, positions)
 
 
 def acknowledge_all(
     connection: Connection, writes: Sequence[Acknowledge], transactions: Mapping[TransactionId, TransactionState]
 ) -> list[WriteResult]:
-    """Apply acknowledgements in order; one that is refused leaves its cursor as it was.
+    """Apply acknowledgements in order. A refused one leaves its cursor unchanged.
 
-    Those of a transaction, whose row is locked, are held for it and change no cursor.
+    Acknowledgements of a transaction are held for it and change no cursor.
     """
     if not writes:
         return []
     rows = lock_cursors(connection, {(write.topic_id, write.subscription) for write in writes})
-    slowest: dict[TopicId, int] = {}  # what lies before it is acknowledged already
+    first_ledgers: dict[TopicId, int] = {}  # every cursor of the batch has acknowledged all earlier ledgers
     for (topic_id, _), row in rows.items():
-        slowest[topic_id] = min(slowest.get(topic_id, row.mark_ledger), row.mark_ledger)
-    listed = spans_of(connection, slowest)
-    holding = Holding(connection, writes, transactions)
-    cursors = {key: LockedCursor.of(row) for key, row in rows.items()}
-    before = {key: cursor.state for key, cursor in cursors.items()}
-    results = [_apply(connection, write, cursors, listed, holding) for write in writes]
-    holding.put()
-    store(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != before[key]])
-    answers: list[WriteResult] = []
-    for result, write in zip(results, writes, strict=True):
-        if isinstance(result, AcknowledgeResult):  # with what the row holds at the end of the batch
+        first_ledgers[topic_id] = min(first_ledgers.get(topic_id, row.mark_ledger), row.mark_ledger)
+    listed = read_spans_by_topic(connection, first_ledgers)
+    held_entries = HeldEntries(connection, writes, transactions)
+    cursors = {key: LockedCursor.from_row(row) for key, row in rows.items()}
+    states_before = {key: cursor.state for key, cursor in cursors.items()}
+    results = [_apply(connection, write, cursors, listed, held_entries) for write in writes]
+    held_entries.store()
+    store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
+    for number, (result, write) in enumerate(zip(results, writes, strict=True)):
+        if isinstance(result, AcknowledgeResult):  # with the size of the row after the whole batch
             cursor = cursors[write.topic_id, write.subscription]
-            answers.append(replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger))
-        else:
-            answers.append(result)
-    return answers
+            results[number] = replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger)
+    return results
 
 
 def _apply(
@@ -127,7 +123,7 @@ def _apply(
     write: Acknowledge,
     cursors: dict[_Key, LockedCursor],
     listed: dict[TopicId, list[LedgerSpan]],
-    holding: Holding,
+    held_entries: HeldEntries,
 ) -> WriteResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
@@ -142,9 +138,9 @@ def _apply(
             spans, delayed = listed[write.topic_id], _delayed_ranges(connection, write, before.mark_delete)
             require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
-            holding.hold(write, write.txn, before, listed[write.topic_id])
+            held_entries.hold(write, write.txn, before, listed[write.topic_id])
             return AcknowledgeResult(mark_delete=cursor.state.mark_delete)
-        holding.require_free(write, before)
+        held_entries.require_free(write, before)
         state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])
     except TerminalError as error:
         return error

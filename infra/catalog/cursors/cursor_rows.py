@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import among, dataclass_from_row
-from infra.catalog.transactions.buffer_rows import BufferView, views
+from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.state import (
     CursorState,
     LedgerSpan,
@@ -22,91 +22,92 @@ from logstore.ports.catalog import StoredCursor
 from logstore.positions import LedgerId, Position, TopicId
 
 
-def one_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
-    """Return the query of one row of `cursor`."""
+def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
+    """Return the query of one cursor."""
     return select(t.cursor).where(t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
 
 
 def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
     """Return the listed data ledgers from an id on, ascending, as far as readers may see."""
-    return spans_of(connection, {topic_id: from_ledger})[topic_id]
+    return read_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
 
 
-def spans_of(connection: Connection, wanted: Mapping[TopicId, int]) -> dict[TopicId, list[LedgerSpan]]:
-    """Return the `spans` of several topics, each from its ledger id on."""
+def read_spans_by_topic(
+    connection: Connection, first_ledgers: Mapping[TopicId, int]
+) -> dict[TopicId, list[LedgerSpan]]:
+    """Return the `spans` of several topics, each from its own ledger id on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
         .select_from(t.ledger_list.join(t.ledger, ledger.list_id == lists.list_id))
         .where(
-            among(connection, lists.topic_id, wanted),
+            among(connection, lists.topic_id, first_ledgers),
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.is_not(None),
-            ledger.ledger_id >= min(wanted.values(), default=0),
+            ledger.ledger_id >= min(first_ledgers.values(), default=0),
         )
         .order_by(ledger.ledger_id)
     )
-    listed: dict[TopicId, list[LedgerSpan]] = {topic_id: [] for topic_id in wanted}
+    listed: dict[TopicId, list[LedgerSpan]] = {topic_id: [] for topic_id in first_ledgers}
     for topic_id, ledger_id, entries in connection.execute(query):
-        if ledger_id >= wanted[topic_id]:
+        if ledger_id >= first_ledgers[topic_id]:
             listed[topic_id].append(LedgerSpan(LedgerId(ledger_id), entries))
-    buffers = views(connection, wanted, from_ledger=min(wanted.values(), default=-1))
-    return {topic_id: _visible(found, buffers[topic_id]) for topic_id, found in listed.items()}
+    buffers = read_buffers(connection, first_ledgers, from_ledger=min(first_ledgers.values(), default=-1))
+    return {topic_id: _cut_to_visible(topic_spans, buffers[topic_id]) for topic_id, topic_spans in listed.items()}
 
 
-def _visible(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
-    """Up to the first message of an open transaction, with what is hidden."""
+def _cut_to_visible(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
+    """Cut the spans before the first message of an open transaction, and add hidden entries."""
     if buffer.first_open is None and not buffer.hidden:
         return listed
-    end, found = buffer.first_open, []
+    end, visible = buffer.first_open, []
     for span in listed:
         if end is not None and span.ledger_id > end.ledger_id:
             break
         entries = end.entry_id if end is not None and span.ledger_id == end.ledger_id else span.entries
-        found.append(LedgerSpan(span.ledger_id, entries, buffer.hidden.get(span.ledger_id)))
-    return found
+        visible.append(LedgerSpan(span.ledger_id, entries, buffer.hidden.get(span.ledger_id)))
+    return visible
 
 
-def marks_of(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
-    """Where each subscription stands: beyond its mark-delete position if only hidden entries follow that."""
+def read_mark_deletes(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
+    """Return the mark-delete position of each subscription, moved over hidden entries that follow it."""
     c = t.cursor.c
     rows = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
     marks = {row.name: Position(LedgerId(row.mark_ledger), row.mark_entry) for row in rows}
     first = min(marks.values(), default=Position(LedgerId(0), 0)).ledger_id
-    if not marks or not views(connection, [topic_id], from_ledger=first)[topic_id].hidden:
+    if not marks or not read_buffers(connection, [topic_id], from_ledger=first)[topic_id].hidden:
         return marks
     listed = spans(connection, topic_id, from_ledger=first)
-    whole_rows = connection.execute(select(t.cursor).where(c.topic_id == topic_id))
-    return {row.name: advance(stored(row).state, listed).mark_delete for row in whole_rows}
+    complete_rows = connection.execute(select(t.cursor).where(c.topic_id == topic_id))
+    return {row.name: advance(to_stored_cursor(row).state, listed).mark_delete for row in complete_rows}
 
 
-def stored(row: Row[Any]) -> StoredCursor:
-    """A row of `cursor` as a value."""
+def to_stored_cursor(row: Row[Any]) -> StoredCursor:
+    """Return a row of `cursor` as a value."""
     state = CursorState(Position(LedgerId(row.mark_ledger), row.mark_entry), unpack_acknowledged(row.acknowledged))
     return dataclass_from_row(StoredCursor, row, state=state)
 
 
 @dataclass(slots=True, kw_only=True)
 class LockedCursor:
-    """A locked row of `cursor`, as its transaction changes it."""
+    """Locked row of `cursor`, which its SQL transaction changes."""
 
     cursor_id: int
     name: str
-    state: CursorState  # what the row holds; of a cursor with a snapshot, the state since
+    state: CursorState  # content of the row; the state since the snapshot, if there is one
     snapshot_ledger: LedgerId | None
     seeks: int
     releases: int
     created_us: int
-    row_bytes: int  # what the row holds beyond mark-delete, packed
+    row_bytes: int  # packed acknowledgements after mark-delete
 
     @classmethod
-    def of(cls, row: Row[Any]) -> Self:
-        """From the whole row."""
-        return dataclass_from_row(cls, row, state=stored(row).state, row_bytes=len(row.acknowledged))
+    def from_row(cls, row: Row[Any]) -> Self:
+        return dataclass_from_row(cls, row, state=to_stored_cursor(row).state, row_bytes=len(row.acknowledged))
 
 
 def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:
-    """Lock those of the cursors, by topic and name, that exist: by id, so that no two of us deadlock."""
+    """Lock the cursors that exist, ascending by id, so that no two callers deadlock."""
     c = t.cursor.c
     query = select(t.cursor).where(tuple_(c.topic_id, c.name).in_(sorted(keys))).order_by(c.cursor_id)
     return {(TopicId(row.topic_id), row.name): row for row in connection.execute(query.with_for_update())}
@@ -115,13 +116,13 @@ def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) 
 def insert_cursor(
     connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, releases: int, now_us: int
 ) -> None:
-    """Insert a subscription that does not exist, under the lock of the topic's list of data ledgers."""
+    """Insert a subscription, under the lock of the topic's list of data ledgers."""
     values = {"topic_id": topic_id, "name": name, "releases": releases, "created_us": now_us}
     connection.execute(insert(t.cursor).values(**values, **_columns(state)))
 
 
-def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
-    """Write cursors whose rows are locked, in one statement, and set how much each holds now."""
+def store_cursors(connection: Connection, cursors: Collection[LockedCursor]) -> None:
+    """Write locked cursors in one statement, and update their `row_bytes`."""
     if not cursors:
         return
     rows = []
@@ -134,7 +135,7 @@ def store(connection: Connection, cursors: Collection[LockedCursor]) -> None:
 
 
 def count_releases(connection: Connection, releases_by_cursor: Mapping[int, int]) -> None:
-    """Add releases to cursors whose rows are locked, in one statement. Their acknowledged entries are not written."""
+    """Add releases to locked cursors in one statement, without writing their acknowledgements."""
     if not releases_by_cursor:
         return
     rows = [{"row": cursor_id, "added": added} for cursor_id, added in releases_by_cursor.items()]
@@ -155,36 +156,36 @@ def _columns(state: CursorState) -> dict[str, Any]:
 
 
 def releases_statement(epoch: int) -> str:
-    """Return the SQL by which all cursors of a catalog that was rebuilt begin their releases anew."""
+    """Return the SQL that restarts the releases of all cursors of a rebuilt catalog."""
     begun = update(t.cursor).values(releases=first_releases(epoch))
     return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
 
 def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
-    """Move cursors over ledgers that are gone, under the lock of the list, and forget what they acknowledged in them.
+    """Move cursors over removed ledgers, and drop acknowledgements in them. The ledger list is locked.
 
-    What a snapshot holds is not read here: such a cursor may stop short, until it is next acknowledged or settled.
+    Snapshots are not read, so a cursor with one may stop short until its next acknowledgement.
     """
     if not removed:
         return
     c = t.cursor.c
     behind = select(t.cursor).where(c.topic_id == topic_id, c.mark_ledger <= max(removed)).order_by(c.cursor_id)
-    locked = [LockedCursor.of(row) for row in connection.execute(behind.with_for_update())]  # acknowledged until now
+    locked = [LockedCursor.from_row(row) for row in connection.execute(behind.with_for_update())]
     listed = spans(connection, topic_id) if locked else []
     moved = []
     for cursor in locked:
         state, cursor.state = cursor.state, advance(cursor.state, listed)
         moved += [cursor] if cursor.state != state else []
-    store(connection, moved)
+    store_cursors(connection, moved)
 
 
 def drop_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
-    """Let cursors go on without snapshots of which nothing is stored, with what their rows hold; how many did."""
+    """Detach cursors from snapshots that storage has lost. Return how many. They go on with their rows."""
     return connection.execute(update(t.cursor).where(gone).values(snapshot_ledger=None)).rowcount
 
 
 def remove_cursors(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the cursors of a topic that is being deleted, locked in the order of a group commit's acknowledgements."""
+    """Remove the cursors of a deleted topic, locked in the order of a group commit. Return how many."""
     mine = t.cursor.c.topic_id == topic_id
     connection.execute(select(t.cursor.c.cursor_id).where(mine).order_by(t.cursor.c.cursor_id).with_for_update()).all()
     return connection.execute(delete(t.cursor).where(mine)).rowcount

@@ -1,6 +1,6 @@
-"""Subscriptions in SQL; a state that is too large for its row is kept in a ledger, until it fits again.
+"""Subscriptions in SQL. A state that is too large for its row is in a ledger until it fits again.
 
-Locks: topic, the list of data ledgers where they are moved over, the cursor's own list, the cursor.
+Lock order: topic, list of data ledgers if the cursor moves over it, list of the cursor's ledgers, cursor.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, insert_cursor, one_cursor, spans, store, stored
+from infra.catalog.cursors.cursor_rows import (
+    LockedCursor,
+    insert_cursor,
+    select_cursor,
+    spans,
+    store_cursors,
+    to_stored_cursor,
+)
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import OnDatabase, reads, writes
 from infra.catalog.engine.dialects import among
@@ -41,9 +48,9 @@ class SqlCursors(OnDatabase):
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         lock_active_topic(connection, topic_id)
         list_id = data_list_id(connection, topic_id, lock=True)
-        existing = connection.execute(one_cursor(topic_id, name)).first()
+        existing = connection.execute(select_cursor(topic_id, name)).first()
         if existing:
-            return stored(existing)
+            return to_stored_cursor(existing)
         state = initial_state(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
         releases = first_releases(epoch(connection))  # the lost catalog may have had a subscription of this name
@@ -52,20 +59,24 @@ class SqlCursors(OnDatabase):
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
-        return self._db.read(lambda connection: stored(_existing(connection, one_cursor(topic_id, name), name)))
+        return self._db.read(
+            lambda connection: to_stored_cursor(_existing(connection, select_cursor(topic_id, name), name))
+        )
 
     def all(self, topic_id: TopicId) -> list[StoredCursor]:
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return sorted(map(stored, rows), key=attrgetter("name"))  # here, because a database sorts by its own locale
+        return sorted(
+            map(to_stored_cursor, rows), key=attrgetter("name")
+        )  # here, because a database sorts by its own locale
 
     @reads
     def outgrown(self, connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
-        c, found = t.cursor.c, dict[TopicId, list[str]]()
-        outgrown = (among(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
-        for row in sorted(connection.execute(select(c.topic_id, c.name).where(*outgrown)).all()):
-            found.setdefault(TopicId(row.topic_id), []).append(row.name)
-        return found
+        c, names_by_topic = t.cursor.c, dict[TopicId, list[str]]()
+        has_snapshot = (among(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
+        for row in sorted(connection.execute(select(c.topic_id, c.name).where(*has_snapshot)).all()):
+            names_by_topic.setdefault(TopicId(row.topic_id), []).append(row.name)
+        return names_by_topic
 
     @writes("catalog.seek")
     def seek(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
@@ -90,7 +101,7 @@ class SqlCursors(OnDatabase):
         if row is None or row.place is not None:
             return row is not None
         now = self._db.now_us(connection)
-        cursor = _unchanged(connection, change, topic)
+        cursor = _lock_unchanged(connection, change, topic)
         if cursor is None:
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
             file_intents(connection, newborn, batch_id="", now_us=now)
@@ -107,7 +118,7 @@ class SqlCursors(OnDatabase):
     ) -> bool:
         topic = read_topic(connection, change.topic_id, share=True)
         _cursor_list(connection, change.topic_id, change.subscription)
-        cursor = _unchanged(connection, change, topic)
+        cursor = _lock_unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
             return False
         cursor.state = advance(complete_state(cursor.state, snapshot), spans(connection, change.topic_id))
@@ -122,7 +133,7 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
     topic = lock_active_topic(connection, topic_id)
     list_id = data_list_id(connection, topic_id, lock=True)
     _cursor_list(connection, topic_id, name)
-    cursor = LockedCursor.of(_existing(connection, one_cursor(topic_id, name).with_for_update(), name))
+    cursor = LockedCursor.from_row(_existing(connection, select_cursor(topic_id, name).with_for_update(), name))
     cursor.state = seek(position, spans(connection, topic_id))
     cursor.seeks += 1
     cursor.releases += 1
@@ -138,25 +149,25 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
 
 
 def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
-    """Lock the list of a cursor's ledgers and return its id; -1 when there never was one."""
+    """Lock the list of a cursor's ledgers and return its id, or -1 if there never was a list."""
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
-def _unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
-    """The cursor's row, locked, if it still is what the change was made from and the topic is ACTIVE."""
-    found = connection.execute(one_cursor(change.topic_id, change.subscription).with_for_update()).first()
-    same = found is not None and (found.snapshot_ledger, found.seeks) == (change.expected, change.seeks)
-    return LockedCursor.of(found) if found and same and topic.state is TopicState.ACTIVE else None
+def _lock_unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
+    """Lock the cursor. Return it if it is as the change expects and the topic is ACTIVE."""
+    row = connection.execute(select_cursor(change.topic_id, change.subscription).with_for_update()).first()
+    is_unchanged = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
+    return LockedCursor.from_row(row) if row and is_unchanged and topic.state is TopicState.ACTIVE else None
 
 
 def _move_state(
     connection: Connection, cursor: LockedCursor, topic: Topic, snapshot: LedgerId | None, *, reason: str, now_us: int
 ) -> None:
-    """Write a cursor whose state is elsewhere from now on, and retire the ledger that had it."""
+    """Write a cursor with another snapshot, or none, and retire the ledger of its present snapshot."""
     if cursor.snapshot_ledger is not None:
         retire_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
     cursor.snapshot_ledger = snapshot
-    store(connection, [cursor])
+    store_cursors(connection, [cursor])
 
 
 def _existing(connection: Connection, query: Any, name: str) -> Row[Any]:  # noqa: ANN401

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.due import delayed_sizes, entries_behind
+from infra.catalog.delayed.due import count_entries_behind, delayed_sizes
 from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
 from infra.catalog.engine.dialects import (
     BIG,
@@ -50,7 +50,7 @@ def _counting(dialect: str) -> Statement:
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
 
 
-def stored_list(connection: Connection, topic_id: TopicId) -> BucketList:
+def read_list(connection: Connection, topic_id: TopicId) -> BucketList:
     """The topic's list; an empty one where there is no row."""
     row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
     return BucketList() if row is None else _list_of(connection, row)
@@ -68,11 +68,11 @@ def _list_of(connection: Connection, row: Row[Any]) -> BucketList:
     return BucketList(
         version=row.version,
         sealed_to=Position(LedgerId(row.sealed_ledger), row.sealed_entry),
-        buckets=tuple(bucket_of(one) for one in connection.execute(ordered)),
+        buckets=tuple(to_bucket(one) for one in connection.execute(ordered)),
     )
 
 
-def bucket_of(row: Row[Any]) -> Bucket:
+def to_bucket(row: Row[Any]) -> Bucket:
     """A row of `delayed_bucket` as a value."""
     return dataclass_from_row(
         Bucket,
@@ -106,7 +106,7 @@ def change_list(
     connection.execute(update(t.delayed_index).where(_I.topic_id == topic_id).values(values))
 
 
-def recount(connection: Connection, topic_id: TopicId) -> None:
+def recount_unsealed(connection: Connection, topic_id: TopicId) -> None:
     """Count anew what is behind the end of a topic's list, if anything was: ledgers have left the topic.
 
     The row is locked, behind the ledgers and before cursors, as a group commit locks it.
@@ -118,14 +118,14 @@ def recount(connection: Connection, topic_id: TopicId) -> None:
         connection.execute(counted.values(unsealed=_counted(topic_id, *row)))
 
 
-def recount_all(connection: Connection) -> None:
+def recount_all_unsealed(connection: Connection) -> None:
     """Count anew what is behind the end of each list, of all topics: of a catalog that no other process writes to."""
     new = {name: literal(value) for name, value in _NEW.items()}
     in_log, _ = delayed_sizes()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
     made = insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics)
     connection.execute(made)
-    behind = entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    behind = count_entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     connection.execute(update(t.delayed_index).values(unsealed=behind))
     waiting = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
     connection.execute(waiting.values(changed_us=DatabaseClock()))
@@ -140,7 +140,7 @@ def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
 
 
 def _counted(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
-    return entries_behind(*(literal(one, t.Big) for one in (topic_id, ledger, entry)))
+    return count_entries_behind(*(literal(one, t.Big) for one in (topic_id, ledger, entry)))
 
 
 def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
@@ -154,7 +154,7 @@ def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
     return {"ledger_id": bucket.bucket_id, "topic_id": topic_id, **ends, **same}
 
 
-def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
+def claim_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
     """Claim a topic's list, or hold it further; False where another workflow's claim is alive."""
     connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
     live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
@@ -162,7 +162,7 @@ def take(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int
     return connection.execute(free.values(claim_columns(claim, now_us))).rowcount > 0
 
 
-def hold_page(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
+def renew_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
     """Renew a page of a workflow's claims, of topics above `after`; rows are locked ascending, as appends lock them."""
     mine = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(mine.order_by(_I.topic_id).limit(_PAGE).with_for_update()).scalars().all()
@@ -171,13 +171,13 @@ def hold_page(connection: Connection, claim: Claim, *, after: TopicId, now_us: i
     return [TopicId(one) for one in page]
 
 
-def holder_of(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
+def find_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
     """The workflow whose claim of a topic's list is alive."""
     alive = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
     return connection.execute(alive).scalar_one_or_none()
 
 
-def let_go(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
+def release_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
     """End a workflow's claim of a topic's list, if it is that one's."""
     mine = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
     connection.execute(mine.values(UNCLAIMED))

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from infra.catalog import tables as t
 from logstore.delayed.buckets import BucketLimits
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import DelayedCounts, TopicState, Unsealed
+from logstore.ports.catalog import DelayedCounts, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
@@ -38,7 +38,7 @@ def _listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def entries_behind(
+def count_entries_behind(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
     """Entries with a delivery time in the topic's segments that begin behind a position: seals end where these end."""
@@ -47,7 +47,7 @@ def entries_behind(
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*mine).scalar_subquery()
 
 
-def ledgers_behind(
+def count_ledgers_behind(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
     """The topic's ledgers that hold entries behind a position."""
@@ -55,17 +55,17 @@ def ledgers_behind(
     return select(func.count(_L.ledger_id)).where(*_listed(topic_id), _L.place >= ledger, behind).scalar_subquery()
 
 
-def unsealed_of(connection: Connection, topic_id: TopicId) -> Unsealed:
+def count_unsealed(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
     """See `DelayedIndex.unsealed`: counted from segments, because some may be gone since the row was written."""
     where = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(where).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
     of = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
-    entries, ledgers = connection.execute(select(entries_behind(*of), ledgers_behind(*of))).one()
-    return Unsealed(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
+    entries, ledgers = connection.execute(select(count_entries_behind(*of), count_ledgers_behind(*of))).one()
+    return UnsealedCounts(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
 
 
-def counted(connection: Connection) -> DelayedCounts:
+def count_all(connection: Connection) -> DelayedCounts:
     """See `DelayedIndex.counts`: the sums of rows that are kept up to date by what changes them."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
@@ -73,7 +73,7 @@ def counted(connection: Connection) -> DelayedCounts:
     return DelayedCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
 
 
-def passed_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
+def select_droppable(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
     """See `DelayedIndex.passed`."""
     query = select(_B.ledger_id).where(_B.topic_id == topic_id, _is_passed(now_us))
     found = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
@@ -113,7 +113,7 @@ def _of_index() -> ColumnElement[bool]:
 def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
     """Enough messages, enough ledgers, or any for long enough."""
     idle_us = now_us - round(limits.idle_s * 1_000_000)
-    ledgers = ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    ledgers = count_ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     long_enough = or_(_I.changed_us <= idle_us, literal(limits.ledgers) <= ledgers)
     return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, long_enough))
 

@@ -5,8 +5,16 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.bucket_rows import change_list, hold_page, holder_of, let_go, lock_list, stored_list, take
-from infra.catalog.delayed.due import counted, due_topics, passed_buckets, unsealed_of
+from infra.catalog.delayed.bucket_rows import (
+    change_list,
+    claim_list,
+    find_holder,
+    lock_list,
+    read_list,
+    release_claim,
+    renew_claims,
+)
+from infra.catalog.delayed.due import count_all, count_unsealed, due_topics, select_droppable
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import among
@@ -16,7 +24,7 @@ from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.delayed.buckets import BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, Unsealed
+from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
@@ -24,24 +32,24 @@ class SqlDelayedIndex(OnDatabase):
     """The `DelayedIndex` port."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
-        return self._db.read(lambda connection: stored_list(connection, topic_id))
+        return self._db.read(lambda connection: read_list(connection, topic_id))
 
-    def unsealed(self, topic_id: TopicId) -> Unsealed:
-        return self._db.read(lambda connection: unsealed_of(connection, topic_id))
+    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
+        return self._db.read(lambda connection: count_unsealed(connection, topic_id))
 
     def counts(self) -> DelayedCounts:
-        return self._db.read(counted)
+        return self._db.read(count_all)
 
     def holder(self, topic_id: TopicId) -> str | None:
-        return self._db.read(lambda connection: holder_of(connection, topic_id, now_us=self._db.now_us(connection)))
+        return self._db.read(lambda connection: find_holder(connection, topic_id, now_us=self._db.now_us(connection)))
 
-    def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+    def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         return self._db.read(
             lambda c: due_topics(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
         )
 
-    def passed(self, topic_id: TopicId) -> list[LedgerId]:
-        return self._db.read(lambda c: passed_buckets(c, topic_id, now_us=self._db.now_us(c)))
+    def droppable(self, topic_id: TopicId) -> list[LedgerId]:
+        return self._db.read(lambda c: select_droppable(c, topic_id, now_us=self._db.now_us(c)))
 
     @writes("catalog.claim_buckets")
     def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
@@ -49,19 +57,19 @@ class SqlDelayedIndex(OnDatabase):
             lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
             return False
-        return take(connection, topic_id, claim, now_us=self._db.now_us(connection))
+        return claim_list(connection, topic_id, claim, now_us=self._db.now_us(connection))
 
     def renew(self, claim: Claim) -> int:
         renewed, page = 0, [TopicId(-1)]
         while page:
             after = page[-1]
-            page = self._db.write(lambda c: hold_page(c, claim, after=after, now_us=self._db.now_us(c)))  # noqa: B023 - called here
+            page = self._db.write(lambda c: renew_claims(c, claim, after=after, now_us=self._db.now_us(c)))  # noqa: B023 - called here
             renewed += len(page)
         return renewed
 
     @writes("catalog.release_buckets")
     def release(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-        let_go(connection, topic_id, workflow_id)
+        release_claim(connection, topic_id, workflow_id)
 
     @writes("catalog.switch_buckets")
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:

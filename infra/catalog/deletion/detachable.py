@@ -10,7 +10,7 @@ from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledgers import filter_listed
 from infra.catalog.offload.uploads import is_abandoned_upload
-from infra.catalog.transactions.buffer_rows import unsettled_in
+from infra.catalog.transactions.buffer_rows import has_unsettled_range
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
     LedgerFacts,
@@ -159,7 +159,7 @@ def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us
         ~is_abandoned_upload(now_us),
     )
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
-    transacting = unsettled_in(t.ledger.c.ledger_id).label("transacting")
+    transacting = has_unsettled_range(t.ledger.c.ledger_id).label("transacting")
     query = select(*columns, writing.label("offloading"), transacting).where(rows, t.ledger.c.place.is_not(None))
     ordered = query.order_by(t.ledger.c.place)
     with connection.execute(ordered, execution_options={"yield_per": 1000}) as result:

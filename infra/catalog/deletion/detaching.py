@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from infra.catalog import tables as t
 from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.cursors.cursor_rows import close_holes
-from infra.catalog.delayed.bucket_rows import recount
+from infra.catalog.delayed.bucket_rows import recount_unsealed
 from infra.catalog.deletion.detachable import Detachable, ListView, find_detachable
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
 from infra.catalog.deletion.intents import count_filed
@@ -61,7 +61,7 @@ def replace_by_intents(connection: Connection, view: ListView, gone: Detachable,
     if gone.ids:
         durable = order.is_durable(view)
         filed = file_intents(connection, gone.rows, batch_id=batch_id, now_us=now, cause=order.cause, durable=durable)
-        recount(connection, view.topic_id)
+        recount_unsealed(connection, view.topic_id)
     dead = 0
     if asked is None:
         dead = file_copy_intents(

@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import marks_of
+from infra.catalog.cursors.cursor_rows import read_mark_deletes
 from infra.catalog.deletion import whole_topics
 from infra.catalog.deletion.detachable import ListView, choose_detachable, find_detachable
 from infra.catalog.deletion.detaching import (
@@ -249,7 +249,7 @@ class SqlPhaseOne(LeasedPort):
     def _read_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
         topic = read_topic(connection, topic_id, share=lock)
         list_id = data_list_id(connection, topic_id, lock=lock)
-        marks = marks_of(connection, topic_id)
+        marks = read_mark_deletes(connection, topic_id)
         last = last_ledger_id(connection, list_id)
         now = self._db.now_us(connection)
         return ListView(

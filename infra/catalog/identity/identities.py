@@ -43,17 +43,17 @@ class SqlIdentities(OnDatabase):
             self._catalog_id = str(found)
         return self._catalog_id
 
-    def marked(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
         query = select(t.bucket_marker.c.role, t.bucket_marker.c.bucket)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return frozenset((Role(row.role), row.bucket) for row in rows)
 
     @writes()
-    def record(self, connection: Connection, role: Role, bucket: str) -> None:
+    def record_marker(self, connection: Connection, role: Role, bucket: str) -> None:
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
         connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         if kind is None:
             return []

@@ -23,9 +23,9 @@ from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
 from infra.catalog.log.ledgers import epoch
 from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
 from infra.catalog.log.topic_rows import add_share_lock
-from infra.catalog.transactions.buffer_rows import hide, insert_ranges
-from infra.catalog.transactions.deciding import begin_all, end_all
-from infra.catalog.transactions.participant_rows import join
+from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
+from infra.catalog.transactions.deciding import begin_transactions, end_transactions
+from infra.catalog.transactions.participant_rows import insert_participants
 from infra.catalog.transactions.transaction_rows import lock_transactions
 from logstore.errors import (
     LedgerFenced,
@@ -65,8 +65,10 @@ class SqlCommits(OnDatabase):
         now = self._db.now_us(connection) if begins or ends else 0  # asked under the locks; appends need no clock
         answers: dict[type[Write], Iterator[WriteResult]] = {
             RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
-            BeginTransaction: iter(begin_all(connection, begins, now_us=now)),
-            EndTransaction: iter(end_all(connection, ends, transactions, states, also=cursors, now_us=now)),
+            BeginTransaction: iter(begin_transactions(connection, begins, now_us=now)),
+            EndTransaction: iter(
+                end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now)
+            ),
             Acknowledge: iter(acknowledge_all(connection, acknowledgements, states)),
         }
         return [next(answers[type(write)]) for write in writes]
@@ -178,9 +180,9 @@ def _buffer(connection: Connection, locked: _Locked, writes: Sequence[tuple[Regi
         if write.markers:
             bits = BitMap(first + offset for offset in write.markers)
             hidden[write.ledger_id] = hidden.get(write.ledger_id, BitMap()) | bits
-    join(connection, joined)
+    insert_participants(connection, joined)
     insert_ranges(connection, ranges)
-    hide(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
+    hide_entries(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
 
 
 def _decide(

@@ -16,7 +16,7 @@ from infra.catalog.log.ledger_rows import attach_newborn, data_list_id, insert_n
 from infra.catalog.log.producer_rows import read_sequences
 from infra.catalog.log.sums import count_backlogs, read_totals
 from infra.catalog.log.topic_rows import lock_active_topic
-from infra.catalog.transactions.buffer_rows import views
+from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -40,7 +40,7 @@ class SqlLedgers(OnDatabase):
 
     def totals(self, topic_id: TopicId) -> TopicTotals:
         return self._db.read(
-            lambda connection: read_totals(connection, [topic_id], views(connection, [topic_id]))[topic_id]
+            lambda connection: read_totals(connection, [topic_id], read_buffers(connection, [topic_id]))[topic_id]
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
-from infra.catalog.transactions.transaction_rows import states_of
+from infra.catalog.transactions.transaction_rows import read_states
 from logstore.log.producers import ProducerSequence
 from logstore.positions import TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
@@ -56,7 +56,7 @@ def _read_sequences(connection: Connection, rows: Collection[Any]) -> dict[Key, 
     A transaction that is decided meanwhile counts as open, so that its producer asks again.
     """
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
-    states = states_of(connection, txns) if txns else {}
+    states = read_states(connection, txns) if txns else {}
     return {
         (topic_id, producer): ProducerSequence(last, last)
         if tc_id is None

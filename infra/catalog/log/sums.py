@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import spans_of
+from infra.catalog.cursors.cursor_rows import read_spans_by_topic
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import list_query
-from infra.catalog.transactions.buffer_rows import BufferView, views
+from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.state import CursorState, count_backlog
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Frontier, TopicTotals
@@ -74,7 +74,7 @@ def _count_backlogs_beside_transactions(
         if (buffer.first_open is not None or buffer.hidden)
         and any(cursor_topic == topic_id for cursor_topic, _ in states)
     }
-    listed = spans_of(connection, asked) if asked else {}
+    listed = read_spans_by_topic(connection, asked) if asked else {}
     return {key: count_backlog(state, listed[key[0]]) for key, state in states.items() if key[0] in listed}
 
 
@@ -85,7 +85,7 @@ def count_backlogs(
     if not states:
         return []
     keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
-    backlogs = _count_backlogs_beside_transactions(connection, keys, views(connection, [topic_id]))
+    backlogs = _count_backlogs_beside_transactions(connection, keys, read_buffers(connection, [topic_id]))
     return [backlogs[key] if key in backlogs else _backlog(connection, listed, state) for key, state in keys.items()]
 
 
@@ -149,7 +149,7 @@ def _without(visible_entries: int, state: CursorState, listed: set[int]) -> int:
 def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
     """The entries that readers of a topic may see at one moment; the last entry is read first, see `views`."""
     end = last_entry(connection, topic_id)
-    view = views(connection, [topic_id], from_ledger=from_ledger)[topic_id]
+    view = read_buffers(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:
         return Frontier(last=None)
     first = view.first_open

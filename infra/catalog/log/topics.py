@@ -6,12 +6,12 @@ from operator import attrgetter
 from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import stored
+from infra.catalog.cursors.cursor_rows import to_stored_cursor
 from infra.catalog.engine.database import OnDatabase, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.sums import count_topic_backlogs, read_totals
 from infra.catalog.log.topic_rows import TOPIC, create_topic, read_topic, to_topic
-from infra.catalog.transactions.buffer_rows import views
+from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, TopicState, TopicSummary, TopicSummaryPage
@@ -71,8 +71,8 @@ def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSum
     ids = [topic.topic_id for topic in topics]
     query = select(t.cursor).where(among(connection, t.cursor.c.topic_id, ids))
     rows = connection.execute(query).all()
-    cursors = {(TopicId(row.topic_id), row.name): stored(row) for row in rows}
-    buffers = views(connection, ids)
+    cursors = {(TopicId(row.topic_id), row.name): to_stored_cursor(row) for row in rows}
+    buffers = read_buffers(connection, ids)
     totals = read_totals(connection, ids, buffers)
     backlogs = count_topic_backlogs(connection, ids, {key: cursor.state for key, cursor in cursors.items()}, buffers)
     cursors_by_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}

@@ -32,7 +32,7 @@ _PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds
 class SqlFences(OnDatabase):
     """The `Fences` port."""
 
-    def bundles(self) -> int:
+    def count_bundles(self) -> int:
         return self._db.read(_bundles)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:

@@ -8,10 +8,10 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.transactions.buffer_rows import hide, insert_ranges
-from infra.catalog.transactions.deciding import put_decisions, settle_held
-from infra.catalog.transactions.participant_rows import hold, join
-from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, states_of
+from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
+from infra.catalog.transactions.deciding import settle_cursors, store_decisions
+from infra.catalog.transactions.participant_rows import insert_participants, replace_held
+from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, read_states
 from logstore.cursors.state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant
 from logstore.positions import LedgerId, TopicId
@@ -65,12 +65,12 @@ class _Told:
             for run in one.upload.transactions
         ]
         named = {run[-1] for run in runs} | {marker.txn for marker in self._markers}
-        unknown = sorted(named - states_of(self._connection, named).keys()) if named else []
+        unknown = sorted(named - read_states(self._connection, named).keys()) if named else []
         if unknown:
             insert_open(self._connection, [(txn, -1) for txn in unknown], now_us=self._now)
         joined = {(txn, Participant(self._topic_id), self._name) for *_, txn in runs}
         joined |= {(one.txn, self._of(one), self._name) for one in self._markers if one.subscription}
-        join(self._connection, joined)
+        insert_participants(self._connection, joined)
         rows = [(*run[:-1], run[-1].tc_id, run[-1].sequence) for run in runs]
         insert_ranges(self._connection, rows)
         hidden: dict[LedgerId, BitMap] = {}
@@ -78,22 +78,22 @@ class _Told:
             bits = BitMap(one.first_entry + marker.offset for marker in one.upload.markers)
             if bits:
                 hidden[one.ledger_id] = hidden.get(one.ledger_id, BitMap()) | bits
-        hide(self._connection, dict.fromkeys(hidden, self._topic_id), hidden)
+        hide_entries(self._connection, dict.fromkeys(hidden, self._topic_id), hidden)
         self._decide()
 
     def _decide(self) -> None:
         known = decided_at_flush(self._connection, {one.txn for one in self._markers}) if self._markers else set()
         held = [one for one in self._markers if one.subscription and one.positions and one.txn not in known]
         for one in held:
-            hold(self._connection, one.txn, self._of(one), unpack_acknowledged(b64decode(one.positions)))
-        states = states_of(self._connection, {one.txn for one in self._markers}) if self._markers else {}
+            replace_held(self._connection, one.txn, self._of(one), unpack_acknowledged(b64decode(one.positions)))
+        states = read_states(self._connection, {one.txn for one in self._markers}) if self._markers else {}
         decided = {
             one.txn: TransactionState.COMMITTING if one.commits else TransactionState.ABORTING
             for one in self._markers
             if states[one.txn] is TransactionState.OPEN
         }
-        put_decisions(self._connection, decided, now_us=max(self._now, _flushed_us(self._connection) + 1))
-        settle_held(
+        store_decisions(self._connection, decided, now_us=max(self._now, _flushed_us(self._connection) + 1))
+        settle_cursors(
             self._connection,
             [
                 StoredParticipant(

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, selec
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import close_holes
 from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
-from infra.catalog.delayed.bucket_rows import clear_lists, recount_all
+from infra.catalog.delayed.bucket_rows import clear_lists, recount_all_unsealed
 from infra.catalog.deletion.intent_rows import move_to_batch
 from infra.catalog.deletion.intents import keys_of
 from infra.catalog.engine.database import OnDatabase, reads, writes
@@ -128,7 +128,7 @@ class SqlAdoption(OnDatabase):
         tell(connection, gone, Adoptee.LEFT_OUT, over=True)
         _remove_unnamed(connection)
         close_followed_ledgers(connection, now_us=now)
-        recount_all(connection)
+        recount_all_unsealed(connection)
         # workflows that had them speak of another epoch, and one may still run under the next one's id
         move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
 

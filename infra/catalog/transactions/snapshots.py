@@ -1,4 +1,4 @@
-"""The port `TransactionSnapshots` in SQL. Locks: topic, the list of the topic's snapshots, its row."""
+"""The port `TransactionSnapshots` in SQL. Lock order: topic, list of the topic's snapshots, row."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -24,7 +24,7 @@ from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter,
 from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
 from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
 from infra.catalog.log.sums import last_entry
-from infra.catalog.transactions.buffer_rows import open_entries, views
+from infra.catalog.transactions.buffer_rows import open_entries, read_buffers
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
@@ -35,7 +35,7 @@ class SqlTransactionSnapshots(OnDatabase):
     """The `TransactionSnapshots` port."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:
-        return self._db.read(lambda connection: stored_snapshot(connection, topic_id))
+        return self._db.read(lambda connection: read_snapshot(connection, topic_id))
 
     def buffer(self, topic_id: TopicId) -> Buffer:
         return self._db.read(lambda connection: _buffer(connection, topic_id))
@@ -58,36 +58,36 @@ class SqlTransactionSnapshots(OnDatabase):
         topic = share_lock_newborn_topic(connection, switch.topic_id, ledger_id)
         if topic is None:
             return False
-        mine = lock_component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
-        row = read_newborn(connection, ledger_id, mine)
+        list_id = lock_component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
+        row = read_newborn(connection, ledger_id, list_id)
         if row is None or row.place is not None:
             return row is not None
-        now, found = self._db.now_us(connection), stored_snapshot(connection, switch.topic_id, lock=True)
-        follows = found.ledger_id == switch.expected and found.read_to <= switch.read_to
-        if not follows or topic.state is not TopicState.ACTIVE:
+        now, current = self._db.now_us(connection), read_snapshot(connection, switch.topic_id, lock=True)
+        is_successor = current.ledger_id == switch.expected and current.read_to <= switch.read_to
+        if not is_successor or topic.state is not TopicState.ACTIVE:
             file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
             return False
         publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
-        if found.ledger_id is not None:
-            retire_ledger(connection, found.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
+        if current.ledger_id is not None:
+            retire_ledger(connection, current.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
         put_snapshot(connection, switch, ledger_id)
         return True
 
 
 def _buffer(connection: Connection, topic_id: TopicId) -> Buffer:
-    """All at one moment, so that each transaction that is open here has no marker up to the last entry."""
+    """Read at one moment, so that a transaction that is open here has no marker up to the last entry."""
     return Buffer(
         read_to=last_entry(connection, topic_id, empty_too=True) or EARLIEST,
         open=open_entries(connection, topic_id),
-        hidden=views(connection, [topic_id])[topic_id].hidden,
+        hidden=read_buffers(connection, [topic_id])[topic_id].hidden,
     )
 
 
 _S = t.transaction_snapshot.c
 
 
-def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
-    """The topic's row; an empty value where there is none."""
+def read_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
+    """Return the topic's row, or an empty value."""
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
@@ -97,19 +97,16 @@ def stored_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = F
 
 
 def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Count transactions that were settled in topics, which are share-locked, and say when their snapshots are due."""
+    """Count settled transactions of share-locked topics, and set the times at which their snapshots are due."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
-        _counting(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
+        _counting_statement(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
 
 
 @cache
-def _counting(dialect: str) -> Statement:
-    settled, now, later = (
-        bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG}),
-        _time("now"),
-        _time("later"),
-    )
+def _counting_statement(dialect: str) -> Statement:
+    settled = bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
+    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL would read text without a cast
     c = settled.source.c
     new = {
         "topic_id": c.topic_id,
@@ -120,28 +117,24 @@ def _counting(dialect: str) -> Statement:
     }
     rows = select(*new.values()).where(true())  # SQLite reads ON as a join's without a WHERE
     put = dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
-    known = _S.changes + put.excluded.changes
-    sooner = case((known >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
-    put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": known, "due_us": sooner})
+    changes = _S.changes + put.excluded.changes
+    due = case((changes >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
+    put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": changes, "due_us": due})
     return Statement(sql=put, rows=settled)
 
 
-def _time(name: str) -> ColumnElement[int]:
-    return cast(bindparam(name), BIG)  # PostgreSQL would take a parameter among columns for a text
-
-
 def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
-    """Take rows that are due, without waiting for those that another process takes just now."""
+    """Take due rows, without waiting for rows that another process takes."""
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
-    found = [TopicId(one) for one in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
-    if found:
-        taken = update(t.transaction_snapshot).where(among(connection, _S.topic_id, found))
-        connection.execute(taken.values(changes=0, due_us=until_us))
-    return found
+    topic_ids = [TopicId(topic_id) for topic_id in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
+    if topic_ids:
+        reserved = update(t.transaction_snapshot).where(among(connection, _S.topic_id, topic_ids))
+        connection.execute(reserved.values(changes=0, due_us=until_us))
+    return topic_ids
 
 
 def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
-    """Name the topic's snapshot, under the lock of its list; the next one is due if there were changes meanwhile."""
+    """Store the topic's snapshot, under the lock of its list. After changes meanwhile the next one is due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)
@@ -149,12 +142,12 @@ def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: Ledg
     connection.execute(put.on_conflict_do_update(index_elements=["topic_id"], set_={**values, "due_us": due}))
 
 
-def drop_snapshots(connection: Connection, gone: ColumnElement[bool]) -> int:
-    """Forget snapshots of which nothing is stored, by a condition on `ledger_id`; returns how many there were."""
+def drop_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
+    """Forget snapshots that storage has lost, by a condition on `ledger_id`. Return how many."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
-    return connection.execute(update(t.transaction_snapshot).where(gone).values(values)).rowcount
+    return connection.execute(update(t.transaction_snapshot).where(is_lost).values(values)).rowcount
 
 
 def remove_snapshot(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the row of a topic that is being deleted, and say how many."""
+    """Remove the row of a deleted topic. Return the number of rows."""
     return connection.execute(delete(t.transaction_snapshot).where(_S.topic_id == topic_id)).rowcount

@@ -1,7 +1,7 @@
-"""Rows of coordinators and of transactions: nothing else writes these two tables.
+"""The only reads and writes of the rows of coordinators and transactions.
 
-Locks: after topics, lists, ledgers and sequences of producers, before coordinators and cursors; of several transactions
-by id, all that a transaction of the database will need at once. Settled participants come before their transaction.
+Lock order: after topics, lists, ledgers and producer sequences, before coordinators and cursors. Several transactions
+are locked by id, all that the SQL transaction will need at once. Settled participants come before their transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,35 +26,35 @@ from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dataclass_from_row, insert_if_absent
-from infra.catalog.transactions.buffer_rows import asked_for, txn_pairs
-from infra.catalog.transactions.participant_rows import owing, participants_of, remove_participants
+from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
+from infra.catalog.transactions.participant_rows import has_owed_participant, read_participants, remove_participants
 from infra.telemetry import current_trace_id
 from logstore.errors import IdsExhausted
-from logstore.ports.catalog import Finished, StoredParticipant, StoredTransaction
+from logstore.ports.catalog import FinishedTransaction, StoredTransaction
 from logstore.transactions.transactions import BROADCASTING_STATES, TransactionId, TransactionState
 
 _T = t.transaction.c
 _C = t.transaction_coordinator.c
-_Kinds = dict[str, TypeEngine[Any]]
+_ColumnTypes = dict[str, TypeEngine[Any]]
 
 
 def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
-    """Take the coordinator's next ids; its row is made if there is none.
+    """Take the coordinator's next ids. Insert its row if it has none.
 
     Raises:
-        IdsExhausted: They are not all below the ceiling.
+        IdsExhausted: Not all of the ids are below the ceiling.
     """
-    below = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
+    is_below_ceiling = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
     connection.execute(insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
-    taken = connection.execute(
+    end = connection.execute(
         update(t.transaction_coordinator)
-        .where(_C.tc_id == tc_id, below)
+        .where(_C.tc_id == tc_id, is_below_ceiling)
         .values(next_sequence=_C.next_sequence + count)
         .returning(_C.next_sequence)
     ).scalar_one_or_none()
-    if taken is None:
+    if end is None:
         raise IdsExhausted(f"coordinator {tc_id}: expected {count} ids below the ceiling; flush the record log")
-    return range(taken - count, taken)
+    return range(end - count, end)
 
 
 def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int) -> None:
@@ -75,159 +75,163 @@ def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, in
 
 
 @cache
-def _locking(dialect: str) -> Statement:
-    asked, same = asked_for(dialect, _T)
-    query = select(t.transaction).join(asked.source, same).order_by(_T.tc_id, _T.sequence)
-    return Statement(sql=query.with_for_update(of=t.transaction), rows=asked)
+def _locking_statement(dialect: str) -> Statement:
+    ids, is_requested = match_transactions(dialect, _T)
+    query = select(t.transaction).join(ids.source, is_requested).order_by(_T.tc_id, _T.sequence)
+    return Statement(sql=query.with_for_update(of=t.transaction), rows=ids)
 
 
 def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, Row[Any]]:
-    """Lock those of the transactions that exist, by id."""
+    """Lock the transactions that exist, by id."""
     pairs = txn_pairs(txns)
-    rows = _locking(connection.dialect.name).execute(connection, pairs).all() if pairs else []
+    rows = _locking_statement(connection.dialect.name).execute(connection, pairs).all() if pairs else []
     return {TransactionId(row.tc_id, row.sequence): row for row in rows}
 
 
-def decide(
+def store_states(
     connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
 ) -> None:
-    """OPEN → what was decided, for locked transactions; a final state at once for those without participants."""
+    """Store the decided states of locked transactions. A final state finishes its transaction."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
-    trace = current_trace_id()  # what tells participants later runs in the trace of all that its coordinator does
-    _deciding(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out), trace=trace)
+    trace = current_trace_id()  # the later broadcast runs in a trace of many transactions
+    _deciding_statement(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out), trace=trace)
 
 
 @cache
-def _deciding(dialect: str) -> Statement:
-    kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "state": TEXT, "finished_us": BIG}
-    changed = bulk_parameter(dialect, "changed", kinds)
+def _deciding_statement(dialect: str) -> Statement:
+    column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "state": TEXT, "finished_us": BIG}
+    changed = bulk_parameter(dialect, "changed", column_types)
     c = changed.source.c
-    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+    matching = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
     values = {
         "state": c.state,
         "finished_us": c.finished_us,
         "decided_us": bindparam("now"),
         "trace_id": bindparam("trace"),
     }
-    return Statement(sql=mine.values(**values, timed_out=bindparam("late")), rows=changed)
+    return Statement(sql=matching.values(**values, timed_out=bindparam("late")), rows=changed)
 
 
-def stored(row: Row[Any], participants: Sequence[StoredParticipant]) -> StoredTransaction:
-    """A row of `transaction` as a value."""
-    return dataclass_from_row(
-        StoredTransaction,
-        row,
-        txn=TransactionId(row.tc_id, row.sequence),
-        state=TransactionState(row.state),
-        timed_out=bool(row.timed_out),
-        participants=participants,
-    )
+def to_transactions(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
+    """Return rows of `transaction` with their participants as values, in their order."""
+    participants = read_participants(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
+    return [
+        dataclass_from_row(
+            StoredTransaction,
+            row,
+            txn=(txn := TransactionId(row.tc_id, row.sequence)),
+            state=TransactionState(row.state),
+            timed_out=bool(row.timed_out),
+            participants=participants[txn],
+        )
+        for row in rows
+    ]
 
 
-def with_participants(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
-    """Rows of `transaction` as values, in their order."""
-    found = participants_of(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
-    return [stored(row, found[TransactionId(row.tc_id, row.sequence)]) for row in rows]
-
-
-def one(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
-    """The transaction's row."""
+def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of one row."""
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
-def finish(connection: Connection, txns: Collection[TransactionId], *, now_us: int) -> list[Finished]:
-    """Make final those of the decided transactions whose participants are all told; return all that are final now."""
-    finishing, pairs = _finishing(connection.dialect.name), txn_pairs(txns)
-    locked = finishing.locked.execute(connection, pairs).all()
-    over = [Finished(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None]
-    ended = [
-        Finished(txn=TransactionId(row.tc_id, row.sequence), took_us=now_us - row.decided_us)
-        for row in finishing.ended.execute(connection, pairs, now=now_us)
+def finish_transactions(
+    connection: Connection, txns: Collection[TransactionId], *, now_us: int
+) -> list[FinishedTransaction]:
+    """Finish the decided transactions that owe no participant. Return all of `txns` that are final now."""
+    statements, pairs = _finishing_statements(connection.dialect.name), txn_pairs(txns)
+    locked = statements.lock.execute(connection, pairs).all()
+    already_finished = [
+        FinishedTransaction(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None
     ]
-    return sorted([*over, *ended], key=lambda one: one.txn)
+    finished_now = [
+        FinishedTransaction(txn=TransactionId(row.tc_id, row.sequence), duration_us=now_us - row.decided_us)
+        for row in statements.finish.execute(connection, pairs, now=now_us)
+    ]
+    return sorted([*already_finished, *finished_now], key=lambda finished: finished.txn)
 
 
-class _Finishing(NamedTuple):
-    """Its two statements, in this order: to wait for locks in a subquery would be to see what was before."""
+class _FinishingStatements(NamedTuple):
+    """Two statements, in this order. A subquery that waited for locks would see the state before them."""
 
-    locked: Statement  # by id
-    ended: Statement
+    lock: Statement  # by id
+    finish: Statement
 
 
 @cache
-def _finishing(dialect: str) -> _Finishing:
-    asked, same = asked_for(dialect, _T)
-    locked = select(_T.tc_id, _T.sequence, _T.finished_us).join(asked.source, same).order_by(_T.tc_id, _T.sequence)
+def _finishing_statements(dialect: str) -> _FinishingStatements:
+    ids, is_requested = match_transactions(dialect, _T)
+    lock = select(_T.tc_id, _T.sequence, _T.finished_us).join(ids.source, is_requested)
+    lock = lock.order_by(_T.tc_id, _T.sequence)
     commits = _T.state == TransactionState.COMMITTING.value
-    final = case((commits, TransactionState.COMMITTED.value), else_=TransactionState.ABORTED.value)
-    unclaimed = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
-    mine = update(t.transaction).where(same, _T.state.in_(BROADCASTING_STATES), ~owing(_T.tc_id, _T.sequence))
-    ended = mine.values(state=final, finished_us=bindparam("now"), **unclaimed)
-    return _Finishing(
-        locked=Statement(sql=locked.with_for_update(of=t.transaction), rows=asked),
-        ended=Statement(sql=ended.returning(_T.tc_id, _T.sequence, _T.decided_us), rows=asked),
+    final_state = case((commits, TransactionState.COMMITTED.value), else_=TransactionState.ABORTED.value)
+    no_claim = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+    finish = update(t.transaction).where(
+        is_requested, _T.state.in_(BROADCASTING_STATES), ~has_owed_participant(_T.tc_id, _T.sequence)
+    )
+    finish = finish.values(state=final_state, finished_us=bindparam("now"), **no_claim)
+    return _FinishingStatements(
+        lock=Statement(sql=lock.with_for_update(of=t.transaction), rows=ids),
+        finish=Statement(sql=finish.returning(_T.tc_id, _T.sequence, _T.decided_us), rows=ids),
     )
 
 
-def states_of(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, TransactionState]:
-    """The state of each of the transactions that exists."""
-    found = _stating(connection.dialect.name).execute(connection, txn_pairs(txns))
-    return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in found}
-
-
-@cache
-def _stating(dialect: str) -> Statement:
-    asked, same = asked_for(dialect, _T)
-    return Statement(sql=select(_T.tc_id, _T.sequence, _T.state).join(asked.source, same), rows=asked)
-
-
-def unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
-    """Transactions that no workflow works on at that time."""
-    ended: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
-    return ended
-
-
-def take(
-    connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
-) -> bool:
-    """Claim one transaction unless another workflow works on it; whether it is this one's."""
-    free = or_(unclaimed(now_us), _T.claim_workflow == workflow_id)
-    return bool(connection.execute(update(t.transaction).where(*one(txn), free).values(**claim)).rowcount)
-
-
-def tell_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
-    """Count an attempt of an unfinished transaction that failed, and set its claim's columns, if any are given."""
-    mine = update(t.transaction).where(*one(txn), _T.finished_us.is_(None))
-    connection.execute(mine.values(attempts=_T.attempts + 1, last_error=error, **claim))
-
-
-def put_claim(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
-    """Set the claim's columns of locked transactions."""
-    if txns:
-        _claiming(connection.dialect.name).execute(
-            connection, [(one.tc_id, one.sequence, *claim.values()) for one in txns]
-        )
-
-
-@cache
-def _claiming(dialect: str) -> Statement:
-    kinds: _Kinds = {"tc_id": BIG, "sequence": BIG, "claim_workflow": TEXT, "claim_run": TEXT, "claim_until_us": BIG}
-    claimed = bulk_parameter(dialect, "claimed", kinds)
-    c = claimed.source.c
-    mine = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
-    taken = {name: c[name] for name in ("claim_workflow", "claim_run", "claim_until_us")}
-    return Statement(sql=mine.values(taken), rows=claimed)
-
-
-def finished_before(connection: Connection, before_us: int, limit: int) -> dict[TransactionId, TransactionState]:
-    """Transactions that finished before that time, oldest first."""
-    old = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
-    rows = connection.execute(old.order_by(_T.finished_us).limit(limit))
+def read_states(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, TransactionState]:
+    """Return the states of the transactions that exist."""
+    rows = _states_statement(connection.dialect.name).execute(connection, txn_pairs(txns))
     return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
 
 
-def remove(connection: Connection, finished: Collection[TransactionId]) -> None:
-    """Remove transactions with their participants; nothing refers to them any more."""
+@cache
+def _states_statement(dialect: str) -> Statement:
+    ids, is_requested = match_transactions(dialect, _T)
+    return Statement(sql=select(_T.tc_id, _T.sequence, _T.state).join(ids.source, is_requested), rows=ids)
+
+
+def is_unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
+    """Select transactions without a live claim at that time."""
+    has_lapsed: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
+    return has_lapsed
+
+
+def claim_transaction(
+    connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
+) -> bool:
+    """Claim one transaction unless another workflow works on it. Return whether it is claimed."""
+    can_claim = or_(is_unclaimed(now_us), _T.claim_workflow == workflow_id)
+    claimed = update(t.transaction).where(*match_transaction(txn), can_claim).values(**claim)
+    return bool(connection.execute(claimed).rowcount)
+
+
+def record_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
+    """Count a failed attempt of an unfinished transaction, and set the given columns of its claim."""
+    unfinished = update(t.transaction).where(*match_transaction(txn), _T.finished_us.is_(None))
+    connection.execute(unfinished.values(attempts=_T.attempts + 1, last_error=error, **claim))
+
+
+def set_claims(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
+    """Set the claim of locked transactions."""
+    if txns:
+        rows = [(txn.tc_id, txn.sequence, *claim.values()) for txn in txns]
+        _claiming_statement(connection.dialect.name).execute(connection, rows)
+
+
+@cache
+def _claiming_statement(dialect: str) -> Statement:
+    claim_types: _ColumnTypes = {"claim_workflow": TEXT, "claim_run": TEXT, "claim_until_us": BIG}
+    claims = bulk_parameter(dialect, "claimed", {"tc_id": BIG, "sequence": BIG} | claim_types)
+    c = claims.source.c
+    matching = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
+    return Statement(sql=matching.values({name: c[name] for name in claim_types}), rows=claims)
+
+
+def finished_before(connection: Connection, before_us: int, limit: int) -> dict[TransactionId, TransactionState]:
+    """Return transactions that finished before that time, oldest first."""
+    query = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
+    rows = connection.execute(query.order_by(_T.finished_us).limit(limit))
+    return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
+
+
+def remove_transactions(connection: Connection, finished: Collection[TransactionId]) -> None:
+    """Remove finished transactions with their participants."""
     pairs = sorted(txn_pairs(finished))
     if pairs:
         remove_participants(connection, pairs)
@@ -235,7 +239,7 @@ def remove(connection: Connection, finished: Collection[TransactionId]) -> None:
 
 
 def count_states(connection: Connection) -> Sequence[Row[Any]]:
-    """Return count and earliest time of each state of unfinished transactions."""
+    """Return rows `state`, `rows` and `since`, the earliest time of each state of unfinished transactions."""
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)
     return connection.execute(query).all()

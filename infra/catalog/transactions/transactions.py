@@ -17,16 +17,16 @@ from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
 from infra.catalog.transactions.buffer_rows import settle_ranges
-from infra.catalog.transactions.deciding import put_decisions
+from infra.catalog.transactions.deciding import store_decisions
 from infra.catalog.transactions.snapshots import count_changes
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.ports.catalog import (
     Cause,
     Claim,
     CoordinatorWork,
-    Finished,
+    FinishedTransaction,
     Frontier,
-    Settled,
+    Settlement,
     StoredTransaction,
     TransactionCounts,
 )
@@ -42,101 +42,106 @@ from logstore.transactions.transactions import (
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
 _OPEN = (_T.tc_id == bindparam("tc"), _UNFINISHED, _T.state == TransactionState.OPEN.value)
-_WORK = select(
-    exists().where(_UNFINISHED, _T.state.in_(BROADCASTING_STATES), rows.unclaimed(bindparam("now"))).label("undone"),
+_PENDING_WORK = select(
+    exists()
+    .where(_UNFINISHED, _T.state.in_(BROADCASTING_STATES), rows.is_unclaimed(bindparam("now")))
+    .label("has_unclaimed"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
-"""Built once: a coordinator looks for work again and again."""
+"""Built once, because coordinators poll it."""
 
 
 class SqlTransactions(OnDatabase):
     """The `Transactions` port."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:
-        return self._db.read(lambda connection: _existing(connection, txn))
+        return self._db.read(lambda connection: _require_transaction(connection, txn))
 
-    def many(
+    def list_page(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
-        query = select(t.transaction).where(_T.state.in_([one.value for one in states]) if states else _UNFINISHED)
+        query = select(t.transaction).where(_T.state.in_([state.value for state in states]) if states else _UNFINISHED)
         if after is not None:
             query = query.where(tuple_(_T.tc_id, _T.sequence) > (after.tc_id, after.sequence))
         ordered = query.order_by(_T.tc_id, _T.sequence).limit(limit)
-        return self._db.read(lambda c: rows.with_participants(c, c.execute(ordered).all()))
+        return self._db.read(lambda c: rows.to_transactions(c, c.execute(ordered).all()))
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        return self._db.read(lambda connection: rows.states_of(connection, txns))
+        return self._db.read(lambda connection: rows.read_states(connection, txns))
 
     @reads
     def counts(self, connection: Connection) -> TransactionCounts:
-        found = {TransactionState(row.state): row for row in rows.count_states(connection)}
-        since = [found[state].since for state in map(TransactionState, BROADCASTING_STATES) if state in found]
+        rows_by_state = {TransactionState(row.state): row for row in rows.count_states(connection)}
+        open_row = rows_by_state.get(TransactionState.OPEN)
+        decided = [row.since for state, row in rows_by_state.items() if state.value in BROADCASTING_STATES]
         size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
         return TransactionCounts(
-            states={state: row.rows for state, row in found.items()},
-            oldest_open_us=found[TransactionState.OPEN].since if TransactionState.OPEN in found else None,
-            oldest_decided_us=min(since, default=None),
+            count_by_state={state: row.rows for state, row in rows_by_state.items()},
+            oldest_open_us=open_row.since if open_row else None,
+            oldest_decided_us=min(decided, default=None),
             hidden_bytes=int(connection.execute(select(size)).scalar_one()),
         )
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
         return self._db.read(lambda connection: read_frontier(connection, topic_id, from_ledger))
 
-    def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+    def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         key = (topic_id, subscription)
-        return self._db.read(lambda connection: participants.held(connection, [key])[key])
+        return self._db.read(lambda connection: participants.read_held(connection, [key])[key])
 
     @writes("catalog.expire_transactions")
     def expire(self, connection: Connection, tc_id: int, *, limit: int) -> int:
         now = self._db.now_us(connection)
-        late = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
-        query = select(_T.tc_id, _T.sequence).where(*late).order_by(_T.sequence).limit(limit)
-        found = connection.execute(query.with_for_update(skip_locked=True)).all()
-        states = {TransactionId(*row): TransactionState.ABORTING for row in found}
-        return len(put_decisions(connection, states, now_us=now, timed_out=True))
+        is_expired = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
+        query = select(_T.tc_id, _T.sequence).where(*is_expired).order_by(_T.sequence).limit(limit)
+        expired = connection.execute(query.with_for_update(skip_locked=True)).all()
+        states = {TransactionId(*row): TransactionState.ABORTING for row in expired}
+        return len(store_decisions(connection, states, now_us=now, timed_out=True))
 
     @reads
-    def work_of(self, connection: Connection, tc_id: int) -> CoordinatorWork:
+    def pending_work(self, connection: Connection, tc_id: int) -> CoordinatorWork:
         now = self._db.now_us(connection)
-        row = connection.execute(_WORK, {"now": now, "tc": tc_id}).one()
-        return CoordinatorWork(undone=bool(row.undone), next_deadline_us=row.deadline, now_us=now)
+        row = connection.execute(_PENDING_WORK, {"now": now, "tc": tc_id}).one()
+        return CoordinatorWork(has_unclaimed=bool(row.has_unclaimed), next_deadline_us=row.deadline, now_us=now)
 
     @reads
     def busy_coordinators(self, connection: Connection) -> list[int]:
         now = self._db.now_us(connection)
-        free = _T.state.in_(BROADCASTING_STATES) & rows.unclaimed(now)
-        late = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
-        query = select(_T.tc_id).where(_UNFINISHED, or_(free, late)).distinct().order_by(_T.tc_id)
+        has_unclaimed = _T.state.in_(BROADCASTING_STATES) & rows.is_unclaimed(now)
+        has_expired = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
+        query = select(_T.tc_id).where(_UNFINISHED, or_(has_unclaimed, has_expired)).distinct().order_by(_T.tc_id)
         return list(connection.execute(query).scalars())
 
     @writes("catalog.claim_transactions")
     def claim(self, connection: Connection, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         now = self._db.now_us(connection)
-        own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
-        free = or_(rows.unclaimed(now), own)
-        mine = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), free)
-        query = select(t.transaction).where(*mine).order_by(_T.tc_id, _T.sequence).limit(limit)
-        found = connection.execute(query.with_for_update(skip_locked=True)).all()
-        rows.put_claim(connection, [TransactionId(row.tc_id, row.sequence) for row in found], claim_columns(claim, now))
-        return rows.with_participants(connection, found)
+        is_own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
+        can_claim = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), or_(rows.is_unclaimed(now), is_own))
+        query = select(t.transaction).where(*can_claim).order_by(_T.tc_id, _T.sequence).limit(limit)
+        claimed = connection.execute(query.with_for_update(skip_locked=True)).all()
+        txns = [TransactionId(row.tc_id, row.sequence) for row in claimed]
+        rows.set_claims(connection, txns, claim_columns(claim, now))
+        return rows.to_transactions(connection, claimed)
 
     @writes("catalog.claim_transaction")
     def claim_one(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
-        found = _existing(connection, txn, lock=True)
-        if found.state is TransactionState.OPEN:
+        transaction = _require_transaction(connection, txn, lock=True)
+        if transaction.state is TransactionState.OPEN:
             raise TransactionNotDecided(str(txn))
-        if found.finished_us is not None:
-            return found
+        if transaction.finished_us is not None:
+            return transaction
         now = self._db.now_us(connection)
-        if not rows.take(connection, txn, claim_columns(claim, now), workflow_id=claim.workflow_id, now_us=now):
-            raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {found.claim_workflow}")
-        return found
+        if not rows.claim_transaction(
+            connection, txn, claim_columns(claim, now), workflow_id=claim.workflow_id, now_us=now
+        ):
+            raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {transaction.claim_workflow}")
+        return transaction
 
     @writes("catalog.settle_transactions")
     def settle(
-        self, connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]]
-    ) -> list[Finished]:
-        return _settle(connection, done, now_us=self._db.now_us(connection))
+        self, connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]
+    ) -> list[FinishedTransaction]:
+        return _settle(connection, settlements, now_us=self._db.now_us(connection))
 
     @writes("catalog.hand_over_transactions")
     def hand_over(
@@ -147,72 +152,77 @@ class SqlTransactions(OnDatabase):
         to: Mapping[TransactionId, Claim],
     ) -> None:
         now = self._db.now_us(connection)
-        _tell_failures(connection, failures, {txn: claim_columns(claim, now) for txn, claim in to.items()})
+        _record_failures(connection, failures, {txn: claim_columns(claim, now) for txn, claim in to.items()})
 
-    def handed_over(self, *, limit: int) -> list[TransactionId]:
-        given = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
-        query = select(_T.tc_id, _T.sequence).where(*given).order_by(_T.tc_id, _T.sequence).limit(limit)
+    def list_handed_over(self, *, limit: int) -> list[TransactionId]:
+        is_handed_over = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")
+        query = select(_T.tc_id, _T.sequence).where(*is_handed_over).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
     @writes("catalog.transaction_failed")
-    def failed(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-        _tell_failures(connection, {txn: failures}, {})
+    def record_failures(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+        _record_failures(connection, {txn: failures}, {})
 
     @writes("catalog.resolve_participant")
     def resolve(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
     ) -> StoredTransaction:
-        found = _existing(connection, txn)  # decided is decided: its row is locked behind the ledgers, by `finish`
-        known = next((one for one in found.participants if one.participant == participant), None)
-        if known is None:
-            told = ", ".join(str(one.participant) for one in found.participants) or "no participants"
-            raise UnknownObject("participant", expected=f"one of {told}", found=str(participant))
-        if found.state is TransactionState.OPEN:
+        # Not locked, because a decision is final. The row's lock comes after those of the ledgers.
+        transaction = _require_transaction(connection, txn)
+        stored = next((stored for stored in transaction.participants if stored.participant == participant), None)
+        if stored is None:
+            names = ", ".join(str(stored.participant) for stored in transaction.participants) or "no participants"
+            raise UnknownObject("participant", expected=f"one of {names}", found=str(participant))
+        if transaction.state is TransactionState.OPEN:
             raise TransactionNotDecided(str(txn))
-        if known.settled_us is None:
+        if stored.settled_us is None:
             now = self._db.now_us(connection)
-            _settle(connection, [(txn, participant, Settled.RESOLVED)], now_us=now)
-            detail = {"txn": str(txn), "participant": str(participant), "state": found.state.value}
-            about: dict[str, Any] = {"topic_id": participant.topic_id, "topic": known.topic, "detail": detail}
+            _settle(connection, [(txn, participant, Settlement.RESOLVED)], now_us=now)
+            detail = {"txn": str(txn), "participant": str(participant), "state": transaction.state.value}
+            about: dict[str, Any] = {"topic_id": participant.topic_id, "topic": stored.topic, "detail": detail}
             audit(connection, "resolve-participant", cause, at_us=now, **about)
-        return _existing(connection, txn)
+        return _require_transaction(connection, txn)
 
     @writes("catalog.forget_transactions")
     def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
-        before = self._db.now_us(connection) - round(older_than_s * 1_000_000)
-        ended = rows.finished_before(connection, before, limit)
-        conclude_sequences(connection, ended)
-        rows.remove(connection, ended)
-        return len(ended)
+        before_us = self._db.now_us(connection) - round(older_than_s * 1_000_000)
+        finished = rows.finished_before(connection, before_us, limit)
+        conclude_sequences(connection, finished)
+        rows.remove_transactions(connection, finished)
+        return len(finished)
 
 
 def _settle(
-    connection: Connection, done: Sequence[tuple[TransactionId, Participant, Settled]], *, now_us: int
-) -> list[Finished]:
-    """Locks: topics, ledgers, transactions; a topic that is gone has nothing left to take a snapshot of."""
-    changes = Counter(one.topic_id for _, one, _ in done)
+    connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]], *, now_us: int
+) -> list[FinishedTransaction]:
+    """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions.
+
+    A deleted topic needs no snapshot.
+    """
+    changes = Counter(participant.topic_id for _, participant, _ in settlements)
     active = share_lock_topics(connection, changes)
-    settle_ranges(connection, {(one.topic_id, txn) for txn, one, _ in done})
-    if participants.settle_participants(connection, done, now_us=now_us):
-        count_changes(connection, {one: count for one, count in changes.items() if one in active}, now_us=now_us)
-    return rows.finish(connection, {txn for txn, _, _ in done}, now_us=now_us)
+    settle_ranges(connection, {(participant.topic_id, txn) for txn, participant, _ in settlements})
+    if participants.settle_participants(connection, settlements, now_us=now_us):
+        active_changes = {topic_id: count for topic_id, count in changes.items() if topic_id in active}
+        count_changes(connection, active_changes, now_us=now_us)
+    return rows.finish_transactions(connection, {txn for txn, _, _ in settlements}, now_us=now_us)
 
 
-def _tell_failures(
+def _record_failures(
     connection: Connection,
     failures: Mapping[TransactionId, Mapping[Participant, str]],
     claims: Mapping[TransactionId, Mapping[str, Any]],
 ) -> None:
-    """Participants come before their transactions, as a settlement locks them."""
-    for txn, mine in sorted(failures.items()):
-        participants.put_errors(connection, txn, mine)
-    for txn, mine in sorted(failures.items()):
-        rows.tell_failure(connection, txn, summarize_failures(mine), **claims.get(txn, {}))
+    """Store the errors of participants, then of their transactions. A settlement locks them in the same order."""
+    for txn, errors in sorted(failures.items()):
+        participants.put_errors(connection, txn, errors)
+    for txn, errors in sorted(failures.items()):
+        rows.record_failure(connection, txn, summarize_failures(errors), **claims.get(txn, {}))
 
 
-def _existing(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:
-    query = select(t.transaction).where(*rows.one(txn))
-    found = connection.execute(query.with_for_update() if lock else query).first()
-    if found is None:
+def _require_transaction(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:
+    query = select(t.transaction).where(*rows.match_transaction(txn))
+    row = connection.execute(query.with_for_update() if lock else query).first()
+    if row is None:
         raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
-    return rows.with_participants(connection, [found])[0]
+    return rows.to_transactions(connection, [row])[0]

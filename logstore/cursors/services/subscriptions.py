@@ -93,13 +93,13 @@ class Subscriptions:
             SextonError: Any error of `get`.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
-        held = self._transactions.held(topic_id, name)
+        held = self._transactions.held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         if not held:
             return subscription
         # Releases are read before held entries: an abort in between would be counted, and its entries left out.
         releases = subscription.releases
-        held = self._transactions.held(topic_id, name)
+        held = self._transactions.held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         return replace(subscription, state=hide_held(subscription.state, held), releases=releases)
 

@@ -128,7 +128,7 @@ class Sealer:
     def _drop_passed(self, topic_id: TopicId) -> int:
         """Retire the buckets that no tracker needs. If the list changes meanwhile, the next seal retires them."""
         listed = self._index.listed(topic_id)
-        passed = self._index.passed(topic_id)
+        passed = self._index.droppable(topic_id)
         if not passed:
             return 0
         drop = BucketSwitch(topic_id=topic_id, expected=listed.version, removed=tuple(passed), reason=_AUDIT_REASON)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.markers import MarkerState, NamedBucket, Role, is_marker, marked_by
+from logstore.identity.markers import MarkerState, NamedBucket, Role, describe_owner, is_marker
 from logstore.identity.services.own_stores import OwnStore, OwnStores, read_marker
 from logstore.ports.catalog import InspectedCopy
 from logstore.ports.objects import ObjectStore
@@ -27,22 +27,22 @@ class LostCatalog:
         content = read_marker(store)
         if content is None or not is_marker(content):
             advice = "check bucket and endpoint: a catalog with a record log has put one there"
-            found = "none" if content is None else marked_by(content)
+            found = "none" if content is None else describe_owner(content)
             raise CatalogMismatch(str(named), expected="the marker of a catalog", found=found, advice=advice)
-        return cls(marked_by(content), [(named.role, named.bucket)])
+        return cls(describe_owner(content), [(named.role, named.bucket)])
 
     def catalog_id(self) -> str:
         """See `Identities.catalog_id`."""
         return self._catalog_id
 
-    def marked(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
         """See `Identities.marked`."""
         return self._marked
 
-    def record(self, role: Role, bucket: str) -> None:
+    def record_marker(self, role: Role, bucket: str) -> None:
         """Nothing is recorded: there is no catalog yet."""
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
+    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         """Nothing is known."""
         return []
 

@@ -20,10 +20,10 @@ from logstore.identity.markers import (
     MarkerState,
     NamedBucket,
     Role,
+    describe_owner,
     is_marker,
     judge,
-    marked_by,
-    marker_of,
+    marker_content,
     refusal,
 )
 from logstore.log.ledgers import CopyState, meta_key, segment_key
@@ -83,7 +83,7 @@ class OwnStores:
             ServiceRefused: It refuses us: no such bucket, no permission.
         """
         found = _marker(store)
-        catalog_id, marked = self._identities.catalog_id(), self._identities.marked()
+        catalog_id, marked = self._identities.catalog_id(), self._identities.marked_buckets()
         standing = judge(found, catalog_id=catalog_id, named=named, marked=marked)
         refused = refusal(standing, found, catalog_id=catalog_id, named=named, marked=marked)
         if refused:
@@ -103,9 +103,9 @@ class OwnStores:
         standing = self.look(named, store)
         if standing is MarkerState.UNMARKED:
             self._adopt(named, store)
-        if (named.role, named.bucket) not in self._identities.marked():
+        if (named.role, named.bucket) not in self._identities.marked_buckets():
             with effect("identity.record_marker"):
-                self._identities.record(named.role, named.bucket)
+                self._identities.record_marker(named.role, named.bucket)
 
     def confirm(self, named: NamedBucket, store: ObjectStore) -> None:
         """Read the marker again, whatever was seen before: by one request.
@@ -129,7 +129,7 @@ class OwnStores:
                 raise
         else:
             try:
-                marker = marker_of(self._identities.catalog_id())
+                marker = marker_content(self._identities.catalog_id())
                 with effect("identity.put_marker"):
                     put_and_require(store, MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # of another catalog, or with another content: what it says counts
@@ -140,7 +140,7 @@ class OwnStores:
 
         Source: the statement that every object carries (PIP-186: nothing is deleted on a mere name).
         """
-        expected = self._identities.evidence(named.role, named.bucket, limit=_SAMPLE)
+        expected = self._identities.known_copies(named.role, named.bucket, limit=_SAMPLE)
         if sum(_is_stated(named, store, copy) for copy in expected):  # all are looked at: none may contradict
             return
         certain = sum(map(_is_certain, expected))
@@ -334,7 +334,7 @@ def read_marker(store: ObjectStore) -> bytes | None:
 
 def _marker(store: ObjectStore) -> str | None:
     content = read_marker(store)
-    return None if content is None else marked_by(content)
+    return None if content is None else describe_owner(content)
 
 
 def _is_stated(named: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:

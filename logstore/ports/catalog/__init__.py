@@ -33,7 +33,7 @@ from logstore.ports.catalog.commits import (
     WriteResult,
 )
 from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, Unsealed
+from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, UnsealedCounts
 from logstore.ports.catalog.deletions import Deletions, ForgottenCounts, SweepBacklog, Upkeep
 from logstore.ports.catalog.identities import Identities
 from logstore.ports.catalog.inspection import (
@@ -87,9 +87,9 @@ from logstore.ports.catalog.transactions import (
     SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
     CoordinatorWork,
-    Finished,
+    FinishedTransaction,
     Frontier,
-    Settled,
+    Settlement,
     SnapshotSwitch,
     StoredParticipant,
     StoredSnapshot,
@@ -135,7 +135,7 @@ __all__ = [
     "FiledCount",
     "Filing",
     "FindingsToFile",
-    "Finished",
+    "FinishedTransaction",
     "ForgottenCounts",
     "Frontier",
     "Identities",
@@ -175,7 +175,7 @@ __all__ = [
     "SchemaVersion",
     "Schemas",
     "Segment",
-    "Settled",
+    "Settlement",
     "SnapshotChange",
     "SnapshotSwitch",
     "StagedLedger",
@@ -202,7 +202,7 @@ __all__ = [
     "TransactionSnapshots",
     "Transactions",
     "Unrecordable",
-    "Unsealed",
+    "UnsealedCounts",
     "Upkeep",
     "Write",
     "WriteResult",

@@ -34,7 +34,7 @@ class BucketSwitch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsealed:
+class UnsealedCounts:
     """What of a topic's log lies behind its last bucket, as the rows of segments say."""
 
     entries: int  # with a delivery time
@@ -57,7 +57,7 @@ class DelayedIndex(Protocol):
     def listed(self, topic_id: TopicId) -> BucketList:
         """The topic's list; an empty one where there is none, or no such topic."""
 
-    def unsealed(self, topic_id: TopicId) -> Unsealed:
+    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
         """What lies behind the last bucket."""
 
     def counts(self) -> DelayedCounts:
@@ -66,14 +66,14 @@ class DelayedIndex(Protocol):
     def holder(self, topic_id: TopicId) -> str | None:
         """The workflow that works on the topic's list, if its claim is alive."""
 
-    def due(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
+    def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """Topics with something to seal, to merge or to drop, on which no workflow works, ascending, above `after`.
 
         To drop is a bucket whose latest time has passed by a minute, that lies behind the mark-delete position of every
         subscription (there is one), or all of whose ledgers were trimmed.
         """
 
-    def passed(self, topic_id: TopicId) -> list[LedgerId]:
+    def droppable(self, topic_id: TopicId) -> list[LedgerId]:
         """Buckets of the topic that are to be dropped, as `due` says."""
 
     def claim(self, topic_id: TopicId, claim: Claim) -> bool:

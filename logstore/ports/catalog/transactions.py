@@ -1,4 +1,4 @@
-"""Transactions in the catalog and snapshots of their buffers, and the ports of both.
+"""Transactions and snapshots of their buffers in the catalog, and the ports of both.
 
 Begin, end, messages and acknowledgements travel in group commits.
 """
@@ -18,14 +18,14 @@ from logstore.transactions.transactions import Participant, TransactionId, Trans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """What readers of a topic may see: entries up to `last`, inclusive, less those that are hidden."""
+    """Visible part of a topic: entries up to `last`, inclusive, without the hidden ones."""
 
-    last: Position | None  # max_read_position; None: nothing
+    last: Position | None  # None: nothing is visible
     hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
 
 
-class Settled(StrEnum):
-    """How a participant came to count as done."""
+class Settlement(StrEnum):
+    """Reason why a participant is settled: the broadcast owes it the decision no more."""
 
     MARKED = "MARKED"  # its marker is in the log
     GONE = "GONE"  # the topic or the subscription was deleted
@@ -34,19 +34,19 @@ class Settled(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParticipant:
-    """A participant of a transaction."""
+    """Row of a participant."""
 
     participant: Participant
     topic: str  # encoded
     positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # acknowledged in the transaction
     settled_us: int | None = None
-    how: Settled | None = None
+    settlement: Settlement | None = None
     last_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTransaction:
-    """A transaction with its participants, ascending."""
+    """Row of a transaction with its participants, ascending."""
 
     txn: TransactionId
     state: TransactionState
@@ -63,100 +63,96 @@ class StoredTransaction:
 
     @property
     def owed(self) -> list[StoredParticipant]:
-        """Participants that are still to be told."""
-        return [one for one in self.participants if one.settled_us is None]
+        """Participants that are not settled."""
+        return [stored for stored in self.participants if stored.settled_us is None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A transaction of which every participant has been told."""
+class FinishedTransaction:
+    """Transaction whose participants are all settled."""
 
     txn: TransactionId
-    took_us: int | None = None  # from its decision until this call ended it; None: it was over before
+    duration_us: int | None = None  # from its decision until this call finished it; None: it was finished before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWork:
-    """What is to be done now, and when next."""
+    """Work of a coordinator, now and next."""
 
-    undone: bool  # there are decided transactions, of any coordinator, that no workflow works on
+    has_unclaimed: bool  # no workflow works on some decided transaction, of any coordinator
     next_deadline_us: int | None  # of the coordinator's open transactions
     now_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCounts:
-    """Numbers for people and gauges."""
+    """Totals of unfinished transactions, for gauges and people."""
 
-    states: Mapping[TransactionState, int]  # of unfinished ones
-    oldest_open_us: int | None  # since when the oldest open one is
-    oldest_decided_us: int | None  # since when the oldest decided one is not through
+    count_by_state: Mapping[TransactionState, int]
+    oldest_open_us: int | None  # creation of the oldest open transaction
+    oldest_decided_us: int | None  # decision of the oldest decided transaction
     hidden_bytes: int  # of bitmaps of hidden entries
 
 
 class Transactions(Protocol):
-    """Rows of transactions. What decides one is a write of a group commit; here it is read, and its end told."""
+    """Rows of transactions. Group commits decide transactions. This port reads and finishes them."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:
-        """The transaction.
+        """Return the transaction.
 
         Raises:
-            UnknownObject: There is none, or it was forgotten.
+            UnknownObject: It does not exist, or was forgotten.
         """
 
-    def many(
+    def list_page(
         self, *, states: Sequence[TransactionState] = (), after: TransactionId | None = None, limit: int
     ) -> list[StoredTransaction]:
-        """Transactions by id ascending, behind `after`; of these states, or unfinished ones if none is named."""
+        """Return transactions in these states, or all unfinished ones, ascending by id."""
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        """The state of each that exists, in one statement: what waiting clients poll."""
+        """Return the states of those that exist, in one statement. Waiting clients poll it."""
 
-    def counts(self) -> TransactionCounts:
-        """How many are unfinished, and since when."""
+    def counts(self) -> TransactionCounts: ...
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        """What readers may see, at one moment; hidden entries of earlier ledgers are left out.
+        """Return the visible part of a topic at one moment, without hidden entries of earlier ledgers.
 
-        Of a topic that does not exist there is nothing to see.
+        Nothing of an unknown topic is visible.
         """
 
-    def held(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
-        """What open transactions have acknowledged of the subscription."""
+    def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
+        """Return the entries of the subscription that open transactions have acknowledged."""
 
     def expire(self, tc_id: int, *, limit: int) -> int:
-        """Abort open transactions whose deadline has passed, by the catalog's clock; how many. Repeating is fine."""
+        """Abort open transactions past their deadline, by the catalog's clock. Return how many. Idempotent."""
 
-    def work_of(self, tc_id: int) -> CoordinatorWork:
-        """What the coordinator has to do."""
+    def pending_work(self, tc_id: int) -> CoordinatorWork: ...
 
     def busy_coordinators(self) -> list[int]:
-        """Coordinators with expired open transactions, or decided ones that no workflow works on; ascending."""
+        """Return coordinators with expired open transactions or unclaimed decided ones, ascending."""
 
     def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
-        """Take decided transactions that no workflow works on, or which are this workflow run's already.
+        """Claim decided transactions of any coordinator that no other workflow run has claimed.
 
-        They may be of any coordinator: what many decided at once is told in one batch.
-
-        Idempotency: claims lapse by the catalog's clock, so what a dead claimant took is taken again.
+        Idempotency: transactions of this workflow run are returned again. Claims lapse by the catalog's clock.
         """
 
     def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
-        """Take one decided transaction, or renew one's claim; one that is finished is answered as it is.
+        """Claim one decided transaction, or renew its claim. A finished transaction is returned unchanged.
 
         Raises:
-            UnknownObject: There is none.
+            UnknownObject: It does not exist.
             ClaimHeld: Another workflow works on it.
             TransactionNotDecided: It is open.
         """
 
-    def settle(self, done: Sequence[tuple[TransactionId, Participant, Settled]]) -> list[Finished]:
-        """Count participants as told and settle the buffers of their topics, of many transactions in one.
+    def settle(self, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]) -> list[FinishedTransaction]:
+        """Settle participants of many transactions and the buffers of their topics. Finish what owes nothing more.
 
-        Messages of aborted transactions become hidden for good; ranges go. COMMITTING → COMMITTED and ABORTING →
-        ABORTED for those that owe nothing more.
+        Messages of aborted transactions become hidden for good, and ranges are removed. COMMITTING becomes COMMITTED,
+        ABORTING becomes ABORTED.
 
-        Idempotency: what is settled stays so, and what is final is answered again.
+        Idempotency: a settled participant stays as it is, and a final transaction is returned again.
 
         Returns:
             Those of the transactions that are final now, ascending.
@@ -165,82 +161,79 @@ class Transactions(Protocol):
     def hand_over(
         self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
     ) -> None:
-        """Give transactions to workflows of their own, and write down an attempt, and why each participant failed.
+        """Give transactions to workflows of their own, count an attempt, and store why each participant failed.
 
         Args:
-            failures: Of each transaction the participants that could not be told.
-            to: Of each the claim of its workflow, without a run: it has not begun.
+            failures: Errors by participant, of each transaction.
+            to: Claim of each transaction's workflow, without a run, because the workflow has not begun.
         """
 
-    def handed_over(self, *, limit: int) -> list[TransactionId]:
-        """Transactions that were given to workflows of their own, which have not begun to work on them, ascending."""
+    def list_handed_over(self, *, limit: int) -> list[TransactionId]:
+        """Return transactions that were handed over and whose workflows have not begun, ascending."""
 
-    def failed(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-        """Write down an attempt, and why each participant could not be told."""
+    def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+        """Count an attempt, and store why each participant failed."""
 
     def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
-        """Count a participant as told because an operator says so, with a row in the audit log.
-
-        Repeating changes nothing.
+        """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
 
         Raises:
-            UnknownObject: No such transaction or participant.
-            TransactionNotDecided: It is open.
+            UnknownObject: There is no such transaction or participant.
+            TransactionNotDecided: The transaction is open.
         """
 
     def forget(self, *, older_than_s: float, limit: int) -> int:
-        """Remove transactions that finished so long ago, with their participants; how many."""
+        """Remove transactions that finished that long ago, with their participants. Return how many."""
 
 
 SNAPSHOT_CHANGES: Final = 1_000
-"""Transactions settled in a topic, after which its next snapshot is due at once."""
+"""Transactions settled in a topic after which its next snapshot is due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
-"""After the first transaction that is settled, with however few more, it is due."""
+"""Time after the first settled transaction at which the next snapshot is due in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
-    """What the catalog says of a topic's snapshot."""
+    """Row of a topic's snapshot."""
 
-    ledger_id: LedgerId | None = None  # None: there is none
-    read_to: Position = EARLIEST  # the last entry that it knows of
-    due_us: int | None = None  # when the next one is to be written; None: nothing has changed
+    ledger_id: LedgerId | None = None  # None: there is no snapshot
+    read_to: Position = EARLIEST  # last entry that the snapshot covers
+    due_us: int | None = None  # time at which the next one is to be written; None: nothing has changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSwitch:
-    """A newborn ledger that is to be a topic's snapshot, if its predecessor still is what the writer saw."""
+    """Switch of a topic's snapshot to a newborn ledger, if the present snapshot is `expected`."""
 
     topic_id: TopicId
     expected: LedgerId | None
-    read_to: Position  # the last entry that the newborn knows of
+    read_to: Position  # last entry that the new snapshot covers
 
 
 class TransactionSnapshots(Protocol):
-    """Which ledger holds the snapshot of each topic's buffer."""
+    """Snapshots of the transaction buffers of topics."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:
-        """The topic's snapshot; an empty answer where there is none, or no such topic."""
+        """Return the topic's snapshot. It is empty if there is no snapshot or no such topic."""
 
     def buffer(self, topic_id: TopicId) -> Buffer:
-        """The topic's buffer at one moment, out of rows alone; what is decided is in it as decided."""
+        """Return the topic's buffer at one moment, from rows only. Decided transactions count as decided."""
 
     def take_due(self, *, limit: int, lease_s: float) -> list[TopicId]:
-        """Topics whose next snapshot is due now, oldest first; they are given to no other worker within the lease.
+        """Return topics whose snapshot is due, oldest first, and reserve them for the lease.
 
-        Idempotency: a topic whose taker dies is due again after the lease; two snapshots do no harm.
+        Idempotency: a topic whose worker dies is due again after the lease. Two snapshots do no harm.
         """
 
     def publish(
         self, switch: SnapshotSwitch, ledger_id: LedgerId, *, size_bytes: int, sha256: str | None = None
     ) -> bool:
-        """Let a newborn ledger be the topic's snapshot: listed, CLOSED, its one segment registered.
+        """Make a newborn ledger the topic's snapshot: listed, CLOSED, its one segment registered.
 
-        The predecessor is retired in the same transaction: out of its list, with an intent that no workflow works on
-        yet.
+        The same transaction retires the predecessor: it leaves its list and gets an intent.
 
-        Returns whether the ledger is the topic's snapshot now (true again when repeated). When another one took the
-        place meanwhile, when the snapshot there knows of more entries, or when the topic is not ACTIVE, an intent for
-        the newborn is filed in the same transaction.
+        Returns whether the ledger is the topic's snapshot now, also if repeated. It is refused if another ledger took
+        the place, if the present snapshot covers more entries, or if the topic is not ACTIVE. The same transaction then
+        files an intent for the newborn ledger.
         """

@@ -22,8 +22,8 @@ from logstore.errors import PreconditionFailed, SextonError, StaleCatalog, Termi
 from logstore.failpoints import effect
 from logstore.log.services import ManagedLedger
 from logstore.ports.catalog import (
-    Finished,
-    Settled,
+    FinishedTransaction,
+    Settlement,
     StoredParticipant,
     StoredTransaction,
     Topic,
@@ -53,7 +53,7 @@ _OwedDecision = tuple[StoredTransaction, StoredParticipant]
 class BroadcastResult:
     """Result of the broadcast of a batch of transactions."""
 
-    finished: Sequence[Finished] = ()
+    finished: Sequence[FinishedTransaction] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
     topics: int = 0  # to which the decision was sent or could not be sent
     topics_away: int = 0  # of these, topics for which storage or the catalog did not answer
@@ -107,7 +107,7 @@ class Broadcaster:
             for topic_id, owed in owed_by_topic.items()
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
-        settled: list[tuple[TransactionId, Participant, Settled]] = []
+        settled: list[tuple[TransactionId, Participant, Settlement]] = []
         topics_away = 0
         for topic_id, call in calls.items():
             outcome = call.result()
@@ -121,7 +121,7 @@ class Broadcaster:
         self._advance_subscriptions(batch, {transaction.txn for transaction in finished})
         return BroadcastResult(finished=finished, failures=failures, topics=len(calls), topics_away=topics_away)
 
-    def _send(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settled | _Failure:
+    def _send(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement | _Failure:
         """Append the markers of one topic. Return an error as a value."""
         try:
             return self._append_markers(topic_id, owed, epoch)
@@ -133,7 +133,7 @@ class Broadcaster:
             first_line = str(defect).partition("\n")[0]
             return _Failure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
-    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settled:
+    def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement:
         """Append markers in the order of transactions. A deleted topic needs none."""
         markers = [
             TransactionMarker(
@@ -154,8 +154,8 @@ class Broadcaster:
             # The append was refused for another reason than the topic's deletion.
             if isinstance(error, StaleCatalog) or self._is_active(topic_id):
                 raise
-            return Settled.GONE
-        return Settled.MARKED
+            return Settlement.GONE
+        return Settlement.MARKED
 
     def _is_active(self, topic_id: TopicId) -> bool:
         try:

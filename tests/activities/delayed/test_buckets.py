@@ -8,14 +8,14 @@ import pytest
 
 from activities import heartbeats
 from activities.delayed.values import (
-    Choice,
-    ChooseInput,
-    Chosen,
-    Due,
-    DueInput,
-    LetGoInput,
+    ChoiceReason,
+    ChoosePairInput,
+    DueTopicPages,
+    DueTopicsInput,
     MergedPair,
     MergePairInput,
+    PairChoice,
+    ReleaseListInput,
     SealedTopics,
     SealTopicInput,
     SealTopicsInput,
@@ -69,11 +69,11 @@ def test_due_topics_come_in_pages(topic: Stored) -> None:
     topic.append(1)
     due = [_another(topic, f"t{at}", 1, 2, 3, 4).topic_id for at in range(3)]
     buckets = topic.world.activities.delayed
-    asked = DueInput(after=-1, topics=2, limit=2)
-    assert _run(buckets.due_topics, asked) == Due(pages=[[*due[:2]], [*due[2:]]])
-    assert _run(buckets.due_topics, DueInput(after=due[0], topics=1, limit=1)) == Due(pages=[[due[1]]])
+    asked = DueTopicsInput(after=-1, topics=2, limit=2)
+    assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[:2]], [*due[2:]]])
+    assert _run(buckets.due_topics, DueTopicsInput(after=due[0], topics=1, limit=1)) == DueTopicPages(pages=[[due[1]]])
     assert topic.index.claim(due[0], _OTHER)
-    assert _run(buckets.due_topics, asked) == Due(pages=[[*due[1:]]])
+    assert _run(buckets.due_topics, asked) == DueTopicPages(pages=[[*due[1:]]])
 
 
 def test_topic_that_fails_keeps_no_other_from_being_sealed(topic: Stored) -> None:
@@ -97,8 +97,10 @@ def test_topic_that_another_job_works_on_is_left_to_it(topic: Stored) -> None:
     held = SealedTopics(topics=1, held=1)
     assert _run(buckets.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])) == held
     assert _run(buckets.seal_topic, SealTopicInput(topic_id=topic.topic_id)) == held
-    assert _run(buckets.choose_pair, ChooseInput(topic_id=topic.topic_id)) == Choice(chosen=Chosen.HELD, limit=2)
-    _run(buckets.let_go, LetGoInput(topic_id=topic.topic_id))
+    assert _run(buckets.choose_pair, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
+        chosen=ChoiceReason.HELD, limit=2
+    )
+    _run(buckets.let_go, ReleaseListInput(topic_id=topic.topic_id))
     assert _claimed_by(topic) == _OTHER.workflow_id
 
 
@@ -158,38 +160,40 @@ def test_merge_that_can_read_no_two_neighbours_is_told_once_and_not_started_agai
     """Until the list changes, by a seal or by a build; a merge that an operator asks for looks all the same."""
     _, second, _ = topic.sealed([1], [2], [3])
     seal, choose = topic.world.activities.delayed.seal_topics, topic.world.activities.delayed.choose_pair
-    page, asked = SealTopicsInput(topic_ids=[topic.topic_id]), ChooseInput(topic_id=topic.topic_id)
+    page, asked = SealTopicsInput(topic_ids=[topic.topic_id]), ChoosePairInput(topic_id=topic.topic_id)
     stuck = replace(asked, damaged=[int(second.bucket_id)])
     for _ in range(2):
-        assert _run(choose, stuck).chosen is Chosen.DAMAGED
-        _run(topic.world.activities.delayed.let_go, LetGoInput(topic_id=topic.topic_id))
+        assert _run(choose, stuck).chosen is ChoiceReason.DAMAGED
+        _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
         assert _run(seal, page).over_limit == []
     told = [one.getMessage() for one in caplog.records if "DelayedBucketsStuck" in one.getMessage()]
     assert len(told) == 1
     assert f"sexton delayed build {topic.world.topic.name}" in told[0]
-    assert _run(choose, asked).chosen is Chosen.PAIR
-    _run(topic.world.activities.delayed.let_go, LetGoInput(topic_id=topic.topic_id))
+    assert _run(choose, asked).chosen is ChoiceReason.PAIR
+    _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
     topic.sealed([4])
     assert [one.topic_id for one in _run(seal, page).over_limit] == [topic.topic_id]
-    assert _run(choose, stuck).chosen is Chosen.PAIR
+    assert _run(choose, stuck).chosen is ChoiceReason.PAIR
 
 
 def test_pair_with_the_fewest_messages_is_chosen_and_claimed(topic: Stored) -> None:
     """None of buckets that cannot be read; and none where there are few enough."""
     first, second, third, fourth = topic.sealed([1, 1, 1], [2, 2], [3, 3], [4])
     choose = topic.world.activities.delayed.choose_pair
-    found = _run(choose, ChooseInput(topic_id=topic.topic_id))
-    assert (found.chosen, found.buckets, found.limit) == (Chosen.PAIR, 4, 2)
+    found = _run(choose, ChoosePairInput(topic_id=topic.topic_id))
+    assert (found.chosen, found.buckets, found.limit) == (ChoiceReason.PAIR, 4, 2)
     assert [one.bucket_id for one in found.pair] == [third.bucket_id, fourth.bucket_id]
     assert _claimed_by(topic) == _ME
-    found = _run(choose, ChooseInput(topic_id=topic.topic_id, damaged=[fourth.bucket_id]))
+    found = _run(choose, ChoosePairInput(topic_id=topic.topic_id, damaged=[fourth.bucket_id]))
     assert [one.bucket_id for one in found.pair] == [second.bucket_id, third.bucket_id]
     damaged = [int(one.bucket_id) for one in (second, third)]
-    assert _run(choose, ChooseInput(topic_id=topic.topic_id, damaged=damaged)).chosen is Chosen.DAMAGED
+    assert _run(choose, ChoosePairInput(topic_id=topic.topic_id, damaged=damaged)).chosen is ChoiceReason.DAMAGED
     assert topic.merger.merge(topic.topic_id, (third.bucket_id, fourth.bucket_id)).switched
     assert topic.merger.merge(topic.topic_id, (first.bucket_id, second.bucket_id)).switched
-    assert _run(choose, ChooseInput(topic_id=topic.topic_id)) == Choice(chosen=Chosen.WITHIN, buckets=2, limit=2)
-    _run(topic.world.activities.delayed.let_go, LetGoInput(topic_id=topic.topic_id))
+    assert _run(choose, ChoosePairInput(topic_id=topic.topic_id)) == PairChoice(
+        chosen=ChoiceReason.WITHIN, buckets=2, limit=2
+    )
+    _run(topic.world.activities.delayed.let_go, ReleaseListInput(topic_id=topic.topic_id))
     assert _claimed_by(topic) is None
 
 
@@ -198,7 +202,7 @@ def test_topic_that_is_being_deleted_has_nothing_to_merge(topic: Stored) -> None
     first, second, _ = topic.sealed([1], [2], [3])
     topic.world.sql("UPDATE topic SET state = 'DELETING'")
     buckets = topic.world.activities.delayed
-    assert _run(buckets.choose_pair, ChooseInput(topic_id=topic.topic_id)).chosen is Chosen.GONE
+    assert _run(buckets.choose_pair, ChoosePairInput(topic_id=topic.topic_id)).chosen is ChoiceReason.GONE
     merge = MergePairInput(topic_id=topic.topic_id, bucket_ids=[first.bucket_id, second.bucket_id])
     assert _run(buckets.merge_pair, merge) == MergedPair(switched=False)
     assert _run(buckets.seal_topics, SealTopicsInput(topic_ids=[topic.topic_id])).failed == 0

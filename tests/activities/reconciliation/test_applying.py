@@ -78,8 +78,8 @@ def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.M
     plans.orphan_ledger(8)
     plans.begin("plan-2")
     plans.do(VerifyFindings.name, run_id="plan-2")
-    theirs = plans.bulk.published("plan-2", VerifyFindings.name)
-    monkeypatch.setattr(plans.bulk, "published", lambda _run_id, _name: theirs)
+    theirs = plans.bulk.published_summary("plan-2", VerifyFindings.name)
+    monkeypatch.setattr(plans.bulk, "published_summary", lambda _run_id, _name: theirs)
     with pytest.raises(PreconditionFailed, match="expected its findings"):
         plans.begin_apply(max_orphan_share=1.0)
 

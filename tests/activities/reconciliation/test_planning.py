@@ -153,7 +153,7 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
     assert plans.bulk.stopped == [RUN]
-    assert plans.bulk.published(RUN, ListStorage.name) is None
+    assert plans.bulk.published_summary(RUN, ListStorage.name) is None
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_old_runs_are_forgotten_with_their_output(plans: Plans) -> None:
     owner_file(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
     plans.runs.age(RUN, seconds=31 * DAY_S)
     plans.begin("plan-2")
-    assert plans.bulk.runs() == ["plan-2"]
+    assert plans.bulk.list_runs() == ["plan-2"]
     assert [one.run_id for one in plans.runs.runs(RunKind.PLAN, limit=9)] == ["plan-2"]
 
 
@@ -234,7 +234,7 @@ def test_output_of_another_catalog_in_the_same_folder_stays(plans: Plans, tmp_pa
     other = Plans(tmp_path)
     other.identities.id = "another"
     other.begin("plan-2")
-    assert plans.bulk.runs() == [RUN, "plan-2"]
+    assert plans.bulk.list_runs() == [RUN, "plan-2"]
     assert plans.begin_apply(max_orphan_share=1.0).findings == found.findings["orphan_ledger"] == 1
 
 

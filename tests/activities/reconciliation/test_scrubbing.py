@@ -95,7 +95,7 @@ def test_scrub_whose_output_was_lost_is_not_gone_on_with(plans: Plans) -> None:
     _begin(plans)
     _cut(plans)
     _read(plans, 0)
-    published = plans.bulk.published("scrub-1", "scrub-page-000000")
+    published = plans.bulk.published_summary("scrub-1", "scrub-page-000000")
     assert published is not None
     (Path(published.folder) / "findings-0.parquet").unlink()
     assert _begin(plans, "scrub-2") == "scrub-2"

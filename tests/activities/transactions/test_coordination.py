@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from activities.transactions.coordination import Coordination, broadcast_id
-from activities.transactions.values import Drained, DrainInput, TellInput, Told
+from activities.transactions.values import BroadcastInput, BroadcastState, DrainInput, DrainResult
 from logstore import failpoints
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
@@ -57,21 +57,21 @@ def _coordination(history: History, broadcasts: Broadcaster) -> Coordination:
 
 def _drain(
     history: History, broadcasts: Broadcaster, *, meter: FakeMeter | None = None, most_s: float = 30.0
-) -> Drained:
+) -> DrainResult:
     env = environment("transaction-coordinator/0")
     env.metric_meter = meter or env.metric_meter
     request = DrainInput(tc_id=0, linger_s=0.0, most_s=most_s)
     with without_lingering():
         answer = env.run(_coordination(history, broadcasts).drain, request)
-    assert isinstance(answer, Drained)
+    assert isinstance(answer, DrainResult)
     return answer
 
 
-def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> Told:
+def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> BroadcastState:
     env = environment(broadcast_id(txn))
     env.metric_meter = meter or env.metric_meter
-    answer = env.run(_coordination(history, history.world.log.broadcasts).tell, TellInput(txn=str(txn)))
-    assert isinstance(answer, Told)
+    answer = env.run(_coordination(history, history.world.log.broadcasts).tell, BroadcastInput(txn=str(txn)))
+    assert isinstance(answer, BroadcastState)
     return answer
 
 

@@ -25,15 +25,15 @@ class FakeIdentities:
     def catalog_id(self) -> str:
         return self._catalog.catalog_id
 
-    def marked(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
         with self._catalog.lock:
             return frozenset(self._catalog.markers)
 
-    def record(self, role: Role, bucket: str) -> None:
+    def record_marker(self, role: Role, bucket: str) -> None:
         with self._catalog.lock:
             self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
 
-    def evidence(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         with self._catalog.lock:
             known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []

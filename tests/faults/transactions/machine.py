@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from activities.transactions.coordination import Coordination, broadcast_id
-from activities.transactions.values import DrainInput, TellInput
+from activities.transactions.values import BroadcastInput, DrainInput
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (
@@ -276,7 +276,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _held_now(self, name: str, sub: str, txn: str, before: set[str], after: set[str]) -> None:
         """What it held before the step or after it, and nothing in between."""
-        held = self.log.catalog.transactions.held(self.topics[name].topic_id, sub).get(self.ids[txn], {})
+        held = self.log.catalog.transactions.held_entries(self.topics[name].topic_id, sub).get(self.ids[txn], {})
         places = {(at.ledger_id, at.entry_id): text for text, at in self._positions(name).items()}
         found = {places[ledger, entry] for ledger, bits in held.items() for entry in bits if (ledger, entry) in places}
         assert found in (before & set(places.values()), after), f"{txn} holds {found}, expected {before} or {after}"
@@ -331,7 +331,7 @@ class Transactions(RuleBasedStateMachine):
     def _tell(self, txn: str) -> None:
         env = environment(broadcast_id(self.ids[txn]))
         try:
-            self._try(lambda: env.run(self.coordination.tell, TellInput(txn=txn)))
+            self._try(lambda: env.run(self.coordination.tell, BroadcastInput(txn=txn)))
         except TransactionNotDecided:
             assert self.serial.fates[txn] is Fate.OPEN
         except ClaimHeld:
@@ -539,7 +539,7 @@ class Transactions(RuleBasedStateMachine):
 
     def _untold(self) -> list[str]:
         states = tuple(map(TransactionState, BROADCASTING_STATES))
-        return [str(one.txn) for one in self.log.catalog.transactions.many(states=states, limit=1_000)]
+        return [str(one.txn) for one in self.log.catalog.transactions.list_page(states=states, limit=1_000)]
 
     def _stored(self, name: str, ledger_id: int | None = None) -> list[str]:
         """Payloads of every registered entry that is no marker, read from the objects."""

@@ -30,11 +30,11 @@ class Shaky:
         self.meanwhile: list[Callable[[], object]] = []  # what happens between a raise and what follows, once each
         self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
 
-    def bundles(self) -> int:
+    def count_bundles(self) -> int:
         if self._told:
             self._require_there()
         self._told = True
-        return self._fences.bundles()
+        return self._fences.count_bundles()
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         self._require_there()

@@ -20,7 +20,8 @@ class Late:
     def __init__(self, fences: SqlFences) -> None:
         self._fences = fences
         self.asked, self.go, self.done = threading.Event(), threading.Event(), threading.Event()
-        self.fence, self.fences, self.verify, self.bundles = fences.fence, fences.fences, fences.verify, fences.bundles
+        self.fence, self.fences, self.verify = fences.fence, fences.fences, fences.verify
+        self.count_bundles = fences.count_bundles
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         self.asked.set()

@@ -56,7 +56,7 @@ class World:
     def __post_init__(self) -> None:
         self.topic = self.catalog.topics.create(TOPIC, RetentionPolicy())
         transactions: Any = self.catalog.transactions
-        transactions.held = self._held
+        transactions.held_entries = self._held
         self._ids = itertools.count(1_000_000)
         self._writer = self.process()
 

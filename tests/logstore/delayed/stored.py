@@ -101,7 +101,7 @@ class Stored:
 
     def due(self) -> list[TopicId]:
         """What a schedule would take up."""
-        return self.index.due(self.limits, after=TopicId(-1), limit=10)
+        return self.index.due_topics(self.limits, after=TopicId(-1), limit=10)
 
 
 def processed(world: World) -> BucketSnapshots:

@@ -3,7 +3,16 @@
 import pytest
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, judge, marked_by, marker_of, refusal
+from logstore.identity.markers import (
+    MARKER_KEY,
+    MarkerState,
+    NamedBucket,
+    Role,
+    describe_owner,
+    judge,
+    marker_content,
+    refusal,
+)
 from logstore.log.ledgers import owner_digest_from_key, segment_number_from_key
 
 OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
@@ -85,7 +94,7 @@ def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (marker_of(OURS), OURS),
+        (marker_content(OURS), OURS),
         (b'{"catalog_id": "x", "more": 1}', "x"),  # later releases may say more
         (b'{"catalog": "x"}', 'unreadable (\'{"catalog": "x"}\')'),
         (b"[]", "unreadable ('[]')"),
@@ -95,7 +104,7 @@ def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
 )
 def test_marker_is_read_back_and_a_damaged_one_is_nobodys(content: bytes, found: str) -> None:
     """What cannot be read is never this catalog's, and never absent."""
-    assert marked_by(content) == found
+    assert describe_owner(content) == found
 
 
 def test_marker_key_is_no_ledgers() -> None:

@@ -15,7 +15,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_of
+from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_content
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import MAX_UNANSWERED_S, OwnStore, OwnStores
 from logstore.log.ledgers import CopyKind, CopyState, meta_key, segment_key
@@ -85,8 +85,8 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
     bucket.put_if_absent("readme.txt", b"somebody else's", metadata={})
     store = own(catalog, bucket)
     assert list(store.list("ledgers/")) == []
-    assert marker(bucket) == marker_of(catalog.catalog_id)
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert marker(bucket) == marker_content(catalog.catalog_id)
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
     calls = len(bucket.calls)
     store.head("x")
     assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
@@ -142,9 +142,9 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     bucket.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven, match="not there"):
         own(catalog, bucket).require()
-    assert catalog.identities.marked() == frozenset()
+    assert catalog.identities.marked_buckets() == frozenset()
     own(catalog, bucket).require()
-    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_bucket_of_another_catalog_is_refused_at_every_use(
     use: Callable[[OwnStore], object], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """No request but that for the marker is sent, however often it is tried."""
-    bucket.put_if_absent(MARKER_KEY, marker_of(THEIRS), metadata={})
+    bucket.put_if_absent(MARKER_KEY, marker_content(THEIRS), metadata={})
     store, calls = own(catalog, bucket), len(bucket.calls)
     for _ in range(2):
         with pytest.raises(CatalogMismatch, match=f"expected the marker of catalog {catalog.catalog_id}.*{THEIRS}"):
             use(store)
     assert set(bucket.calls[calls:]) == {(Operation.GET, MARKER_KEY)}
-    assert catalog.identities.marked() == frozenset()
+    assert catalog.identities.marked_buckets() == frozenset()
 
 
 class _Catalog:
@@ -351,7 +351,7 @@ def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: F
         ).require()
     with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
         own(catalog, FakeObjectStore()).require()
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
@@ -360,9 +360,9 @@ def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     """A copy of the whole bucket is this catalog's wherever it stands."""
     own(catalog, bucket).require()
     moved = FakeObjectStore()
-    moved.put_if_absent(MARKER_KEY, marker_of(catalog.catalog_id), metadata={})
+    moved.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
     own(catalog, moved, NamedBucket(role=Role.PRIMARY, bucket="new", address="http://new")).require()
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
 
 
 def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
@@ -375,7 +375,7 @@ def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
     wrong = own(catalog, cold, NamedBucket(role=Role.PRIMARY, bucket="cold", address="http://store"))
     with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
         list(wrong.list("ledgers/"))
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs"), (Role.TIERED, "cold")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.TIERED, "cold")}
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -390,12 +390,12 @@ def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
             own(catalog, bucket).require()
             ledger(catalog, bucket)
         else:
-            bucket.put_if_absent(MARKER_KEY, marker_of(catalog.catalog_id), metadata={})
+            bucket.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
 
     operation = Operation.HEAD if known else Operation.LIST
     bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
     own(catalog, bucket).require()
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
@@ -405,7 +405,7 @@ def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
     ledger(catalog, bucket)
     ledger(catalog)
     own(catalog, bucket).require()
-    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
 def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
@@ -419,7 +419,7 @@ def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
         own(catalog, FakeObjectStore()).require()
     own(catalog, bucket).require()
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
@@ -431,7 +431,7 @@ def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
     ((row_id, row),) = catalog.intent_rows.items()
     catalog.intent_rows[row_id] = replace(row, segments=2, state=DeletionState.DEAD_LETTERED)
     own(catalog, bucket).require()
-    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert marker(bucket) == marker_content(catalog.catalog_id)
     catalog.markers.clear()
     own(catalog, FakeObjectStore()).require()
 
@@ -458,7 +458,7 @@ def test_upgrade_refuses_a_bucket_that_lacks_all_live_ledgers(catalog: FakeCatal
     ledger(catalog)
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
         own(catalog, bucket).require()
-    assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
+    assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
 
 
 def test_upgrade_refuses_a_bucket_whose_statement_contradicts_a_live_ledger(
@@ -526,7 +526,7 @@ def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
     own(catalog, bucket, COLD).require()
     new = NamedBucket(role=Role.TIERED, bucket="newer", address="http://store")
     own(catalog, FakeObjectStore(), new).require()
-    assert catalog.identities.marked() == {(Role.TIERED, "cold"), (Role.TIERED, "newer")}
+    assert catalog.identities.marked_buckets() == {(Role.TIERED, "cold"), (Role.TIERED, "newer")}
     strange = FakeObjectStore()
     strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
@@ -549,13 +549,16 @@ def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its
         with pytest.raises(SimulatedCrash):
             own(catalog, bucket).require()
         failpoints.disarm()
-        assert (marker(bucket), catalog.identities.marked()) == (marker_of(catalog.catalog_id), frozenset())
+        assert (marker(bucket), catalog.identities.marked_buckets()) == (
+            marker_content(catalog.catalog_id),
+            frozenset(),
+        )
     other = FakeCatalog()
     other.catalog_id = THEIRS
     with pytest.raises(CatalogMismatch):
         own(other, bucket).require()
     own(catalog, bucket).require()
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 @pytest.mark.parametrize("point", ["identity.put_marker.reported_failed", "identity.record_marker.reported_failed"])
@@ -568,8 +571,8 @@ def test_effect_that_is_reported_as_failed_is_found_done(
     with pytest.raises(StoreUnavailable):
         store.head("x")
     assert store.head("x") is None
-    assert marker(bucket) == marker_of(catalog.catalog_id)
-    assert catalog.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert marker(bucket) == marker_content(catalog.catalog_id)
+    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -584,8 +587,8 @@ def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, buck
     bucket.plan(race)
     with pytest.raises(CatalogMismatch, match=THEIRS):
         own(catalog, bucket).require()
-    assert not catalog.identities.marked()
-    assert other.identities.marked() == {(Role.PRIMARY, "logs")}
+    assert not catalog.identities.marked_buckets()
+    assert other.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
 
 
 def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
@@ -595,7 +598,7 @@ def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda _: own(catalog, bucket).head("x"), range(32)))
     assert done == [None] * 32
-    assert marker(bucket) == marker_of(catalog.catalog_id)
+    assert marker(bucket) == marker_content(catalog.catalog_id)
 
 
 def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -606,7 +609,7 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
     bucket.delete([MARKER_KEY])
     with pytest.raises(CatalogMismatch, match="found no marker; another store answers"):
         store.confirm()
-    bucket.put_if_absent(MARKER_KEY, marker_of(THEIRS), metadata={})
+    bucket.put_if_absent(MARKER_KEY, marker_content(THEIRS), metadata={})
     with pytest.raises(CatalogMismatch, match=THEIRS):
         store.confirm()
 
@@ -615,7 +618,7 @@ def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObject
     """For `status` and `doctor`."""
     stores = OwnStores(catalog.identities)
     assert stores.look(LOGS, bucket) is MarkerState.UNMARKED
-    assert (marker(bucket), catalog.identities.marked()) == (None, frozenset())
+    assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
     stores.require(LOGS, bucket)
     assert stores.look(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):

@@ -53,7 +53,7 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
         jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(addresses))
         with pytest.raises(error):
             jobs.run(ListStorage(run_id="run-1"), lambda _: None)
-    assert jobs.published("run-1", "list-storage") is None
+    assert jobs.published_summary("run-1", "list-storage") is None
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 

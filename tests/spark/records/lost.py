@@ -18,7 +18,7 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
-from logstore.identity.markers import MARKER_KEY, Role, marker_of
+from logstore.identity.markers import MARKER_KEY, Role, marker_content
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore
 from logstore.ports.catalog.rebuilding import Load
@@ -116,7 +116,7 @@ class LostWorld:
     objects: FakeObjectStore = field(default_factory=FakeObjectStore)
 
     def __post_init__(self) -> None:
-        self.objects.put_if_absent(MARKER_KEY, marker_of(CATALOG_ID), metadata={})
+        self.objects.put_if_absent(MARKER_KEY, marker_content(CATALOG_ID), metadata={})
         self.random = random.Random(self.seed)
         self.database = Database(self.url)
         migrate(self.database)

@@ -33,7 +33,7 @@ from logstore.ports.catalog import (
     TopicSummary,
     TopicSummaryPage,
     TopicTotals,
-    Unsealed,
+    UnsealedCounts,
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.kinds import RecordKind
@@ -306,8 +306,8 @@ class FakeIndex:
     def listed(self, topic_id: TopicId) -> BucketList:
         return self.list
 
-    def unsealed(self, topic_id: TopicId) -> Unsealed:
-        return Unsealed(entries=self.behind, ledgers=1, changed_us=None)
+    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
+        return UnsealedCounts(entries=self.behind, ledgers=1, changed_us=None)
 
     def holder(self, topic_id: TopicId) -> str | None:
         return self.at_work

@@ -34,7 +34,7 @@ class _Looks:
         self._left -= 1
         found = self._transactions.get(txn)
         if self._left == 3:
-            self._transactions.failed(txn, {found.owed[0].participant: "StoreUnavailable: away"})
+            self._transactions.record_failures(txn, {found.owed[0].participant: "StoreUnavailable: away"})
         if self._left == 0:
             self.over.set()
         return found
@@ -128,7 +128,7 @@ def test_show_for_people_has_names_and_errors_whole_on_80_columns(
     history.take([("begin", 0, 0), ("produce", 0, 0), ("decide", 0, 1)])
     (txn,) = history.decided
     transactions = history.world.catalog.transactions
-    transactions.failed(txn, {transactions.get(txn).owed[0].participant: error})
+    transactions.record_failures(txn, {transactions.get(txn).owed[0].participant: error})
     services.log.catalog.transactions = transactions
     monkeypatch.setenv("COLUMNS", "80")
     shown = run("txn", "show", str(txn)).stdout

@@ -149,12 +149,12 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
     monkeypatch.setattr("workers.hosting.gauges.time", SimpleNamespace(time_ns=lambda: now_us * 1_000))
     answers = [
         TransactionCounts(
-            states={TransactionState.OPEN: 3, TransactionState.ABORTING: 1},
+            count_by_state={TransactionState.OPEN: 3, TransactionState.ABORTING: 1},
             oldest_open_us=now_us - 90_000_000,
             oldest_decided_us=now_us - 7_000_000,
             hidden_bytes=12,
         ),
-        TransactionCounts(states={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
+        TransactionCounts(count_by_state={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
     ]
     read = make_gauge_updater(meter, lambda: read_transactions(lambda: answers.pop(0)))
     shown = []

@@ -5,7 +5,7 @@ from temporalio import activity
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.delayed.values import Chosen, Due, DueInput, SealedTopics, SealTopicInput
+from activities.delayed.values import ChoiceReason, DueTopicPages, DueTopicsInput, SealedTopics, SealTopicInput
 from logstore.delayed.buckets import BucketLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
@@ -279,10 +279,10 @@ async def test_look_for_due_topics_is_tried_again_while_the_catalog_is_away(hous
     failures = [StoreUnavailable("planned: the catalog is away")] * 3
 
     @activity.defn(name="delayed.due_topics")
-    def due_topics(request: DueInput) -> Due:
+    def due_topics(request: DueTopicsInput) -> DueTopicPages:
         if failures:
             raise failures.pop()
-        return Due(pages=[])
+        return DueTopicPages(pages=[])
 
     async with house.worker(instead=[due_topics]):
         assert await (await seal(house)).result() == SealBucketsResult()
@@ -291,4 +291,4 @@ async def test_look_for_due_topics_is_tried_again_while_the_catalog_is_away(hous
 
 def test_outcomes_of_a_merge_are_the_reasons_for_which_no_pair_is_chosen() -> None:
     """The workflow ends with what its last look said."""
-    assert {one.value for one in Chosen} - {"PAIR"} == {one.value for one in MergeOutcome}
+    assert {one.value for one in ChoiceReason} - {"PAIR"} == {one.value for one in MergeOutcome}

@@ -32,7 +32,7 @@ async def test_trim_ends_under_no_lease_when_zookeeper_is_killed_in_its_midst(
 
     house.world.objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.CALL, action=outage))
     try:
-        assert_soon(lambda: len(owner.leases()) == house.world.catalog.fences.bundles())
+        assert_soon(lambda: len(owner.leases()) == house.world.catalog.fences.count_bundles())
         async with house.worker(instead=street.at(owner)), street.owner("a", owners=owner):
             result = await (await house.trim()).result()
     finally:

@@ -79,7 +79,7 @@ class Parties:
 
     def hows(self, txn: TransactionId) -> Sequence[str | None]:
         """How each participant came to count as told, by topic id."""
-        return [one.how and one.how.value for one in self.log.catalog.transactions.get(txn).participants]
+        return [one.settlement and one.settlement.value for one in self.log.catalog.transactions.get(txn).participants]
 
     async def coordinator(self, **more: Any) -> Coordinator:
         """Start it, or wake it."""

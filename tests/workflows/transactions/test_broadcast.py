@@ -3,7 +3,7 @@
 import pytest
 from temporalio import activity
 
-from activities.transactions.values import TellInput, Told
+from activities.transactions.values import BroadcastInput, BroadcastState
 from logstore.ports.catalog import Cause
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.workflows.house import House, details_of
@@ -21,10 +21,10 @@ async def test_broadcast_tries_with_growing_pauses_until_the_participant_is_back
     near, far = parties.topics
     parties.away.add(far.topic_id)
     real = house.world.activities.coordination.tell
-    calls: list[Told] = []
+    calls: list[BroadcastState] = []
 
     @activity.defn(name="transactions.tell")
-    def tell(request: TellInput) -> Told:
+    def tell(request: BroadcastInput) -> BroadcastState:
         if len(calls) == 6:
             parties.away.clear()
         calls.append(real(request))
@@ -47,7 +47,7 @@ async def test_retry_signal_ends_the_pause(house: House, parties: Parties) -> No
     real = house.world.activities.coordination.tell
 
     @activity.defn(name="transactions.tell")
-    def tell(request: TellInput) -> Told:
+    def tell(request: BroadcastInput) -> BroadcastState:
         told = real(request)
         parties.away.clear()
         return told

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from temporalio import activity
 
-from activities.transactions.values import Drained, DrainInput
+from activities.transactions.values import DrainInput, DrainResult
 from logstore.transactions.transactions import TransactionState
 from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
@@ -35,11 +35,11 @@ async def test_coordinator_tells_what_is_decided_and_then_waits(house: House, pa
     assert shown.startswith("2 transactions told")
 
 
-def _drain(answers: list[Drained], calls: list[int]) -> Callable[[DrainInput], Drained]:
+def _drain(answers: list[DrainResult], calls: list[int]) -> Callable[[DrainInput], DrainResult]:
     """The activity with these answers, one a call; `calls` gets the coordinators that were asked for."""
 
     @activity.defn(name="transactions.drain")
-    def drain(request: DrainInput) -> Drained:
+    def drain(request: DrainInput) -> DrainResult:
         calls.append(request.tc_id)
         return answers[len(calls) - 1]
 
@@ -48,7 +48,7 @@ def _drain(answers: list[Drained], calls: list[int]) -> Callable[[DrainInput], D
 
 async def test_coordinator_works_again_at_the_next_deadline(house: House, parties: Parties) -> None:
     """By a timer of its own, a little behind the deadline; without one it waits for a signal."""
-    answers = [Drained(next_deadline_s=120.0), Drained(next_deadline_s=7.0), Drained()]
+    answers = [DrainResult(next_deadline_s=120.0), DrainResult(next_deadline_s=7.0), DrainResult()]
     calls: list[int] = []
     async with house.worker(instead=[_drain(answers, calls)]):
         handle = await parties.coordinator()
@@ -72,11 +72,11 @@ async def test_coordinator_aborts_what_has_timed_out_without_being_asked(house: 
 
 async def test_signal_during_a_drain_leads_to_another(house: House, parties: Parties) -> None:
     """What was decided after the drain had looked is told though nobody signals again."""
-    gate, calls = Gate(), list[Drained]()
+    gate, calls = Gate(), list[DrainResult]()
     real = house.world.activities.coordination.drain
 
     @activity.defn(name="transactions.drain")
-    def drain(request: DrainInput) -> Drained:
+    def drain(request: DrainInput) -> DrainResult:
         calls.append(real(request))
         if len(calls) == 1:
             gate.wait()
@@ -96,9 +96,9 @@ async def test_drain_that_left_something_is_followed_by_another(house: House, pa
     calls: list[int] = []
 
     @activity.defn(name="transactions.drain")
-    def drain(request: DrainInput) -> Drained:
+    def drain(request: DrainInput) -> DrainResult:
         calls.append(request.tc_id)
-        return Drained(more=len(calls) < 3)
+        return DrainResult(more=len(calls) < 3)
 
     async with house.worker(instead=[drain]):
         handle = await parties.coordinator()
@@ -155,7 +155,7 @@ async def test_broadcast_that_runs_is_neither_started_nor_counted_again(house: H
     """Answers name what is handed over until its broadcast has begun: they name one twice."""
     txn = parties.decided()
     parties.away.update(topic.topic_id for topic in parties.topics)
-    answers = [Drained(handed_over=[str(txn)], more=True), Drained(handed_over=[str(txn)])]
+    answers = [DrainResult(handed_over=[str(txn)], more=True), DrainResult(handed_over=[str(txn)])]
     calls: list[int] = []
     async with house.worker(instead=[_drain(answers, calls)]):
         handle = await parties.coordinator()

@@ -123,7 +123,7 @@ def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | 
         topic = None
     if topic is None:
         return None
-    bundles = fences.bundles()
+    bundles = fences.count_bundles()
     bundle = bundle_of(topic, bundles=bundles)
     fence = fences.fence(bundle)
     return {

@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog.delayed import bucket_rows
 from logstore.delayed.buckets import BucketLimits
-from logstore.ports.catalog import BucketSwitch, TopicState, Unsealed
+from logstore.ports.catalog import BucketSwitch, TopicState, UnsealedCounts
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal, sealed
 from tests.contracts.catalog.sql_world import SqlWorld
@@ -23,7 +23,7 @@ def _topic(world: World, name: str = "persistent://a/b/topic") -> tuple[TopicId,
 
 
 def _due(world: World, limits: BucketLimits = _LAZY, *, after: int = 0, limit: int = 100) -> list[TopicId]:
-    return world.catalog.delayed.due(limits, after=TopicId(after), limit=limit)
+    return world.catalog.delayed.due_topics(limits, after=TopicId(after), limit=limit)
 
 
 def _moved(world: World, topic_id: TopicId, end: Position) -> None:
@@ -35,7 +35,7 @@ def _moved(world: World, topic_id: TopicId, end: Position) -> None:
 def test_delayed_entries_are_counted_until_they_are_sealed(world: World) -> None:
     """A segment says how many it has; a seal takes those away that it looked through."""
     topic_id, first = _topic(world)
-    assert world.catalog.delayed.unsealed(topic_id) == Unsealed(entries=0, ledgers=0, changed_us=None)
+    assert world.catalog.delayed.unsealed(topic_id) == UnsealedCounts(entries=0, ledgers=0, changed_us=None)
     append(world, topic_id, first)
     middle = delay(world, topic_id, first, 4)
     found = world.catalog.delayed.unsealed(topic_id)
@@ -111,7 +111,7 @@ def test_bucket_is_passed_a_minute_after_its_latest_time(world: World) -> None:
     now_ms = world.catalog.delayed.now_ms()
     gone = seal(world, topic_id, at(first, 0), at(first, 1), last_ms=now_ms - 60_000)
     seal(world, topic_id, at(first, 2), at(first, 3), last_ms=now_ms - 30_000)
-    assert world.catalog.delayed.passed(topic_id) == [gone.bucket_id]
+    assert world.catalog.delayed.droppable(topic_id) == [gone.bucket_id]
     assert _due(world) == [topic_id]
 
 
@@ -121,15 +121,15 @@ def test_bucket_is_passed_behind_every_mark_delete_position(world: World) -> Non
     append(world, topic_id, first)
     append(world, topic_id, roll(world, topic_id))
     left, right = sealed(world, topic_id, 2)
-    assert world.catalog.delayed.passed(topic_id) == []
+    assert world.catalog.delayed.droppable(topic_id) == []
     for name in ("fast", "slow"):
         world.catalog.cursors.subscribe(topic_id, name, latest=False)
     acknowledge(world, topic_id, "fast", up_to=(first, 9))
-    assert (world.catalog.delayed.passed(topic_id), _due(world)) == ([], [])
+    assert (world.catalog.delayed.droppable(topic_id), _due(world)) == ([], [])
     acknowledge(world, topic_id, "slow", up_to=(left.last.ledger_id, left.last.entry_id))
-    assert world.catalog.delayed.passed(topic_id) == [left.bucket_id]
+    assert world.catalog.delayed.droppable(topic_id) == [left.bucket_id]
     acknowledge(world, topic_id, "slow", up_to=(first, 9))
-    assert world.catalog.delayed.passed(topic_id) == [left.bucket_id, right.bucket_id]
+    assert world.catalog.delayed.droppable(topic_id) == [left.bucket_id, right.bucket_id]
     assert _due(world) == [topic_id]
 
 
@@ -140,9 +140,9 @@ def test_bucket_is_passed_when_its_ledgers_were_trimmed(world: World) -> None:
     both = seal(world, topic_id, at(first, 3), at(second, 9))
     seal(world, topic_id, at(third, 0), at(third, 9))
     world.detach(topic_id, [first])
-    assert world.catalog.delayed.passed(topic_id) == []
+    assert world.catalog.delayed.droppable(topic_id) == []
     world.detach(topic_id, [second])
-    assert world.catalog.delayed.passed(topic_id) == [both.bucket_id]
+    assert world.catalog.delayed.droppable(topic_id) == [both.bucket_id]
     assert _due(world) == [topic_id]
 
 

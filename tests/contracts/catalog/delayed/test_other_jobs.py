@@ -59,4 +59,4 @@ def test_trim_of_all_messages_leaves_the_bucket_to_the_next_seal(world: World) -
     world.detach(topic_id, [made.first.ledger_id])
     assert made.first.ledger_id in world.intents()
     assert snapshots(world, topic_id) == [made.bucket_id]
-    assert world.catalog.delayed.passed(topic_id) == [made.bucket_id]
+    assert world.catalog.delayed.droppable(topic_id) == [made.bucket_id]

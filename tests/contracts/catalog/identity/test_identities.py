@@ -10,7 +10,9 @@ from tests.contracts.catalog.worlds import World
 
 
 def _ids(world: World, role: Role, bucket: str = "", *, limit: int = 100) -> list[tuple[str, LedgerId]]:
-    return [(one.state, one.intent.ledger_id) for one in world.catalog.identities.evidence(role, bucket, limit=limit)]
+    return [
+        (one.state, one.intent.ledger_id) for one in world.catalog.identities.known_copies(role, bucket, limit=limit)
+    ]
 
 
 def test_catalog_has_one_id_for_ever(world: World) -> None:
@@ -23,11 +25,11 @@ def test_catalog_has_one_id_for_ever(world: World) -> None:
 def test_marker_is_recorded_once_by_role_and_bucket(world: World) -> None:
     """Repeating it changes nothing."""
     identities = world.catalog.identities
-    assert identities.marked() == frozenset()
+    assert identities.marked_buckets() == frozenset()
     for _ in range(2):
-        identities.record(Role.PRIMARY, "logs")
-        identities.record(Role.TIERED, "logs")
-    assert identities.marked() == {(Role.PRIMARY, "logs"), (Role.TIERED, "logs")}
+        identities.record_marker(Role.PRIMARY, "logs")
+        identities.record_marker(Role.TIERED, "logs")
+    assert identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.TIERED, "logs")}
 
 
 def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world: World) -> None:
@@ -60,9 +62,9 @@ def test_evidence_can_be_asked_for_in_storage(world: World) -> None:
     """It carries all that a statement is compared with, live or not."""
     topic = new_topic(world)
     a, _ = filled(world, topic.topic_id, 2)
-    (_, before) = world.catalog.identities.evidence(Role.PRIMARY, "", limit=9)
+    (_, before) = world.catalog.identities.known_copies(Role.PRIMARY, "", limit=9)
     world.detach(topic.topic_id, [a])
-    (_, after) = world.catalog.identities.evidence(Role.PRIMARY, "", limit=9)
+    (_, after) = world.catalog.identities.known_copies(Role.PRIMARY, "", limit=9)
     assert (before.state, after.state) == ("LIVE", "PENDING")
     assert before.intent.owner == after.intent.owner
     assert before.intent.owner.topic == topic.name
@@ -82,5 +84,5 @@ def test_evidence_of_a_tiered_bucket_is_what_contexts_say_stands_there(world: Wo
     assert _ids(world, Role.TIERED, "colder") == [("LIVE", c)]
     world.detach(topic.topic_id, [a])
     assert _ids(world, Role.TIERED, "cold") == [("LIVE", d), ("PENDING", a)]
-    (found, _) = world.catalog.identities.evidence(Role.TIERED, "cold", limit=9)
+    (found, _) = world.catalog.identities.known_copies(Role.TIERED, "cold", limit=9)
     assert found.intent.context["uuid"] == "u-4"

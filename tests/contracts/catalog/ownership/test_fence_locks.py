@@ -144,7 +144,7 @@ def test_raise_of_many_misses_only_what_a_paused_writer_holds(postgres_url: str)
     """An owner that was stopped in the middle of a write keeps its successor from that bundle, and from no other."""
     world = SqlWorld(postgres_url)
     fences = world.catalog.fences
-    everything = [BundleId(bundle) for bundle in range(fences.bundles())]
+    everything = [BundleId(bundle) for bundle in range(fences.count_bundles())]
     lease = next(lease for lease in fences.raise_fences(everything, "a") if lease.bundle == ONE)
     with world.database.engine.connect() as connection, connection.begin():
         hold_lease(connection, lease)

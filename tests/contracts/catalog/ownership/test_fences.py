@@ -111,12 +111,12 @@ def test_raise_of_many_is_one_transaction_and_answers_ascending(world: World) ->
     fences = world.catalog.fences
     assert fences.raise_fences([], "a") == []
     fences.raise_fences([ONE], "a")
-    everything = [BundleId(bundle) for bundle in reversed(range(fences.bundles()))]
+    everything = [BundleId(bundle) for bundle in reversed(range(fences.count_bundles()))]
     given = fences.raise_fences([*everything, ONE], "b")
     assert [lease.bundle for lease in given] == sorted(everything)
     assert {lease.bundle: lease.fence for lease in given} == dict.fromkeys(everything, 1) | {ONE: 2}
     with pytest.raises(InvalidInput, match="bundle"):
-        fences.raise_fences([ONE, BundleId(fences.bundles())], "c")
+        fences.raise_fences([ONE, BundleId(fences.count_bundles())], "c")
     assert {one.worker_id for one in fences.fences()} == {"b"}
 
 
@@ -132,7 +132,7 @@ def test_raise_by_the_same_worker_fences_what_it_had(world: World) -> None:
 def test_raise_of_what_is_no_bundle_is_refused(world: World) -> None:
     """0 to N - 1, and a worker with a name; bad input changes nothing."""
     fences = world.catalog.fences
-    assert fences.bundles() == 64
+    assert fences.count_bundles() == 64
     for bundle in (-1, 64):
         with pytest.raises(InvalidInput, match=f"bundle: expected 0 to 63, found {bundle}"):
             fences.raise_fences([BundleId(bundle)], "a")[0]

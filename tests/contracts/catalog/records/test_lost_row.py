@@ -39,7 +39,7 @@ _READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] 
     "append": lambda catalog, topic_id, ledger_id: catalog.commits.commit([segment(topic_id, ledger_id, 0)]),
     "explain a ledger": lambda catalog, _, ledger_id: catalog.inspection.ledger(ledger_id, decisions=1),
     "plan": lambda catalog, *_: catalog.reconciliation.standing(),
-    "bundles": lambda catalog, *_: catalog.fences.bundles(),
+    "count_bundles": lambda catalog, *_: catalog.fences.count_bundles(),
 }
 
 

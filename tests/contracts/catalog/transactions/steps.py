@@ -12,7 +12,7 @@ from logstore.ports.catalog import (
     EndTransactionResult,
     RegisterSegment,
     RegisterSegmentResult,
-    Settled,
+    Settlement,
     Topic,
     TransactionEntries,
     Write,
@@ -115,5 +115,5 @@ def visible(world: SqlWorld, topic_id: TopicId) -> list[Position]:
 def settle(world: SqlWorld, txn: TransactionId, topic: Topic, *subscriptions: str) -> list[TransactionId]:
     """Tell the topic's participants of one transaction; which are final."""
     names = subscriptions or ("",)
-    done = [(txn, Participant(topic.topic_id, name), Settled.MARKED) for name in names]
+    done = [(txn, Participant(topic.topic_id, name), Settlement.MARKED) for name in names]
     return [one.txn for one in world.catalog.transactions.settle(done)]

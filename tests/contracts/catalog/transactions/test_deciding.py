@@ -13,7 +13,13 @@ from logstore.errors import (
     TransactionNotOpen,
     UnknownObject,
 )
-from logstore.ports.catalog import BeginTransaction, EndTransaction, EndTransactionResult, Finished, Settled
+from logstore.ports.catalog import (
+    BeginTransaction,
+    EndTransaction,
+    EndTransactionResult,
+    FinishedTransaction,
+    Settlement,
+)
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, one, produce, registration, settle, visible
@@ -180,7 +186,7 @@ def test_expire_leaves_what_is_not_due_and_is_bounded(sql_world: SqlWorld) -> No
     assert sql_world.catalog.transactions.busy_coordinators() == []
     states = sql_world.catalog.transactions.states([*due, kept])
     assert set(states.values()) == {TransactionState.ABORTED, TransactionState.OPEN}
-    assert sql_world.catalog.transactions.work_of(0).next_deadline_us is not None
+    assert sql_world.catalog.transactions.pending_work(0).next_deadline_us is not None
 
 
 def test_claim_takes_each_decided_transaction_once(sql_world: SqlWorld) -> None:
@@ -195,7 +201,7 @@ def test_claim_takes_each_decided_transaction_once(sql_world: SqlWorld) -> None:
     left = sql_world.catalog.transactions.claim(claim("last"), limit=9)
     assert sorted([*claimed, *(found.txn for found in left)]) == txns[:3]
     sql_world.sql('UPDATE "transaction" SET claim_until_us = 1')
-    assert sql_world.catalog.transactions.work_of(0).undone
+    assert sql_world.catalog.transactions.pending_work(0).has_unclaimed
     again = sql_world.catalog.transactions.claim(claim("next"), limit=9)
     assert [found.txn for found in again] == txns[:3]
     assert [str(found.participants[0].participant) for found in again] == [str(topic.topic_id)] * 3
@@ -229,10 +235,10 @@ def test_handed_over_are_those_whose_own_workflow_has_not_begun(sql_world: SqlWo
     transactions.claim(claim("drain"), limit=9)
     given = {txn: replace(claim(f"alone-{txn}"), run_id="") for txn in txns[:3]}
     transactions.hand_over({txn: {Participant(topic.topic_id): "away"} for txn in given}, to=given)
-    assert transactions.handed_over(limit=2) == txns[:2]
+    assert transactions.list_handed_over(limit=2) == txns[:2]
     transactions.claim_one(txns[0], claim(f"alone-{txns[0]}"))
     settle(sql_world, txns[1], topic)
-    assert transactions.handed_over(limit=9) == [txns[2]]
+    assert transactions.list_handed_over(limit=9) == [txns[2]]
 
 
 def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_world: SqlWorld) -> None:
@@ -242,7 +248,7 @@ def test_failures_are_written_to_each_participant_and_owed_is_what_is_left(sql_w
     produce(sql_world, first, (txn, 1))
     produce(sql_world, second, (txn, 1))
     end(sql_world, txn, commit=True)
-    sql_world.catalog.transactions.failed(txn, {Participant(second.topic_id): "away"})
+    sql_world.catalog.transactions.record_failures(txn, {Participant(second.topic_id): "away"})
     assert settle(sql_world, txn, first) == []
     found = sql_world.catalog.transactions.get(txn)
     assert [(one.topic, one.last_error) for one in found.owed] == [(second.name, "away")]
@@ -281,14 +287,14 @@ def test_settle_says_how_long_a_transaction_took_and_says_it_once(sql_world: Sql
     produce(sql_world, second, (txn, 1))
     end(sql_world, txn, commit=True)
     sql_world.sql('UPDATE "transaction" SET decided_us = decided_us - 90000000')
-    told = [(txn, Participant(topic.topic_id), Settled.MARKED) for topic in (first, second)]
+    told = [(txn, Participant(topic.topic_id), Settlement.MARKED) for topic in (first, second)]
     assert sql_world.catalog.transactions.settle(told[:1]) == []
     left = sql_world.sql("SELECT topic_id FROM buffer_range")
     assert [row[0] for row in left] == [second.topic_id]
     (over,) = sql_world.catalog.transactions.settle(told)
     assert over.txn == txn
-    assert 90 <= (over.took_us or 0) // 1_000_000 < 900
-    assert sql_world.catalog.transactions.settle(told) == [Finished(txn=txn)]
+    assert 90 <= (over.duration_us or 0) // 1_000_000 < 900
+    assert sql_world.catalog.transactions.settle(told) == [FinishedTransaction(txn=txn)]
 
 
 def test_resolve_counts_a_participant_as_done_and_is_audited_once(sql_world: SqlWorld) -> None:

@@ -40,11 +40,11 @@ def test_commit_acknowledges_what_was_held_and_abort_releases_it(sql_world: SqlW
     hold(sql_world, topic, _SUB, kept, _entry(sql_world, topic, 4))
     hold(sql_world, topic, _SUB, gone, _entry(sql_world, topic, 0))
     assert _covered(sql_world, topic) == []
-    assert set(sql_world.catalog.transactions.held(topic.topic_id, _SUB)) == {kept, gone}
+    assert set(sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)) == {kept, gone}
     end(sql_world, kept, commit=True)
     end(sql_world, gone, commit=False)
     assert _covered(sql_world, topic) == [1, 3, 4]
-    assert sql_world.catalog.transactions.held(topic.topic_id, _SUB) == {}
+    assert sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB) == {}
     positions = sql_world.catalog.transactions.get(kept).participants[0].positions
     assert [list(bits) for bits in positions.values()] == [[1, 3, 4]], "its marker tells them"
 
@@ -55,7 +55,7 @@ def test_abort_releases_exactly_what_its_own_transaction_held(sql_world: SqlWorl
     hold(sql_world, topic, _SUB, first, _entry(sql_world, topic, 0))
     hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 1))
     end(sql_world, second, commit=False)
-    held = sql_world.catalog.transactions.held(topic.topic_id, _SUB)
+    held = sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)
     assert list(held) == [first]
 
 
@@ -70,7 +70,7 @@ def test_an_entry_is_held_by_one_transaction_and_never_after_it_was_acknowledged
     refused = hold(sql_world, topic, _SUB, second, _entry(sql_world, topic, 5), entry)
     assert isinstance(refused, AcknowledgementHeld)
     assert str(refused).endswith(f"expected entry {entry} to be free, found it held by transaction {first}")
-    assert second not in sql_world.catalog.transactions.held(topic.topic_id, _SUB), "nothing of it was held"
+    assert second not in sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB), "nothing of it was held"
     end(sql_world, first, commit=True)
     assert isinstance(hold(sql_world, topic, _SUB, second, entry), AcknowledgementHeld)
     acknowledge(sql_world, topic.topic_id, _SUB, (entry.ledger_id, 7))
@@ -92,9 +92,9 @@ def test_up_to_holds_what_is_left_up_to_there_and_meets_what_others_hold(sql_wor
     acknowledge(sql_world, topic.topic_id, _SUB, up_to=(ledger, 1))
     acknowledge(sql_world, topic.topic_id, _SUB, (ledger, 3))
     hold(sql_world, topic, _SUB, first, up_to=at(ledger, 5))
-    assert [list(bits) for bits in sql_world.catalog.transactions.held(topic.topic_id, _SUB)[first].values()] == [
-        [2, 4, 5]
-    ]
+    assert [
+        list(bits) for bits in sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)[first].values()
+    ] == [[2, 4, 5]]
     assert isinstance(hold(sql_world, topic, _SUB, second, up_to=at(ledger, 9)), AcknowledgementHeld)
     end(sql_world, first, commit=True)
     assert _covered(sql_world, topic) == [0, 1, 2, 3, 4, 5]
@@ -148,7 +148,7 @@ def test_acknowledgement_that_dies_anywhere_holds_nothing_and_can_be_asked_again
     txn, entry, deaths = begin(sql_world), _entry(sql_world, topic, 4), 0
     for _ in sql_world.deaths_in(lambda: hold(sql_world, topic, _SUB, txn, entry)):
         deaths += 1
-        assert sql_world.catalog.transactions.held(topic.topic_id, _SUB) == {}
+        assert sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB) == {}
         assert sql_world.catalog.transactions.get(txn).participants == []
     assert deaths > 3
     for _ in sql_world.deaths_in(lambda: end(sql_world, txn, commit=True)):
@@ -181,7 +181,7 @@ def test_entry_of_a_ledger_that_is_gone_is_acknowledged_for_good(sql_world: SqlW
         refused, taken = sql_world.catalog.commits.commit(asked)
         assert isinstance(refused, AcknowledgementHeld), refused
         assert isinstance(taken, AcknowledgeResult)
-    assert set(sql_world.catalog.transactions.held(topic.topic_id, _SUB)) == {second}
+    assert set(sql_world.catalog.transactions.held_entries(topic.topic_id, _SUB)) == {second}
 
 
 def test_what_no_reader_can_have_met_is_not_acknowledged(sql_world: SqlWorld, topic: Topic) -> None:

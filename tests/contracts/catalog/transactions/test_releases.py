@@ -145,7 +145,7 @@ def test_abort_while_a_consumer_looks_is_not_missed(
     txn, asked = begin(sql_world), list[object]()
     hold(sql_world, topic, _SUB, txn, up_to=_entry(sql_world, topic, _A4))
     transactions = sql_world.catalog.transactions
-    real = transactions.held
+    real = transactions.held_entries
 
     def held(topic_id: TopicId, name: str) -> object:
         asked.append(real(topic_id, name))
@@ -153,7 +153,7 @@ def test_abort_while_a_consumer_looks_is_not_missed(
             end(sql_world, txn, commit=False)
         return asked[-1]
 
-    monkeypatch.setattr(transactions, "held", held)
+    monkeypatch.setattr(transactions, "held_entries", held)
     read = subscriptions.get_for_consumer(topic.topic_id, _SUB)
     assert len(asked) == 2
     up_to = _entry(sql_world, topic, _B4)

@@ -10,7 +10,7 @@ from logstore.ports.catalog import (
     BeginTransaction,
     BeginTransactionResult,
     EndTransaction,
-    Settled,
+    Settlement,
     SnapshotSwitch,
     TopicState,
 )
@@ -157,8 +157,8 @@ def test_snapshot_is_due_at_once_after_many_that_were_settled_together(sql_world
     produce(sql_world, busy, *[(txn, 1) for txn in txns])
     produce(sql_world, quiet, (txns[0], 1))
     commit([EndTransaction(txn=txn, commit=True) for txn in txns])
-    told = [(txn, Participant(busy.topic_id), Settled.MARKED) for txn in txns]
-    over = sql_world.catalog.transactions.settle([*told, (txns[0], Participant(quiet.topic_id), Settled.MARKED)])
+    told = [(txn, Participant(busy.topic_id), Settlement.MARKED) for txn in txns]
+    over = sql_world.catalog.transactions.settle([*told, (txns[0], Participant(quiet.topic_id), Settlement.MARKED)])
     assert len(over) == SNAPSHOT_CHANGES
     assert _due(sql_world) == [busy.topic_id]
 

@@ -46,7 +46,7 @@ class InlineBulk:
 
     def run(self, job: RebuildRecords, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
         """See the port."""
-        done = self.published(job.run_id, job.name)
+        done = self.published_summary(job.run_id, job.name)
         if done:
             return done
         folder = self._publication.create_attempt_folder(job.run_id, job.name)
@@ -58,7 +58,7 @@ class InlineBulk:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
         return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
 
-    def published(self, run_id: str, name: str) -> BulkSummary | None:
+    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
         """See the port."""
         return self._publication.read_summary(run_id, name)
 
