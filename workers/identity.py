@@ -70,16 +70,16 @@ async def compare_namespace(client: Client, catalog_id: str) -> bool:
         CatalogMismatch: The namespace belongs to another catalog.
     """
     try:
-        found = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
+        memo_id = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
-    if found != catalog_id:
+    if memo_id != catalog_id:
         raise CatalogMismatch(
             f"temporal namespace {client.namespace}",
             expected=f"that of catalog {catalog_id}",
-            found=f"that of catalog {found}",
+            found=f"that of catalog {memo_id}",
             advice=f"give each catalog a namespace of its own; schedule {CATALOG_SCHEDULE} says whose this one is",
         )
     return True

@@ -21,7 +21,7 @@ _BY_KEY = operator.attrgetter("key")
 
 
 class BucketListing:
-    """One listing of one bucket.
+    """Listing of one bucket.
 
     SeaweedFS (4.48, tested) sorts by path and not by bytes (`x/1` before `x-1`), and a listing after `x` skips the
     folder `x`. Therefore:

@@ -129,7 +129,6 @@ class MultipartUploads:
                     raise
 
     def list_unfinished(self, prefix: str) -> Iterator[tuple[OpenUpload, str]]:
-        """Yield the unfinished uploads with their ids, for keys with the prefix."""
         key_marker = upload_marker = ""
         while True:
             page = self._retries.call(partial(self._list_page, prefix, key_marker, upload_marker))

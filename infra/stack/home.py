@@ -123,7 +123,6 @@ class StackHome:
         return Credentials(access_key=str(stored["access_key"]), secret_key=str(stored["secret_key"]))
 
     def ensure_credentials(self) -> Credentials:
-        """Return the object store's key pair. The first call generates it. The caller holds the home's lock."""
         credentials = self.read_credentials()
         if credentials is None:
             credentials = Credentials(access_key=secrets.token_hex(10).upper(), secret_key=secrets.token_urlsafe(30))
@@ -160,7 +159,6 @@ class StackHome:
 
     @contextmanager
     def translate_disk_errors(self) -> Iterator[None]:
-        """Raise an `OSError` of the block as `ServiceFailed`."""
         try:
             yield
         except OSError as fault:

@@ -1,4 +1,4 @@
-"""One log stream for Sexton, Temporal and botocore, as JSON lines or as text for people."""
+"""Log stream for Sexton, Temporal and botocore, as JSON lines or as text for people."""
 
 import logging
 import sys

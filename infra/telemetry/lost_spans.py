@@ -102,7 +102,6 @@ def attempt_number(span: SpanRow) -> int:
 def _build_lost_span(
     span_id: str, name: str, time_ns: tuple[int, int], like: SpanRow, attributes: Mapping[str, Any]
 ) -> SpanRow:
-    """Build a placeholder with the service of `like` and with `time_ns` as its start and end."""
     start, end = time_ns
     return SpanRow(
         span_id=span_id,

@@ -1,4 +1,4 @@
-"""One span per S3 call, from botocore's events."""
+"""Spans, one per S3 call, from botocore's events."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""One span per SQL statement, from SQLAlchemy's events."""
+"""Spans, one per SQL statement, from SQLAlchemy's events."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""One span per request to ZooKeeper within a trace."""
+"""Spans, one per request to ZooKeeper within a trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

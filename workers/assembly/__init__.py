@@ -1,4 +1,1 @@
-"""The one composition root: `log` over any ports, `activities` over it, `adapters` and `buckets` from settings.
-
-Production and tests pass through the same functions; nothing else constructs these services.
-"""
+"""Composition root. No other package constructs services, in production and in tests."""

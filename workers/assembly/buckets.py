@@ -41,13 +41,13 @@ def own_buckets(
 
     @cache
     def get_configured(role: Role, location: CopyLocation) -> OwnStore:
-        named = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
-        return stores.own(named, lambda: open_buckets()(location), currency_check(role))
+        named_bucket = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
+        return stores.own(named_bucket, lambda: open_buckets()(location), currency_check(role))
 
     @cache
     def get_stated(role: Role, store: "S3ObjectStore") -> OwnStore:
-        named = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
-        return stores.own(named, lambda: store, currency_check(role))
+        named_bucket = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
+        return stores.own(named_bucket, lambda: store, currency_check(role))
 
     def currency_check(role: Role) -> Callable[[], None] | None:
         return require_current if role in {Role.PRIMARY, Role.TIERED} else None

@@ -47,7 +47,6 @@ class CommandSpan:
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def set_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "Failure | None") -> None:
-        """Record the exit code, the facts of the command and, if it failed, the error."""
         self._span.set_attributes({**facts, EXIT_CODE: code})
         if failure is not None:
             from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
@@ -69,7 +68,6 @@ class Services:
         return load_settings(flags, os.environ, Path.cwd())
 
     def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
-        """Open the catalog without the log."""
         from infra.catalog import open_catalog  # noqa: PLC0415
 
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
@@ -94,13 +92,11 @@ class Services:
             )
 
     def find_collector(self) -> str | None:
-        """Return the URL that spans are sent to beside the home's files, if there is one."""
         from infra.telemetry import find_collector_url  # noqa: PLC0415
 
         return find_collector_url(os.environ)
 
     async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
-        """Connect to Temporal. The client uses the command's own catalog."""
         from workers.client import Sexton  # noqa: PLC0415
 
         return await Sexton.connect(settings, catalog)
@@ -139,12 +135,10 @@ class CommandContext:
 
     @cached_property
     def loaded_settings(self) -> "LoadedSettings":
-        """Settings with their origins."""
         return self.services.load(self._flags)
 
     @property
     def settings(self) -> "Settings":
-        """Settings without their origins."""
         return self.loaded_settings.settings
 
     @cached_property
@@ -235,5 +229,4 @@ class CommandContext:
         return asyncio.run(connect_and_use())
 
     def close(self) -> None:
-        """Close all open tools."""
         self._opened.close()

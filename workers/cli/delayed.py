@@ -84,7 +84,6 @@ def _make_row(bucket: "Bucket", state: str) -> dict[str, Any]:
 
 
 def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
-    """Return the row of the messages after the last bucket, up to the end of the log."""
     sealed_to = context.catalog.delayed.listed(topic.topic_id).sealed_to
     ledgers = context.catalog.ledgers.list_ledgers(topic.topic_id, from_ledger=sealed_to.ledger_id)
     ledger_ids = [ledger.ledger_id for ledger in ledgers if ledger.span.last > sealed_to]

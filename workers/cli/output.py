@@ -41,7 +41,6 @@ class SpooledRows:
 
     @staticmethod
     def of(rows: Iterable[Row]) -> "SpooledRows":
-        """Store all of the rows."""
         spooled = SpooledRows()
         try:
             for row in rows:
@@ -96,7 +95,6 @@ class Answer:
     sections: "Sequence[Answer]" = ()  # further answers for people only
 
     def get_display(self, *, wide: bool) -> Document:
-        """Return the values for people."""
         if wide and self.wide_display is not None:
             return self.wide_display
         if self.display is None or (wide and not isinstance(self.document, Mapping)):

@@ -29,14 +29,12 @@ class ProgressBar:
         self._opened = ExitStack()
 
     def update(self, text: str, done: int = 0, total: int | None = None) -> None:
-        """Replace the description. `done` of `total` items are done."""
         with self._lock:
             self._text, self._done, self._total = text, done, total
             if self._live is not None:
                 self._live.update(self._live.task_ids[0], description=text, completed=done, total=total)
 
     def show(self) -> None:
-        """Start drawing."""
         from rich.console import Console  # noqa: PLC0415 - start-up time
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -49,7 +47,6 @@ class ProgressBar:
             self._opened.enter_context(printing_above_bar(console))
 
     def hide(self) -> None:
-        """Stop drawing and clear the bar."""
         with self._lock:
             self._opened.close()
             if self._live is not None:

@@ -165,7 +165,6 @@ def _squeeze(columns: Sequence[_Column], room: int) -> None:
 
 
 def _draw_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Iterator[Text]:
-    """Draw one row, on as many lines as its longest sentence takes."""
     if all(cell.width <= column.width for cell, column in zip(cells, columns, strict=True)):
         yield _draw_fitting_row(cells, columns)
         return

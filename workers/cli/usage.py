@@ -167,13 +167,11 @@ def _describe_numbers(kind: str, minimum: float | None, maximum: float | None) -
 
 
 def _find_refused_value(error: BaseException) -> object:
-    """Return the value that pydantic refused, the first one of a list."""
     details = (detail for detail in _iterate_validations(error) if "input" in detail)
     return next((detail["input"] for detail in details), error.__class__.__name__)
 
 
 def _iterate_validations(error: BaseException | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the details of pydantic's errors, innermost first."""
     list_details = getattr(error, "errors", None) or getattr(error.__cause__ if error else None, "errors", None)
     for detail in list_details() if list_details else ():
         yield from _iterate_validations(detail.get("ctx", {}).get("error"))

@@ -160,5 +160,5 @@ def _count_cancellation_requests() -> int:
     return task.cancelling() if task else 0
 
 
-def _batch_not_running(workflow_id: str, found: str) -> PreconditionFailed:
-    return PreconditionFailed(f"{workflow_id}: expected a batch that is running, found {found}")
+def _batch_not_running(workflow_id: str, status: str) -> PreconditionFailed:
+    return PreconditionFailed(f"{workflow_id}: expected a batch that is running, found {status}")

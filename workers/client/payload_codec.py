@@ -150,7 +150,6 @@ class DeferringCodec(PayloadCodec):
         return await self.strict.encode(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Return a mark in place of each payload that cannot be read."""
         return [self._decrypt_or_mark(payload) for payload in payloads]
 
     def _decrypt_or_mark(self, payload: Payload) -> Payload:

@@ -85,7 +85,6 @@ async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[Worke
 
 
 async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHeartbeat | None:
-    """Return the last report of a worker, or `None` if the server has none."""
     request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=worker.worker_instance_key)
     try:
         response = await client.workflow_service.describe_worker(request, timeout=_RPC_TIMEOUT)

@@ -151,7 +151,6 @@ async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple
 
 
 async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
-    """Return the newest run under the id, or `None` if no run is open."""
     try:
         description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     except RPCError as error:
@@ -163,7 +162,6 @@ async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflo
 
 
 async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
-    """Return why the run is stuck, or "" if it is not."""
     info, task = run.description.workflow_execution_info, run.description.pending_workflow_task
     if info.type.name != run.expected_type:
         return f"{run.workflow_id} is held by a workflow of another type, {info.type.name!r}"

@@ -198,7 +198,6 @@ class TransactionClient:
         self._waiter_by_transaction.clear()
 
     def _wake_slow_coordinators(self) -> None:
-        """Wake each coordinator with a transaction that makes no progress."""
         now = time.monotonic()
         for txn, (future, last_wake_s) in list(self._waiter_by_transaction.items()):
             if now - last_wake_s > _WAKE_AGAIN_AFTER_S:

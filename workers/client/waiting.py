@@ -282,7 +282,6 @@ def innermost_failure_text(failure: Failure) -> str:
 
 
 async def _is_paused(client: Client, workflow_id: str) -> bool:
-    """Return whether the job is paused. A job that does not answer counts as not paused."""
     try:
         async with asyncio.timeout(_QUERY_TIMEOUT_S):
             progress = await client.get_workflow_handle(workflow_id).query("progress")

@@ -71,7 +71,6 @@ class Auditor:
         return BucketContents(etags={item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())})
 
     def read_payloads(self, ledger_id: int) -> list[bytes]:
-        """Read the payloads of a ledger's registered segments from S3, in order."""
         query = "SELECT number, ledger_id FROM segment WHERE ledger_id = ? ORDER BY first_entry"
         numbers = [number for number, *_ in self._query(query, ledger_id)]
         return [row["payload"] for number in numbers for row in self._read_segment(ledger_id, number, ["payload"])]
@@ -94,7 +93,6 @@ class Auditor:
         return {position: row["deliver_at_ms"] for position, row in entries.items()}
 
     def read_buckets(self, topic_id: int) -> dict[int, list[tuple[int, int]]]:
-        """Read which entries each bucket of a topic's delayed messages holds, by the ledger of its snapshot."""
         entries_by_bucket = {}
         for (bucket,) in self._query("SELECT ledger_id FROM delayed_bucket WHERE topic_id = ?", topic_id):
             rows = self._read_segment(bucket, 0, ["ledger_id", "entry_id"])

@@ -63,7 +63,6 @@ class DelayedTopic:
         self._consume()
 
     async def seal_until_death(self, has_died: Callable[[], bool]) -> None:
-        """Append and seal part after part, until the worker dies in the merge that the last part starts."""
         async with await Sexton.connect(self._settings) as sexton:
             for part in range(_PART_COUNT):
                 await asyncio.to_thread(self._append, part)
@@ -79,7 +78,6 @@ class DelayedTopic:
         self._consume()
 
     async def finish(self) -> None:
-        """Wait for the merge, and for all messages that are due within the demo."""
         async with await Sexton.connect(self._settings) as sexton:
             await (await sexton.merge_buckets(self.record.topic, reason="demo", actor="sexton demo")).result()
         expected_count = _PART_COUNT * (_DUE_COUNT + _UNDELAYED_COUNT)
@@ -89,7 +87,6 @@ class DelayedTopic:
         self.record.ended_ms = time.time_ns() // 1_000_000
 
     def _append(self, part: int) -> None:
-        """Append the messages of a part, not in the order of their delivery times."""
         due_times = [
             self._began_ms + _FIRST_DUE_MS + (index * 7 + part) % _DUE_COUNT * _DUE_SPREAD_MS // _DUE_COUNT
             for index in range(_DUE_COUNT)

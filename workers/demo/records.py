@@ -137,7 +137,6 @@ async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
 
 
 def _append_until_ended(settings: Settings, lost: LostDatabase, ended: threading.Event) -> None:
-    """Append until `ended` is set. A failed append counts as not answered."""
     with open_log(settings) as log:
         number = 0
         while not ended.wait(_APPEND_PAUSE_S):

@@ -97,7 +97,6 @@ def remove_home(home: Path) -> None:
 
 
 def _kill_processes(home: StackHome) -> None:
-    """Kill all processes of the home, even if one of them cannot be killed."""
     with ExitStack() as kills:
         kills.callback(stack.kill, home.root)
         for path in home.pids.glob(f"{WORKER}*.json"):

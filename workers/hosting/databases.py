@@ -203,7 +203,7 @@ async def _run_rebuild(
 async def _choose_rebuild(
     client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
 ) -> tuple[str, bool]:
-    """Return the id of the rebuild that the database belongs to, or a new one from the newest manifest, and if new."""
+    """Return the id of the database's rebuild, or of one from the newest manifest, and whether it is new."""
     target = await asyncio.to_thread(parts.database.target)
     if target.rebuild:
         if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):

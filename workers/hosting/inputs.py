@@ -283,8 +283,8 @@ def _check_payloads(
     Input from `outside` must have the JSON type of each field, and no other fields: `"7"` is not the number 7.
     """
     if len(payloads) != len(types):
-        found = f"{len(payloads)} values" if payloads else "nothing"
-        raise InvalidInput(field, expected="one JSON object" if types else "nothing", found=found)
+        count = f"{len(payloads)} values" if payloads else "nothing"
+        raise InvalidInput(field, expected="one JSON object" if types else "nothing", found=count)
     for payload, value_type in zip(payloads, types, strict=True):
         encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
         if encoding != _JSON:

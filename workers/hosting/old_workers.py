@@ -30,11 +30,11 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
     """
     names = sorted(await _find_live_workers(client, settings))
     if names:
-        found = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])
+        listed_names = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])
         if len(names) > _MAX_NAMES_IN_MESSAGE:
-            found += f" and {len(names) - _MAX_NAMES_IN_MESSAGE} more"
+            listed_names += f" and {len(names) - _MAX_NAMES_IN_MESSAGE} more"
         raise PreconditionFailed(
-            f"workers: expected none of the catalog that is to be rebuilt, found {found}:"
+            f"workers: expected none of the catalog that is to be rebuilt, found {listed_names}:"
             " its database is not lost. Stop them (Temporal tells of one that was killed for 90 s), or give"
             " --take-over: appends are adopted until they know that their catalog has ended, other changes are lost"
         )

@@ -87,8 +87,8 @@ def _find_workflow(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
     """Return the workflow's type and its method `run`."""
     first = history.events[0] if history.events else None
     if first is None or first.event_type != EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
-        found = "no event" if first is None else EventType.Name(first.event_type)
-        raise InvalidInput("history", expected="one that begins with the start of its workflow", found=found)
+        event = "no event" if first is None else EventType.Name(first.event_type)
+        raise InvalidInput("history", expected="one that begins with the start of its workflow", found=event)
     name = first.workflow_execution_started_event_attributes.workflow_type.name
     for workflow_class in WORKFLOWS:
         definition = workflow._Definition.must_from_class(workflow_class)  # noqa: SLF001 - the SDK has no public way

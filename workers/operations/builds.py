@@ -60,11 +60,9 @@ class Deployment:
 
     @property
     def has_ramp(self) -> bool:
-        """Whether a share of new runs is ramped, to a build or to workers without a version."""
         return self.ramping is not None or self.ramp_percent > 0
 
     def __str__(self) -> str:
-        """Return the routing in a few words."""
         ramping = self.ramping or "what has no version"
         ramp = f", {ramping} ramps at {self.ramp_percent:g} %" if self.has_ramp else ""
         return f"{self.name}: {self.current or 'no build'} is current{ramp}"

@@ -146,7 +146,6 @@ def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions
 def _worker_rows(
     owner_by_bundle: Mapping[BundleId, OwnerRow], live_workers: Mapping[str, LiveWorker] | None
 ) -> list[WorkerRow]:
-    """Return the live workers, or the owners of bundles if no worker publishes that it is alive."""
     bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
     if live_workers is None:
         return [

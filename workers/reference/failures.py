@@ -205,7 +205,6 @@ def _list_definitions(module: ModuleType) -> dict[str, ast.AST]:
 
 
 def _assigned_names(node: ast.AST) -> set[str]:
-    """Return the names that a statement assigns."""
     if isinstance(node, ast.Assign):
         return {target.id for target in node.targets if isinstance(target, ast.Name)}
     return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()

@@ -89,7 +89,6 @@ def _format_contract(contract: Contract) -> str:
 
 
 def _wrap(text: str) -> str:
-    """Return a paragraph or a list item in lines of at most 120 characters."""
     indent = "  " if text.startswith("- ") else ""
     return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
@@ -113,7 +112,6 @@ def _format_value(kind: type) -> str:
 
 
 def _format_table(rows: list[FieldFacts], *, is_input: bool) -> str:
-    """Return a table of fields, for inputs with defaults and bounds."""
     if not rows:
         return "Nothing.\n"
     head = (

@@ -144,7 +144,6 @@ def _narrows(hint: Any, kind: Any) -> bool:  # noqa: ANN401 - annotations
 
 
 def _find_bounds(hint: Any) -> tuple[int | None, int]:  # noqa: ANN401 - an annotation
-    """Return the strictest lower and upper bound, both inclusive."""
     bounds = list(_list_bounds(hint))
     lows, highs = ([getattr(bound, side) for bound in bounds if hasattr(bound, side)] for side in ("ge", "le"))
     return max(lows, default=None), min(highs, default=_MAX_COUNT)

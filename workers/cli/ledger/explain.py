@@ -116,7 +116,6 @@ def _compare_digests(
 
 
 def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
-    """Return the bundle of the ledger's topic, with its owner by the catalog alone."""
     try:
         topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
     except InvalidInput:  # a row that was damaged by hand
@@ -228,7 +227,6 @@ _LABEL_WIDTH = 16
 
 
 def _format_sections(document: Mapping[str, Any]) -> str:
-    """Format the document for people: the verdict, then a titled section for each part."""
     row = {name: document[name] for name in ("state", "entries", "size_bytes", "generation")}
     sections = [
         ("row", row),
@@ -289,7 +287,6 @@ def _format_decision(decision: Mapping[str, Any]) -> list[str]:
 
 
 def _format_facts(facts: Mapping[str, object], *, indent: str = "  ") -> list[str]:
-    """Format names and values, without empty ones."""
     lines = []
     for name, value in facts.items():
         if value not in (None, "", {}, []):

@@ -40,7 +40,6 @@ class ExaminedCopy:
 
     @property
     def kind(self) -> str:
-        """Kind of the copy, as text."""
         return self.copy.intent.copy.value
 
 

@@ -92,11 +92,9 @@ class DeliveryLimit:
 
     @staticmethod
     def from_now(limit_s: int) -> "DeliveryLimit":
-        """Return the limit that lies so far ahead of this process's clock."""
         return DeliveryLimit(limit_s, time.time_ns() // 1_000_000 + limit_s * 1_000)
 
     def check(self, deliver_at_ms: int) -> int:
-        """Return the time if it is not later than the limit, else raise a `ValueError` with the rule."""
         if deliver_at_ms > self.latest_ms:
             limit, latest = format_duration(self.limit_s), format_time_s(self.latest_ms * 1_000)
             raise ValueError(f"a time at most {limit} ahead, the setting delayed_limit: up to {latest}")

@@ -101,13 +101,11 @@ class _RowBuilder:
         self.omitted_spans = 0
 
     def make_tick(self, percent: int) -> dict[str, str]:
-        """Return a mark of the time axis."""
         offset_ns = self._duration_ns * percent // 100
         absolute = _format_clock(self._start_ns + offset_ns)
         return {"left": str(percent), "relative": format_duration_ns(offset_ns), "absolute": absolute}
 
     def add_tree(self, root: SpanNode) -> None:
-        """Add the rows of a tree."""
         self._failed_ids = _find_failed(root)
         self._add(root, {}, 0)
 
@@ -159,7 +157,6 @@ class _RowBuilder:
 
 
 def _find_failed(root: SpanNode) -> set[int]:
-    """Return the identities of nodes with a failure of their own or below them."""
     nodes, pending = [], [root]
     while pending:
         node = pending.pop()

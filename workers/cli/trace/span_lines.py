@@ -57,7 +57,6 @@ class StoredTrace:
 
     @property
     def end_ns(self) -> int:
-        """End of the last span."""
         return max(node.span.end_ns for root in self.roots for node in root.walk())
 
     def summarize(self) -> dict[str, object]:
@@ -126,7 +125,6 @@ def inherit_attributes(node: SpanNode, inherited: Mapping[str, Any]) -> dict[str
 
 
 def _draw_span(node: SpanNode, start_ns: int, inherited: Mapping[str, Any]) -> Text:
-    """Draw a span with its times, error and attributes, without those that are inherited."""
     span = node.span
     text = Text(escape_unprintable(span.name), style="bold red" if span.error else "")
     if span.count > 1:
