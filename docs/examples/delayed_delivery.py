@@ -1,7 +1,7 @@
-"""Reminders: messages that a program is given when their time has come, and not before.
+"""Reminders: messages that a program receives at their delivery time, and not before.
 
-Run it as often as you like, and kill it whenever you like: what was not acknowledged is delivered again. It ends when
-nothing is left.
+You can run this program several times and kill it at any time: messages that were not acknowledged are delivered again.
+The program ends when no message is left.
 
     sexton up
     sexton topic create persistent://home/main/reminders
@@ -40,7 +40,7 @@ def main(delays_s: list[float]) -> None:
                     state = log.subscriptions.get(topic.topic_id, SUBSCRIPTION).state
                     if not log.catalog.ledgers.backlogs(topic.topic_id, [state])[0]:
                         return
-                    consumer.wait(timeout_s=10)  # until the next one is due, or something comes
+                    consumer.wait(timeout_s=10)  # until a message is due or arrives
                     continue
                 for entry in entries:
                     late_ms = time.time_ns() // 1_000_000 - (entry.deliver_at_ms or 0)

@@ -1,8 +1,8 @@
-"""Consume, transform, produce: each entry of one topic makes one entry on each of two others, exactly once.
+"""Consume, transform, produce: each entry of one topic makes one entry on each of two other topics, exactly once.
 
-Run it as often and as many times at once as you like, and kill it whenever you like: a transaction that its program did not
-decide times out, its entries are never seen, and what it had acknowledged is delivered again. It ends when all is
-acknowledged: an entry with a delivery time keeps it waiting until then.
+You can run several copies of this program at once and kill them at any time. A transaction that its program did not
+decide times out. Its entries are never visible, and the entries that it had acknowledged are delivered again. The
+program ends when all entries are acknowledged. It waits for entries with a delivery time.
 
     sexton up
     sexton topic create persistent://shop/main/paid        # and shipped, and invoices
@@ -41,7 +41,8 @@ async def main() -> None:
                         held = log.catalog.transactions.held_entries(paid.topic_id, SUBSCRIPTION)
                         if not held:
                             return
-                    # another program has the rest in a transaction, or had before it died: its end wakes us
+                    # The rest is in a transaction of another program, which may be dead. The end of that transaction
+                    # wakes this program.
                     await asyncio.to_thread(watch.wait, timeout_s=10)
                     continue
                 txn = await transactions.begin(timeout_s=5)
@@ -52,9 +53,8 @@ async def main() -> None:
                         made = [NewEntry(payload=(entry.payload or b"").upper()) for entry in entries]
                         await transactions.append(txn, topic, made)
                     await transactions.commit(txn)
-                except (
-                    PreconditionFailed
-                ) as refused:  # another program was first, or we were too slow: nothing happened
+                except PreconditionFailed as refused:
+                    # Another program was first, or this one was too slow. Nothing happened.
                     print(f"again: {refused}", flush=True)
                     await transactions.abort(txn)
                 else:

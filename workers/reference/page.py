@@ -12,26 +12,30 @@ from workers.reference.contracts import QUEUE, CallFacts, Contract, FieldFacts, 
 
 _HEAD: Final = f"""# Workflows
 
-What a program in any language must know to start Sexton's jobs. `make reference` writes this page from the code.
+This page is for programs in any language that start Sexton's jobs. `make reference` writes it from the code.
 
 - **Task queue**: `{QUEUE}`, or the value of the setting `task_queue`. `rebuild-catalog` has its own queue, which the
-  command `sexton records rebuild` serves. `follow-records` uses `{QUEUE}-follow-` and the replica, with hyphens in
-  place of slashes; the command `sexton records follow` serves it.
-- **Id**: start each workflow under exactly the id on this page. The id keeps two starts from doing the work twice. If a
-  form has no key, a schedule appends the time.
+  command `sexton records rebuild` serves. `follow-records` uses `{QUEUE}-follow-` and the name of the replica, with
+  hyphens instead of slashes. The command `sexton records follow` serves that queue.
+- **Id**: start each workflow under exactly the id on this page. The id keeps two starts from doing the work twice. If
+  an id has no key, a schedule appends the time.
 - **Input**: exactly one JSON object, in the encoding `json/plain`, with no field but those below. Any other input fails
-  the workflow at once with `InvalidInput`: the field, what was expected and what was found. An invalid signal is
-  ignored, with a warning in the worker's log. An invalid update is refused to its sender. A field without a default is
-  required. Leave out `carried` and fields for visited things: one run of a job fills them in for the next one.
+  the workflow at once with `InvalidInput`. The message names the field, the expected value and the value found. A field
+  without a default is required. Leave out `carried` and fields for visited objects: one run of a job fills them in for
+  the next run.
+- **Invalid signals and updates**: an invalid signal is ignored, with a warning in the worker's log. The sender of an
+  invalid update gets an error.
 - **Names** of topics are encoded, at most 200 characters, as search attributes in the Web UI show them.
 - **Errors**: the type of the outermost failure. It is one of those that the job's steps document. Every workflow may
   also end with `UnknownFault` (a bug, after ten attempts), `TimeoutError`, `TerminatedError` and `CancelledError`.
-  Every workflow that changes something may end with `CatalogAdopting` (the catalog is being rebuilt, or is a replica),
-  `CatalogMismatch` (a bucket belongs to another catalog), `CatalogOutdated` (the database is older than its record log)
-  or `CatalogVersionMismatch`.
-  Errors that are *tried again* end a job only if its attempts are limited, as those of uploads and of bulk jobs are.
-- **Refused**: a guard refused the request, and nothing changed. The workflow completes, and `refused` in its result
-  says why. `stopped` says why if something had been done before.
+  Every workflow that changes something may end with one of these errors:
+  - `CatalogAdopting`: the catalog is being rebuilt, or is a replica database.
+  - `CatalogMismatch`: a bucket belongs to another catalog.
+  - `CatalogOutdated`: the database is older than its record log.
+  - `CatalogVersionMismatch`: the catalog has another version than the build.
+- **Tried again**: these errors end a job only if its attempts are limited, as those of uploads and of bulk jobs are.
+- **Refused**: a guard refused the request, and nothing changed. The workflow completes, and `refused` in its result has
+  the reason. If the job had done a part of its work before, `stopped` has the reason instead.
 """
 _PYTHON_NONE: Final = re.compile(r"\bNone\b")
 _JSON_TYPE_NAMES: Final[dict[Any, str]] = {
