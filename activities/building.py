@@ -1,7 +1,7 @@
-"""Building something of many topics by a bulk job, one step an activity; the room of the job names and describes them.
+"""Steps of jobs that build something for many topics by a bulk job. Each job names and describes its activities.
 
-Any step may run twice, and two attempts may overlap: what the job publishes is published once, and each topic is
-switched to it by a compare-and-set of its own.
+A step may run twice, and two attempts may overlap. The bulk job publishes its output once, and a compare-and-set
+switches each topic to it.
 """
 
 from collections import Counter
@@ -27,42 +27,42 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginBuildInput:
-    """A build that is asked for."""
+    """Input of the first step of a build."""
 
     run_id: str
     actor: str = ""
     reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: of every topic that has something to build
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInput:
-    """A build that has begun; what it began with stands in its run's row."""
+    """Build that has begun. Its topics are in the row of its run."""
 
     run_id: str
-    master: str = ""  # the Spark cluster; empty: that of the settings
+    master: str = ""  # Spark cluster; empty: the cluster of the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchInput:
-    """One page of what a build has published."""
+    """Page of a build's published output."""
 
     run_id: str
-    page: int  # of the files
+    page: int  # number of the part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCounts:
-    """What became of the topics of one page."""
+    """Counts of the topics of one page."""
 
-    switched: int = 0  # have what was built
-    superseded: int = 0  # something newer came meanwhile, and stays
-    gone: int = 0  # there is no such topic any more
+    switched: int = 0  # use the new build
+    superseded: int = 0  # something newer exists and stays
+    gone: int = 0  # the topic does not exist any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeBuildInput:
-    """A build whose pages are all switched."""
+    """Build of which all pages are switched."""
 
     run_id: str
     counts: dict[str, int]
@@ -70,28 +70,27 @@ class ConcludeBuildInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSummary:
-    """What a build came to, or as far as it is."""
+    """Counts of a build, final or so far."""
 
-    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them; `parts`, of the files
-    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
+    counts: dict[str, int] = field(default_factory=dict)  # topics by result, and `parts` of the output
+    left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
     done: bool = False
 
 
 class TopicBuilding:
-    """What the steps of every such build do, over ports."""
+    """Steps of a build. `job` is the name of the bulk job."""
 
     def __init__(
         self, *, kind: RunKind, job: str, runs: Reconciliation, identities: Identities, bulk: BulkJobs
     ) -> None:
-        """Take the kind of the runs, the name of the bulk job, the catalog's runs and its id, and bulk jobs."""
         self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
     def _begin(self, request: BeginBuildInput) -> BuildSummary:
-        """Open the run, with the topics that every later step agrees on; what it came to, if it has ended before."""
+        """Open the run with its topics, or return the counts of a run that ended earlier."""
         self._output.require(request.run_id)
-        begun = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
-        run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=begun)
+        summary = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
+        run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=summary)
         if run.finished_us is None:
             self._output.mark(request.run_id)
             return BuildSummary()
@@ -100,48 +99,49 @@ class TopicBuilding:
     def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
         """Run the job of the run's topics until its output is published."""
 
-        def made() -> BulkJob:
+        def make() -> BulkJob:
             return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
 
-        return _built(run_bulk_job(self._bulk, self._job, made, master=request.master, renew=self._renew))
+        return _summarize_build(run_bulk_job(self._bulk, self._job, make, master=request.master, renew=self._renew))
 
     def _folder(self, run_id: str) -> Path:
-        """Of what the job has published for a run of this catalog.
+        """Return the folder of the published output of a run.
 
         Raises:
-            UnknownObject: The catalog was rebuilt meanwhile, and what was built speaks of an earlier epoch.
+            UnknownObject: The catalog was rebuilt since, so that the output belongs to an earlier epoch.
         """
         self._runs.run(run_id)
         return Path(self._output.published_summary(run_id, self._job).folder)
 
     def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
-        """Switch topics one by one; `switch` says whether one has what was built."""
-        done = Counter[str]()
-        with renewing_many(self._renew, lambda: (done.total(),)):
+        """Switch topics one by one. `switch` returns whether the topic uses the new build."""
+        counts = Counter[str]()
+        with renewing_many(self._renew, lambda: (counts.total(),)):
             for topic in topics:
                 raise_if_stopped()
                 try:
-                    done["switched" if switch(topic) else "superseded"] += 1
+                    counts["switched" if switch(topic) else "superseded"] += 1
                 except (UnknownObject, PreconditionFailed):
-                    done["gone"] += 1
-        return SwitchCounts(**done)
+                    counts["gone"] += 1
+        return SwitchCounts(**counts)
 
     def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
-        """Finish the run with what it came to, the first time, and delete its output."""
+        """Store the counts in the run, at the first call, and delete the output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
-            left_out = _built(self._output.published_summary(request.run_id, self._job)).left_out
+            left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out
             self._runs.close_run(request.run_id, {**run.summary, _COUNTS: request.counts, _LEFT_OUT: left_out})
             run = self._runs.run(request.run_id)
         self._output.forget(request.run_id)
         return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
     def _renew(self) -> None:
-        """Hold further what the build has claimed of its topics; nothing, unless a room says otherwise."""
+        """Renew claims of the build on its topics. A job with such claims overrides this."""
 
 
-def _built(summary: BulkSummary) -> BuildSummary:
-    told = sorted((name, why) for name, why in summary.facts.items() if name.startswith(LEFT_OUT))
+def _summarize_build(summary: BulkSummary) -> BuildSummary:
+    left_out = sorted((name, reason) for name, reason in summary.facts.items() if name.startswith(LEFT_OUT))
     return BuildSummary(
-        counts=dict(summary.counts), left_out=[f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in told]
+        counts=dict(summary.counts),
+        left_out=[f"{name.removeprefix(LEFT_OUT)}: {reason}" for name, reason in left_out],
     )

@@ -1,4 +1,4 @@
-"""Bulk jobs as activities run them: cancelled with their workflow, their output marked as this catalog's."""
+"""Bulk jobs of activities: cancelled with their workflow, with output that is marked as this catalog's."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -14,45 +14,46 @@ from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
 from logstore.whole_files import create_or_read
 
 RUN_CLAIM_S: Final = 86_400.0
-"""Of a run, renewed by each step: it only keeps the run from being forgotten, which comes to what died a day later."""
+"""Duration of a run's claim, renewed by each step. A run is forgotten a day after its last step."""
 
 
 def owner_file(folder: Path) -> Path:
-    """The file in a run's folder that holds the id of its catalog: several may keep output under one `bulk_dir`."""
+    """Return the file in a run's folder with the id of its catalog. Several catalogs may share a `bulk_dir`."""
     return folder / "catalog"
 
 
 class OwnedBulkOutput:
-    """The output of this catalog's bulk jobs."""
+    """Output of bulk jobs, each run marked with the id of its catalog."""
 
     def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
-        """Take the bulk jobs, and the port that knows this catalog's id."""
         self._bulk, self._identities = bulk, identities
 
     def owner(self, run_id: str) -> str | None:
-        """Which catalog's the output of a run is, as far as it was said."""
-        mark = owner_file(self._bulk.folder(run_id))
-        return mark.read_text(encoding="utf-8") if mark.exists() else None
+        """Return the id of the catalog that marked the output of a run, if one did."""
+        path = owner_file(self._bulk.folder(run_id))
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def require(self, run_id: str) -> None:
-        """Refuse a run of which another catalog keeps output here.
+        """Require that no other catalog has output of a run with this id.
 
         Raises:
-            PreconditionFailed: It does.
+            PreconditionFailed: Another catalog has.
         """
-        self._require(run_id, self.owner(run_id))
+        self._require_owner(run_id, self.owner(run_id))
 
     def mark(self, run_id: str) -> None:
-        """Say that the output of the run is this catalog's; the run's row must be there.
+        """Mark the output of the run as this catalog's.
+
+        The run's row must exist, because a marked folder without a run is forgotten.
 
         Raises:
             PreconditionFailed: It is another catalog's.
         """
-        with effect("reconciliation.mark_output"):  # a folder that is marked and of no run is forgotten: the run first
+        with effect("reconciliation.mark_output"):
             owner = create_or_read(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
-        self._require(run_id, owner)
+        self._require_owner(run_id, owner)
 
-    def _require(self, run_id: str, owner: str | None) -> None:
+    def _require_owner(self, run_id: str, owner: str | None) -> None:
         if owner not in {None, self._identities.catalog_id()}:
             raise PreconditionFailed(
                 f"run {run_id}: expected an id that no other catalog uses in this folder of bulk output,"
@@ -60,18 +61,18 @@ class OwnedBulkOutput:
             )
 
     def published_summary(self, run_id: str, name: str) -> BulkSummary:
-        """What a job of the run has published.
+        """Return the summary that a job of the run has published.
 
         Raises:
-            PreconditionFailed: Nothing, as far as this worker sees.
+            PreconditionFailed: This worker does not see a published output.
         """
-        found = self._bulk.published_summary(run_id, name)
-        if found is None:
+        summary = self._bulk.published_summary(run_id, name)
+        if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
-        return found
+        return summary
 
     def forget(self, run_id: str) -> None:
-        """Remove it."""
+        """Remove the output of a run."""
         with effect("reconciliation.forget_output"):
             self._bulk.forget(run_id)
 
@@ -84,30 +85,24 @@ def run_bulk_job(
     master: str = "",
     renew: Callable[[], object] = lambda: None,
 ) -> BulkSummary:
-    """Run a job until its output is published; heartbeats tell its progress, a cancellation ends all of it.
+    """Run a job until its output is published. Heartbeats carry its progress, and a cancellation ends it.
 
     Args:
-        bulk: Who runs it.
-        name: The job's.
-        make: Makes it, while heartbeats are sent already.
-        master: The cluster; empty: that of the settings.
-        renew: Called with heartbeats, every 15 s: it renews claims of what the job works on.
+        bulk: Runner of bulk jobs.
+        name: Name of the job.
+        make: Builds the job while heartbeats are sent.
+        master: Spark cluster. Empty: the cluster of the settings.
+        renew: Renews claims on what the job works on. It is called with heartbeats, every 15 s.
     """
-    seen = BulkProgress(stage=name, done=0, tasks=0)
+    progress = BulkProgress(stage=name, done=0, tasks=0)
+    context = copy_context()  # of the activity, for the thread that reports progress
 
-    def progress(found: BulkProgress) -> None:
-        nonlocal seen
-        seen = found
-        stop()
+    def on_progress(new_progress: BulkProgress) -> None:
+        nonlocal progress
+        progress = new_progress
+        context.run(raise_if_cancelled)
 
-    stop = _in_this_context(raise_if_cancelled)
-    with renewing_many(renew, lambda: (seen.stage, seen.done, seen.tasks)):
+    with renewing_many(renew, lambda: (progress.stage, progress.done, progress.tasks)):
         job = make()
         with effect("reconciliation.run_bulk"):
-            return bulk.run(job, progress, master=master)
-
-
-def _in_this_context(call: Callable[[], None]) -> Callable[[], None]:
-    """The call as of the activity that runs here, for a thread that knows of none."""
-    context = copy_context()
-    return lambda: context.run(call)
+            return bulk.run(job, on_progress, master=master)

@@ -1,9 +1,8 @@
-"""Where the background work of a topic runs: at its owner and under its lease, or anywhere if no worker owns it.
+"""Worker for the background work of a topic: its owner, under its lease, or any worker if the topic has no owner.
 
-A worker that gets a task from the shared queue looks the owner up itself and goes on if that is itself, or if there
-is none: so the usual task takes one activity, and no more than two. Work of another worker's topic is redirected, and
-nothing is done.
-Where ZooKeeper does not answer the work is done here, under no lease: claims and fences in SQL keep every promise.
+A worker with a task of the shared queue looks the owner up. It does the work if it is the owner or if there is none, so
+that the usual task takes one activity. Otherwise it does nothing and returns a redirect, and a second activity does the
+work. If ZooKeeper does not answer, the work is done without a lease: claims and fences in SQL keep it correct.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
@@ -25,25 +24,25 @@ from logstore.positions import TopicId
 
 
 def owner_queue(worker_id: str) -> str:
-    """The task queue of one worker: it gets the work on topics that this worker owns."""
+    """Return the task queue of one worker for work on the topics that it owns."""
     return f"sexton-owner-{worker_id}"
 
 
 class Route(StrEnum):
-    """To which worker an activity is sent, and which lease it needs there; running workflows hold these values."""
+    """Worker to which an activity is sent, and the lease that it needs there. Stored in histories of workflows."""
 
-    LOOKUP = "ASK"  # on the shared queue: look the owner up; go on if it is this worker or none, otherwise redirect
-    OWNER = "OWNER"  # on an owner's queue: under its lease, or not at all
-    ANYWHERE = "ANYWHERE"  # without a lease, whichever worker owns the topic
+    LOOKUP = "ASK"  # shared queue: look the owner up; work if it is this worker or none, otherwise redirect
+    OWNER = "OWNER"  # owner's queue: work under its lease, or not at all
+    ANYWHERE = "ANYWHERE"  # any worker, without a lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicWork:
-    """What every request has that may be served by a topic's owner."""
+    """Base class of requests that a topic's owner may serve."""
 
-    topic: str = ""  # encoded; of none, or of several, without an owner
+    topic: str = ""  # encoded; empty: no topic or several, without an owner
     place: Route = Route.ANYWHERE
-    owner_patience_s: int = 10  # how long a lookup may take, 1 or more
+    owner_patience_s: int = 10  # limit of a lookup, 1 or more
 
 
 R = TypeVar("R")
@@ -51,16 +50,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult(Generic[R]):
-    """The work was done."""
+    """Result of work that was done."""
 
-    owner: str  # under whose lease; "": under none
+    owner: str  # worker whose lease covered the work; "": no lease
     result: R
     answer: Literal["done"] = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirect:
-    """Nothing was done, because the topic is another worker's."""
+    """Answer of a worker that did nothing, because another worker owns the topic."""
 
     owner: str
     answer: Literal["redirected"] = "redirected"
@@ -71,16 +70,16 @@ Answer = TypeAliasType(
     Annotated[WorkResult[R] | Redirect, Field(discriminator="answer")],
     type_params=(R,),
 )
-"""What an activity answers that may be served by a topic's owner."""
+"""Answer of an activity that a topic's owner may serve."""
 
 
 def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
-    """The lease under which the work is to be done here, None for none, or the topic's other owner.
+    """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
 
-    What is no name is in no bundle: its work has no owner.
+    Work without a valid topic name has no owner.
 
     Raises:
-        NotOwner: The request came as to the topic's owner, which this worker is not, or ceased to be.
+        NotOwner: The request was sent to this worker as the owner, which it is not or ceased to be.
         LookupRefused: ZooKeeper refuses this worker.
     """
     if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
@@ -89,22 +88,22 @@ def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
     if request.place is Route.OWNER:
         return owners.lease_of(name)
     try:
-        with beating():  # ZooKeeper may make us wait for longer than a heartbeat timeout
-            found = owners.lookup(name, patience_s=request.owner_patience_s)
+        with beating():  # ZooKeeper may take longer than a heartbeat timeout
+            owner = owners.lookup(name, patience_s=request.owner_patience_s)
     except (RetryableError, OutcomeUnknown):
         return None
     except ServiceFailed as error:
         raise LookupRefused(str(error)) from error
-    return Redirect(owner=found.worker_id) if isinstance(found, OtherOwner) else found
+    return Redirect(owner=owner.worker_id) if isinstance(owner, OtherOwner) else owner
 
 
 def to_work_result(lease: Lease | None, result: R) -> WorkResult[R]:
-    """The answer of work that was done, under the lease or under none."""
+    """Return the answer for work that was done under the lease, or without one."""
     return WorkResult(owner=lease.worker_id if lease else "", result=result)
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether an encoded name can be a topic's; one that is empty or damaged names none."""
+    """Return whether an encoded name is valid. An empty or damaged one is not."""
     try:
         TopicName.from_encoded(name)
     except InvalidInput:
@@ -113,18 +112,18 @@ def is_topic_name(name: str) -> bool:
 
 
 def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
-    """Refuse an encoded name that the topic of that id does not bear; ids and names stay together for ever.
+    """Require that the topic of that id has the encoded name. An id and its name never change.
 
-    What is no name is any name. Of a topic that is gone nothing is said here.
+    Skip the check for an empty or invalid name, and for a topic that does not exist.
 
     Raises:
-        InvalidInput: It bears another.
+        InvalidInput: The topic has another name.
     """
     if not is_topic_name(name):
-        return  # none, or damaged in the catalog: no other topic was meant
+        return
     try:
-        found = topics.get_by_id(TopicId(topic_id))
+        topic = topics.get_by_id(TopicId(topic_id))
     except UnknownObject:
-        return  # the work itself finds out, and may have been done when the topic was there
-    if found.name != name:
-        raise InvalidInput("topic", expected=f"the name of topic {topic_id}, {found.name}", found=name)
+        return  # the work itself reports it, or was done when the topic existed
+    if topic.name != name:
+        raise InvalidInput("topic", expected=f"the name of topic {topic_id}, {topic.name}", found=name)

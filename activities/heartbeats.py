@@ -1,8 +1,9 @@
-"""How an activity is defined, and its signs of life: heartbeats to Temporal, and claims renewed with them.
+"""Definition of activities, and their heartbeats to Temporal, with which claims are renewed.
 
-Temporal's SDK can raise a cancellation in the thread of a synchronous activity, by that thread's number and at any
-instruction. CPython 3.11 lends this number to a thread that is being started, which then dies of the cancellation
-before it has said that it runs, and `Thread.start` waits for ever; thread pools start theirs so as well.
+Temporal's SDK can raise a cancellation in the thread of a synchronous activity, by the thread's number and at any
+instruction. CPython 3.11 lends this number to a thread that is being started. That thread dies of the cancellation
+before it reports its start, and `Thread.start` waits for ever, also in a thread pool. So activities are defined without
+such exceptions, and check for a cancellation between units of work.
 """
 
 import contextvars
@@ -25,7 +26,7 @@ R = TypeVar("R")
 
 
 def defined(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Define a synchronous activity under its name, `capability.verb`; it ends between two units once cancelled."""
+    """Define a synchronous activity named `capability.verb`. A cancellation ends it between two units of work."""
 
     def define(method: Callable[P, R]) -> Callable[P, R]:
         stoppable = use_stop_check(raise_if_cancelled)(method)
@@ -35,37 +36,37 @@ def defined(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def raise_if_cancelled() -> None:
-    """End the activity if it was cancelled: by its workflow, by a worker that ends, or by the server after a timeout.
+    """Raise if the activity was cancelled by its workflow, by a worker that ends, or by the server after a timeout.
 
     Raises:
-        CancelledError: It was.
+        CancelledError: It was cancelled.
     """
     if activity.in_activity() and activity.is_cancelled():
         raise CancelledError("Cancelled")
 
 
-_BEAT_EVERY_S = 2.0  # a fifth of the heartbeat timeout: one slow call is no death
-_AGAIN_S = 0.5  # after which a thread is asked for again, where the machine had none to give
+_BEAT_INTERVAL_S = 2.0  # a fifth of the heartbeat timeout, so that one slow call is not taken for a death
+_THREAD_RETRY_S = 0.5  # if the machine gave no thread
 
 _log = logging.getLogger(__name__)
 
 
-class _Beating:
-    """One activity's beats, from a thread of its own that knows the activity, once it was started."""
+class _Beater:
+    """Heartbeats of one activity, from a thread of its own in the activity's context."""
 
     def __init__(self, beat: Callable[[], None], name: str) -> None:
-        self.due = time.monotonic() + _BEAT_EVERY_S
+        self.due_s = time.monotonic() + _BEAT_INTERVAL_S
         self._beat, self._name, self._context = beat, name, contextvars.copy_context()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> bool:
-        """Whether it beats now; where the machine gives no thread, it is due again soon."""
-        thread = threading.Thread(target=self._context.run, args=(self._live,), name=self._name, daemon=True)
+        """Start the thread. Return whether it runs. If the machine gave no thread, the beater is due again soon."""
+        thread = threading.Thread(target=self._context.run, args=(self._beat_until_end,), name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            self.due = time.monotonic() + _AGAIN_S
+            self.due_s = time.monotonic() + _THREAD_RETRY_S
             _log.warning("no heartbeat: %s", error)
             return False
         self._thread = thread
@@ -76,189 +77,187 @@ class _Beating:
         if self._thread is not None:
             self._thread.join()
 
-    def _live(self) -> None:
+    def _beat_until_end(self) -> None:
         while not self._ended.is_set():
             try:
                 self._beat()
             except CancelledError:
-                pass  # of a renewal, between two of its attempts: the activity itself ends after the unit in hand
-            except Exception:  # noqa: BLE001 - the work that it beats for goes on; unheard, it would be begun anew beside it
+                pass  # raised by a renewal; the activity itself ends after its current unit
+            except Exception:  # noqa: BLE001 - without heartbeats the work would be started a second time
                 _log.exception("a heartbeat met a fault that nothing here expects")
-            self._ended.wait(_BEAT_EVERY_S)
+            self._ended.wait(_BEAT_INTERVAL_S)
 
 
-class _Watch:
-    """Starts the beats of those activities that are still at work when their first one is due.
+class _BeatScheduler:
+    """Starter of beaters for the activities that still run when their first heartbeat is due.
 
-    To start a thread and to await its end costs more than a transaction of the catalog; so one thread of the process
-    watches for all that are at work, and sleeps until the first beat that may be due.
+    A thread costs more than a transaction of the catalog. So one thread of the process waits for all activities, and
+    sleeps until the first heartbeat that may be due.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._quiet: dict[_Beating, None] = {}  # at work, and not yet beating
-        self._wakes = math.inf  # when it looks again
+        self._waiting: dict[_Beater, None] = {}  # not started
+        self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
-    def begin(self, one: _Beating) -> None:
+    def begin(self, beater: _Beater) -> None:
         with self._changed:
-            if self._thread is None or not self._thread.is_alive():  # none lives on in a process that was forked
-                thread = threading.Thread(target=self._look, name="beats to come", daemon=True)
-                thread.start()  # it waits for what is held here; one that cannot be started has nothing to watch
+            if self._thread is None or not self._thread.is_alive():  # a fork ends the thread
+                thread = threading.Thread(target=self._start_due, name="beats to come", daemon=True)
+                thread.start()  # before the beater waits, because the start may fail
                 self._thread = thread
-            self._quiet[one] = None
-            if one.due < self._wakes:
-                self._wakes = one.due
+            self._waiting[beater] = None
+            if beater.due_s < self._wakes_s:
+                self._wakes_s = beater.due_s
                 self._changed.notify()
 
-    def end(self, one: _Beating) -> None:
+    def end(self, beater: _Beater) -> None:
         with self._changed:
-            self._quiet.pop(one, None)
-        one.end()
+            self._waiting.pop(beater, None)
+        beater.end()
 
-    def _look(self) -> None:
+    def _start_due(self) -> None:
         with self._changed:
             while True:
-                now = time.monotonic()
-                for one in [one for one in self._quiet if one.due <= now]:
-                    if one.start():
-                        del self._quiet[one]
-                self._wakes = min((one.due for one in self._quiet), default=math.inf)
-                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - now))
+                now_s = time.monotonic()
+                for beater in [beater for beater in self._waiting if beater.due_s <= now_s]:
+                    if beater.start():
+                        del self._waiting[beater]
+                self._wakes_s = min((beater.due_s for beater in self._waiting), default=math.inf)
+                self._changed.wait(None if self._wakes_s == math.inf else max(0.0, self._wakes_s - now_s))
 
 
-_watch = _Watch()
+_scheduler = _BeatScheduler()
 
 
 @contextmanager
-def _meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
-    """Beat from a thread of its own, which knows the activity, until the block ends; first when a beat is due."""
-    beating = _Beating(beat, name)
-    _watch.begin(beating)
+def _beat_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
+    """Call `beat` regularly from a thread of its own until the block ends."""
+    beater = _Beater(beat, name)
+    _scheduler.begin(beater)
     try:
         yield
     finally:
-        _watch.end(beating)
+        _scheduler.end(beater)
 
 
 @contextmanager
 def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Heartbeat from a thread of its own until the block, or the decorated activity, ends; with these details.
+    """Send heartbeats with the details from a thread of its own until the block, or the decorated activity, ends.
 
-    Without it a worker that is killed in a transaction is taken for busy until the whole timeout of the activity
-    has passed, and its job stands still that long.
+    So a worker that is killed in a transaction is noticed before the timeout of the activity has passed.
 
-    It beats on after a cancellation: the activity ends after the unit in hand, and until then no worker begins it anew.
+    Heartbeats go on after a cancellation. The activity ends after its current unit, and no worker starts it before.
 
     Raises:
         CancelledError: The activity was cancelled before it began.
     """
     raise_if_cancelled()
-    with _meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
+    with _beat_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
         yield
 
 
-_LEAST_S = 0.5  # between two beats: the server hears of each first one, and work done sooner needs none
-_RENEW_EVERY_S = 15.0  # a quarter of a claim: three renewals may fail before it lapses
+_MIN_BEAT_INTERVAL_S = 0.5
+_RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may fail before it lapses
 
 
 @contextmanager
 def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """As `beating`, and renew at most every 15 s a claim that was taken this moment.
+    """Send heartbeats as `beating` does, and renew a claim that was just taken, at most every 15 s.
 
-    For claims that spare work alone: one that cannot be renewed, or is another's by now, ends nothing.
+    This is for claims that only avoid repeated work: a renewal that fails ends nothing.
     """
     raise_if_cancelled()
-    renewed = time.monotonic()
+    renewed_s = time.monotonic()
 
-    def live() -> None:
-        nonlocal renewed
+    def beat() -> None:
+        nonlocal renewed_s
         activity.heartbeat(*details())
-        if time.monotonic() - renewed >= _RENEW_EVERY_S:
-            renewed = time.monotonic()
-            with suppress(SextonError):  # the catalog is away: the claim lapses, unless it is back before
+        if time.monotonic() - renewed_s >= _RENEWAL_INTERVAL_S:
+            renewed_s = time.monotonic()
+            with suppress(SextonError):  # without the catalog the claim lapses
                 renew()
 
-    with _meanwhile(live, name="renewing"):
+    with _beat_meanwhile(beat, name="renewing"):
         yield
 
 
 @contextmanager
 def renewing_many(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """As `renewing`, for claims whose renewal may itself take longer than a heartbeat may: it holds up none."""
+    """Send heartbeats and renew claims as `renewing` does, if a renewal may take longer than a heartbeat timeout."""
     with beating(details), renewing(renew, details):
         yield
 
 
 class Heartbeats:
-    """Beats per unit of work, and while one unit takes long; renews the claim at most every 15 s.
+    """Heartbeats with counts of the work, and renewals of its claim at most every 15 s.
 
-    A page that the store throttles, or a catalog that makes a writer wait, outlasts a heartbeat timeout. A retry
-    would then run beside work that is well alive (dust-tt/dust#4272), hence a thread that beats for it. It beats on
-    after a cancellation, which is raised at the next unit.
+    A throttled page of the store, or a blocked transaction, may outlast a heartbeat timeout. A retry would then run
+    beside the first attempt (dust-tt/dust#4272). So a thread sends heartbeats too, also after a cancellation, which is
+    raised at the next unit.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
-        """Take how the claim is renewed, and whether it was taken this moment."""
         self._renew = renew
-        self._renewed = time.monotonic() if just_claimed else 0.0
-        self._beaten = time.monotonic()
+        self._renewed_s = time.monotonic() if just_claimed else 0.0
+        self._beaten_s = time.monotonic()
         self._examined = 0
         self._objects = 0
-        self._lost: TerminalError | None = None
-        self._beside = _meanwhile(self._live, name="heartbeats")
+        self._lost_claim_error: TerminalError | None = None
+        self._beating = _beat_meanwhile(self._live, name="heartbeats")
 
     def __enter__(self) -> Self:
-        """Renew at once unless just claimed, so that work starts under a live claim.
+        """Renew the claim unless it was just taken, so that work starts under a live claim.
 
         Raises:
             ClaimHeld: Another workflow is at work.
         """
-        if not self._renewed:
+        if not self._renewed_s:
             self._renew()
-            self._renewed = time.monotonic()
-        self._beside.__enter__()
+            self._renewed_s = time.monotonic()
+        self._beating.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.__exit__(None, None, None)
+        self._beating.__exit__(None, None, None)
 
     def examined(self) -> None:
-        """Count one ledger looked at.
+        """Count one examined ledger.
 
         Raises:
-            ClaimHeld: Another workflow took the work over.
+            ClaimHeld: Another workflow took over.
             CancelledError: The activity was cancelled.
         """
         self._examined += 1
         self._beat()
 
     def deleted(self, objects: int) -> None:
-        """Count objects that storage confirmed; raises like `examined`."""
+        """Count objects that storage confirmed, with the errors of `examined`."""
         self._objects += objects
         self._beat()
 
     def _beat(self) -> None:
         raise_if_cancelled()
-        if self._lost:
-            raise self._lost
-        if time.monotonic() - self._beaten >= _LEAST_S:
+        if self._lost_claim_error:
+            raise self._lost_claim_error
+        if time.monotonic() - self._beaten_s >= _MIN_BEAT_INTERVAL_S:
             self._heartbeat()
 
     def _heartbeat(self) -> None:
-        self._beaten = time.monotonic()
+        self._beaten_s = time.monotonic()
         activity.heartbeat(self._examined, self._objects)
 
     def _live(self) -> None:
         self._heartbeat()
-        if time.monotonic() - self._renewed >= _RENEW_EVERY_S:
+        if time.monotonic() - self._renewed_s >= _RENEWAL_INTERVAL_S:
             self._try_to_renew()
 
     def _try_to_renew(self) -> None:
         try:
             self._renew()
-            self._renewed = time.monotonic()
+            self._renewed_s = time.monotonic()
         except TerminalError as error:
-            self._lost = error
+            self._lost_claim_error = error
         except SextonError:
-            return  # the catalog is away: the next beat tries again
+            return  # the next heartbeat tries again

@@ -206,7 +206,7 @@ class LedgerOffload:
             proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.sent(done.filed_counts)
+        metrics.count_filed(done.filed_counts)
         result = RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=self._ledgers.epoch())
         if done.ledgers and not done.filed_counts:  # by an earlier call, of a page that cannot be seen any more
             return replace(result, next_after=request.after)

@@ -1,16 +1,15 @@
-"""Which worker does the work of one topic: its owner, if it is known and picks the work up, and otherwise any worker.
+"""Choice of the worker for the work of one topic: its owner, if it is known and takes the work, otherwise any worker.
 
-1. If an owner is believed to be known, the work is sent to that owner's queue. If it is not picked up in time, if the
-   owner falls silent, or if the answer is `NotOwner`, 2 is next.
-2. To look it up is to send the work to the shared queue. The worker that gets it looks the owner up. If that is
-   itself, if there is none, or if ZooKeeper does not answer, it does the work, in this one activity. If it is another
-   worker, it does nothing, and 1 is next.
-3. After two lookups in vain, after a redirect to an owner that did not pick work up before, or after minutes of
-   failures of work that is retried without end, the shared queue does it, under no lease: the catalog may be out of
-   reach for that owner only.
+1. If an owner is known, send the work to its queue. If it does not start the work in time, falls silent, or answers
+   `NotOwner`, go to 2.
+2. Send the work to the shared queue, whose worker looks the owner up. If it is the owner, if there is none, or if
+   ZooKeeper does not answer, it does the work. Otherwise it redirects to the owner, and 1 follows.
+3. The shared queue does the work without a lease after two lookups in vain, after a redirect to an owner that did not
+   take work before, and after minutes of failures of work with unlimited retries. The catalog may be out of reach for
+   that owner only.
 
-Nothing that is decided about data rests on this: claims keep two workers off the same rows, and leases keep off a
-worker that has lost the topic. Attempts are counted anew wherever the work is sent, which is five times at most.
+No decision about data depends on this. Claims keep two workers off the same rows, and leases refuse writes of a worker
+that lost the topic. Attempts are counted anew wherever the work is sent, five times at most.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
@@ -28,59 +27,60 @@ from temporalio.types import MethodSyncSingleParam
 with workflow.unsafe.imports_passed_through():
     from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkResult, owner_queue
 
-_TURNS: Final = 4  # two owners, looked up twice; a topic that changes hands more often is served by any worker
-_AT_OWNER: Final = 8  # attempts of what has no bound, over 90 s or more: longer than a catalog takes to fail over
-_NOT_KNOWN: Final = "NotFoundError"  # of the SDK: an owner of an older build, which has no such activity
-_SILENT: Final = "TemporalTimeout:Heartbeat"  # the server's name for it: a stopped process takes task after task
-_UNHEARD: Final = {
-    TimeoutType.SCHEDULE_TO_START,
-    TimeoutType.HEARTBEAT,
-}  # no worker picked it up, or none is heard any more
+_MAX_TURNS: Final = 4  # two owners, looked up twice; any worker serves a topic that moves more often
+_MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
+_UNKNOWN_ACTIVITY: Final = "NotFoundError"  # of the SDK, from an owner of an older build
+_SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # of the server; a stopped process takes task after task
+_OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
 
 OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
-"""Types of failures that say nothing of the work itself: it was not begun, or is another worker's by now."""
+"""Types of failures without a statement about the work: it did not begin, or belongs to another worker now."""
 
 W = TypeVar("W", bound=TopicWork)
 R = TypeVar("R")
 
 
 class Dispatch:
-    """Sends one topic's activities to its owner, in one run; a topic of no name, or of several, has none."""
+    """Dispatch of one topic's activities in one workflow run.
+
+    Args:
+        topic: Encoded name. Empty: no topic or several, without an owner.
+        patience_s: Longest wait for an owner to start work.
+        owner: Worker that is believed to own the topic. Empty: unknown.
+    """
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
-        """Take the encoded name, how long an owner may let work lie, and which worker is believed to own it."""
         self.owner = owner if topic else ""
-        """The worker that is believed to own the topic; "": not known."""
         self._topic = topic
         self._patience_s = patience_s
-        self._unheard: set[str] = set()  # owners that let work lie
+        self._silent_owners: set[str] = set()  # did not take work
 
     async def execute(
         self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
     ) -> R:
-        """Have the work done at the owner or, if that cannot be, anywhere."""
-        asked = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
-        for _ in range(_TURNS if self._topic else 0):
+        """Run the activity at the owner, or else at any worker, and return its result."""
+        routed = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
+        for _ in range(_MAX_TURNS if self._topic else 0):
             owner = self.owner
-            asked = replace(asked, place=Route.OWNER if owner else Route.LOOKUP)
-            sent = self._at_owner(options) if owner else options
+            routed = replace(routed, place=Route.OWNER if owner else Route.LOOKUP)
+            config = self._owner_options(options) if owner else options
             try:
-                answer = await workflow.execute_activity_method(work, asked, **sent)
+                answer = await workflow.execute_activity_method(work, routed, **config)
             except ActivityError as error:
-                self._missed(owner, error, options)
+                self._forget_owner(owner, error, options)
                 continue
             if isinstance(answer, WorkResult):
                 self.owner = answer.owner
                 return answer.result
-            self.owner = "" if answer.owner in self._unheard else answer.owner
+            self.owner = "" if answer.owner in self._silent_owners else answer.owner
             if not self.owner:
                 break
-        last = await workflow.execute_activity_method(work, replace(asked, place=Route.ANYWHERE), **options)
-        if isinstance(last, Redirect):
-            raise ApplicationError(f"work for any worker was redirected to {last.owner}", type="Unsupported")
-        return last.result
+        answer = await workflow.execute_activity_method(work, replace(routed, place=Route.ANYWHERE), **options)
+        if isinstance(answer, Redirect):
+            raise ApplicationError(f"work for any worker was redirected to {answer.owner}", type="Unsupported")
+        return answer.result
 
-    def _at_owner(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
+    def _owner_options(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
         policy = options["retry_policy"] or RetryPolicy()
         return {
             **options,
@@ -88,21 +88,21 @@ class Dispatch:
             "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
             "retry_policy": replace(
                 policy,
-                maximum_attempts=policy.maximum_attempts or _AT_OWNER,
-                non_retryable_error_types=[_NOT_KNOWN, _SILENT],
+                maximum_attempts=policy.maximum_attempts or _MAX_ATTEMPTS_AT_OWNER,
+                non_retryable_error_types=[_UNKNOWN_ACTIVITY, _SILENT_WORKER],
             ),
         }
 
-    def _missed(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
-        """Forget an owner that lost the topic, left work undone, or failed again and again; raise any other failure."""
+    def _forget_owner(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
+        """Forget an owner that lost the topic, did not finish work, or failed too often. Raise any other failure."""
         cause = error.cause
-        late = owner and isinstance(cause, TimedOut) and cause.type in _UNHEARD
-        kind = cause.type if isinstance(cause, ApplicationError) else None
-        unbound = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
-        failing = unbound and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED
-        if late or failing or kind == _NOT_KNOWN:
-            self._unheard.add(owner)
-        elif kind != "NotOwner":
+        has_timed_out = owner and isinstance(cause, TimedOut) and cause.type in _OWNER_TIMEOUTS
+        failure_type = cause.type if isinstance(cause, ApplicationError) else None
+        is_unlimited = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
+        has_failed_too_often = is_unlimited and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED
+        if has_timed_out or has_failed_too_often or failure_type == _UNKNOWN_ACTIVITY:
+            self._silent_owners.add(owner)
+        elif failure_type != "NotOwner":
             raise error
-        if self.owner == owner:  # or another one is known by now
+        if self.owner == owner:  # concurrent work may have found another owner
             self.owner = ""

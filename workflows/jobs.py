@@ -1,7 +1,7 @@
-"""A job as a program knows it that starts it or looks at it; `values.py` of its room has it with its input and result.
+"""Definition of a job for programs that start it or look at it, and the values of jobs that build for many topics.
 
-None of these imports an activity or a workflow, so that a program which only starts jobs loads none. What travels to
-and from jobs that build something for many topics is alike, and stands here.
+`values.py` of each room defines its jobs, with inputs and results. These modules import no activity and no workflow, so
+that a program which only starts jobs loads none.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from logstore.deletion.intents import GuardRefusal
 
 
 class JobRequest(Protocol):
-    """The input of a job."""
+    """Input of a job."""
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
+        """Return what the job does, and the command that shows its progress, as the workflow's *static details*."""
 
 
 Q = TypeVar("Q", bound=JobRequest)
@@ -23,56 +23,55 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[Q, R]):
-    """A workflow, by its type's name."""
+    """Workflow with the name of its type."""
 
     name: str
     request: type[Q]
     result: type[R]
-    keys: tuple[str, ...] = ("",)  # the forms of what `id` takes, with what varies in braces; "": none
+    keys: tuple[str, ...] = ("",)  # forms of the key of an id, with placeholders in braces; "": no key
 
     def id(self, *key: object) -> str:
-        """`{name}/{key}`: one at a time of each key. Ids of topics and ledgers are never used again.
+        """Return `{name}/{key}`. One workflow of each id runs at a time.
 
-        A job without a key is one at a time of all: a schedule appends its time, and skips a run while one is at work.
+        A schedule appends its time to the id of a job without a key, and skips a run while one is running.
         """
         return "/".join([self.name, *map(str, key)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTopicsInput:
-    """Of which topics something is built; each job has a class of its own, which says what."""
+    """Input of a build. Each job has a subclass."""
 
-    does: ClassVar[str]  # what the job does to {topics}, and the command that asks for it
-    builds: ClassVar[str]  # what there is then, in few words
-    runs: ClassVar[str]  # how the ids of its runs begin
+    does: ClassVar[str]  # what the job does to {topics}, and the command that starts it
+    builds: ClassVar[str]  # what it builds, in few words
+    runs: ClassVar[str]  # prefix of the ids of its runs
 
     run_id: str = ""  # empty: the job takes one
     actor: str = ""
     reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: of every topic that has something to build
-    master: str = ""  # the Spark cluster; empty: that of the workers' settings
-    queue: str = ""  # of the bulk job; empty: the job's own
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
+    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: str = ""  # task queue of the bulk job; empty: the job's own
 
     def details(self) -> str:
-        """What the job does, and the command that asks for it; its *static details*."""
         return self.does.format(topics=f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildProgress:
-    """Where a build is."""
+    """Progress of a build."""
 
     run_id: str
     step: str  # beginning, building, switching, concluding, ended
-    counts: dict[str, int] = field(default_factory=dict)  # topics by what became of them, and what was built
+    counts: dict[str, int] = field(default_factory=dict)  # topics by result, and counts of the output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """What a build came to, or why it was refused."""
+    """Counts of a build, or its refusal."""
 
     run_id: str
     counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable, and
     # of indexes the buckets and messages that were built
-    left_out: list[str] = field(default_factory=list)  # of the first 20 topics that could not be read, why
+    left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
     refused: GuardRefusal | None = None

@@ -1,7 +1,7 @@
-"""Bounds of the input of jobs: beyond them a job could only hang, or do what was not meant.
+"""Bounds of the input of jobs. Input beyond them would make a job hang, or do something unintended.
 
-Bounds of policies hold for every run. The rest holds for what comes from outside: a run that a job of ours started or
-continued may be of another build, and has been checked where it came from.
+Bounds of policies hold for every run. Other bounds hold only for input from outside. Input of a run that another job
+started or continued was checked before, perhaps by another build.
 """
 
 import math
@@ -46,48 +46,48 @@ from workflows.transactions.values import (
 )
 
 MAX_LEDGER_IDS: Final = 10_000
-"""Ledgers in one explicit delete, inclusive: their ids travel in one payload of at most 200 KB."""
+"""Most ledgers of one explicit delete. Their ids travel in one payload of at most 200 KB."""
 
 MAX_OFFLOAD_LEDGERS: Final = 4_000
-"""Ledgers in one ask, inclusive: it waits in a payload with others, of which the workflow takes 100 KB together."""
+"""Most ledgers of one request to offload. Waiting requests share a payload, of which 100 KB are accepted."""
 
 MAX_SCRUB_TOPICS: Final = 1_000
-"""Topics in one scrub, inclusive, unless it is of every topic: statements of the catalog name them."""
+"""Most topics of one scrub, unless it scrubs every topic. SQL statements contain their ids."""
 
 _MONTH_S = 30 * 86_400
-_MOST_AGE_S = 100 * 366 * 86_400
-_MOST_INT = 2**63 - 1  # what the catalog's columns hold
-_MOST_INVENTORIES = 16
-_MOST_SUBSCRIPTIONS = 100  # passed over by one operation
-_MOST_PATH = 1_000  # characters
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # names a folder, and workflows and batches
+_MAX_AGE_S = 100 * 366 * 86_400
+_MAX_INT = 2**63 - 1  # of a column of the catalog
+_MAX_INVENTORIES = 16
+_MAX_PASSED_SUBSCRIPTIONS = 100  # by one operation
+_MAX_PATH_CHARACTERS = 1_000
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # part of the names of folders, workflows and batches
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_MOST_BATCH_ID = 200  # with the workflow's name in front, within the 255 of an id in Temporal
+_MAX_BATCH_ID_CHARACTERS = 200  # with the workflow's name as prefix, within the 255 of an id in Temporal
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What a field of the input may hold."""
+    """Rule for the values of a field."""
 
-    phrase: str  # as a refusal says it after "expected"
-    refuses: Callable[[Any], str | None]  # the phrase of this value, or None where it is as it should be
+    phrase: str  # text after "expected" in a refusal
+    refuses: Callable[[Any], str | None]  # phrase for a wrong value; None: the value is allowed
 
 
 def _rule(phrase: str, allows: Callable[[Any], bool]) -> FieldRule:
-    return FieldRule(phrase, lambda found: None if allows(found) else phrase)
+    return FieldRule(phrase, lambda value: None if allows(value) else phrase)
 
 
-def _within(least: int, most: float, *, optional: bool = False) -> FieldRule:
-    bounds = f"{least:,} or more" if most in {math.inf, _MOST_INT} else f"{least:,} to {most:,}"
-    return _rule(bounds, lambda found: (optional and found is None) or least <= found <= most)
+def _within(low: int, high: float, *, optional: bool = False) -> FieldRule:
+    bounds = f"{low:,} or more" if high in {math.inf, _MAX_INT} else f"{low:,} to {high:,}"
+    return _rule(bounds, lambda value: (optional and value is None) or low <= value <= high)
 
 
-def _as(check: Callable[[str], object]) -> FieldRule:
-    """The rule of a function that refuses by `InvalidInput`; a line break is refused by each of them."""
+def _checked_by(check: Callable[[str], object]) -> FieldRule:
+    """Return the rule of a function that raises `InvalidInput`. All such functions refuse a line break."""
 
-    def refuses(found: str) -> str | None:
+    def refuses(value: str) -> str | None:
         try:
-            check(found)
+            check(value)
         except InvalidInput as error:
             return error.expected
         return None
@@ -96,58 +96,61 @@ def _as(check: Callable[[str], object]) -> FieldRule:
 
 
 def _or_empty(rule: FieldRule) -> FieldRule:
-    return FieldRule(f"{rule.phrase}; or nothing", lambda found: rule.refuses(found) if found else None)
+    return FieldRule(f"{rule.phrase}; or nothing", lambda value: rule.refuses(value) if value else None)
 
 
-def _ids(most: int) -> FieldRule:
-    def allows(found: list[int] | None) -> bool:
-        return found is None or (0 < len(found) <= most and all(0 <= one <= _MOST_INT for one in found))
+def _ids(max_ids: int) -> FieldRule:
+    def allows(ids: list[int] | None) -> bool:
+        return ids is None or (0 < len(ids) <= max_ids and all(0 <= number <= _MAX_INT for number in ids))
 
-    return _rule(f"1 to {most:,} ids, each 0 or more", allows)
+    return _rule(f"1 to {max_ids:,} ids, each 0 or more", allows)
 
 
-def _file(path: str) -> bool:
-    return 0 < len(path) <= _MOST_PATH and path.isprintable() and "://" not in path
+def _is_file_path(path: str) -> bool:
+    return 0 < len(path) <= _MAX_PATH_CHARACTERS and path.isprintable() and "://" not in path
 
 
 _BATCH_ID: Final = _rule(
-    f"1 to {_MOST_BATCH_ID} printable characters",
-    lambda found: 0 < len(found) <= _MOST_BATCH_ID and found.isprintable(),
+    f"1 to {_MAX_BATCH_ID_CHARACTERS} printable characters",
+    lambda value: 0 < len(value) <= _MAX_BATCH_ID_CHARACTERS and value.isprintable(),
 )
 _RUN: Final = _rule(
-    "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it", lambda found: _RUN_ID.fullmatch(found) is not None
+    "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it", lambda value: _RUN_ID.fullmatch(value) is not None
 )
 _INVENTORIES: Final = _rule(
-    f"at most {_MOST_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
-    lambda found: len(found) <= _MOST_INVENTORIES and all(map(_file, found)),
+    f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
+    lambda value: len(value) <= _MAX_INVENTORIES and all(map(_is_file_path, value)),
 )
-_MASTER: Final = _rule(f"{FORMS}; or nothing", lambda found: not found or is_master(found))
-_COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda found: found in set(CopyKind))
+_MASTER: Final = _rule(f"{FORMS}; or nothing", lambda value: not value or is_master(value))
+_COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
 _COPIES: Final = _rule(
     f"out of {', '.join(CopyKind)}, each once",
-    lambda found: len(found) == len(set(found)) and set(found) <= set(CopyKind),
+    lambda value: len(value) == len(set(value)) and set(value) <= set(CopyKind),
 )
 _SUBSCRIPTIONS: Final = _rule(
-    f"at most {_MOST_SUBSCRIPTIONS} names of subscriptions",
-    lambda found: len(found) <= _MOST_SUBSCRIPTIONS and not any(map(_as(partial(check_name, "name")).refuses, found)),
+    f"at most {_MAX_PASSED_SUBSCRIPTIONS} names of subscriptions",
+    lambda value: (
+        len(value) <= _MAX_PASSED_SUBSCRIPTIONS
+        and not any(map(_checked_by(partial(check_name, "name")).refuses, value))
+    ),
 )
 _FUNCTION: Final = _rule(
-    "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda found: _FUNCTION_NAME.fullmatch(found) is not None
+    "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda value: _FUNCTION_NAME.fullmatch(value) is not None
 )
-_POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda found: found is None or found in set(DeletePolicy))
+_POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda value: value is None or value in set(DeletePolicy))
 
 
-_ALONE: Final[Mapping[str, FieldRule]] = {
+_RETRY_RULES: Final[Mapping[str, FieldRule]] = {
     "max_attempts": _within(1, 1_000_000),
     "retry_interval_s": _within(0, _MONTH_S),
     "owner_patience_s": _within(1, _MONTH_S),
 }
-_BOUNDS: Final[Mapping[type, Mapping[str, FieldRule]]] = {
-    DeleteLedgerInput: _ALONE,
+_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
+    DeleteLedgerInput: _RETRY_RULES,
     DeletionPolicy: {
-        **_ALONE,
+        **_RETRY_RULES,
         "parallelism": _within(1, 256),
-        "chunk": _within(1, 1_000_000),  # cut to what fits an answer anyway
+        "chunk": _within(1, 1_000_000),  # a result limits it anyway
         "alone": _within(1, 1_500),
     },
     OffloadPolicy: {
@@ -156,46 +159,46 @@ _BOUNDS: Final[Mapping[type, Mapping[str, FieldRule]]] = {
         "parallelism": _within(1, 64),
     },
 }
-_ANYWHERE: Final[Mapping[str, FieldRule]] = {
-    "topic": _as(TopicName.from_encoded),
-    "topic_id": _within(0, _MOST_INT),
-    "ledger_id": _within(0, _MOST_INT),
-    "generation": _within(0, _MOST_INT),
-    "catalog_epoch": _within(0, _MOST_INT, optional=True),
-    "after": _within(-1, _MOST_INT),
-    "removed_after": _within(-1, _MOST_INT),
+_OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
+    "topic": _checked_by(TopicName.from_encoded),
+    "topic_id": _within(0, _MAX_INT),
+    "ledger_id": _within(0, _MAX_INT),
+    "generation": _within(0, _MAX_INT),
+    "catalog_epoch": _within(0, _MAX_INT, optional=True),
+    "after": _within(-1, _MAX_INT),
+    "removed_after": _within(-1, _MAX_INT),
     "copy": _COPY,
     "durable_delete": _POLICY,
-    "actor": _or_empty(_as(partial(check_name, "actor"))),
-    "reason": _as(check_reason),
+    "actor": _or_empty(_checked_by(partial(check_name, "actor"))),
+    "reason": _checked_by(check_reason),
     "batch_id": _BATCH_ID,
-    "owner": _or_empty(_as(check_worker_id)),
+    "owner": _or_empty(_checked_by(check_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
-    "max_buckets": _within(1, _MOST_INT, optional=True),
+    "max_buckets": _within(1, _MAX_INT, optional=True),
     "rate": _within(0, MAX_OBJECTS_PER_S),
     "run_id": _RUN,
     "function": _FUNCTION,
-    "now_us": _within(0, _MOST_INT),
+    "now_us": _within(0, _MAX_INT),
     "bytes_per_s": _within(MIN_SCRUB_RATE, 1 << 40),
-    "older_than_s": _within(0, _MOST_AGE_S),
+    "older_than_s": _within(0, _MAX_AGE_S),
     "max_orphan_share": _within(0, 1),
     "max_absent_share": _within(0, 1),
-    "txn": _as(TransactionId.parse),
+    "txn": _checked_by(TransactionId.parse),
     "tc_id": _within(0, MAX_COORDINATORS - 1),
     "linger_s": _within(0, 60),
     "watch_s": _within(0, 3_600),
-    "eligible_age_s": _within(0, _MOST_AGE_S, optional=True),
+    "eligible_age_s": _within(0, _MAX_AGE_S, optional=True),
     "pause_s": _within(0, _MONTH_S),
     "most_pause_s": _within(0, _MONTH_S),
     "inventories": _INVENTORIES,
     "master": _MASTER,
 }
-_OUTSIDE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
-    DeleteLedgersInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a batch of several
-    DeleteLedgerInput: {"topic": _or_empty(_ANYWHERE["topic"])},  # "": a row whose topic was damaged by hand
-    SealBucketsInput: {"topic_id": _within(0, _MOST_INT, optional=True), "topic": _or_empty(_ANYWHERE["topic"])},
-    TrimTopicsInput: {"batch_id": _or_empty(_ANYWHERE["batch_id"])},
+_OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
+    DeleteLedgersInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a batch of several topics
+    DeleteLedgerInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a row whose topic is damaged
+    SealBucketsInput: {"topic_id": _within(0, _MAX_INT, optional=True), "topic": _or_empty(_OUTSIDE_RULES["topic"])},
+    TrimTopicsInput: {"batch_id": _or_empty(_OUTSIDE_RULES["batch_id"])},
     ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
     ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MAX_SCRUB_TOPICS))},
     ScrubLedgersProgress: {"run_id": _or_empty(_RUN)},
@@ -205,65 +208,65 @@ _OUTSIDE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
         "ledger_ids": _ids(MAX_LEDGER_IDS),
         "remove": _COPIES,
         "pass_over": _SUBSCRIPTIONS,
-        "generation": _within(0, _MOST_INT, optional=True),
+        "generation": _within(0, _MAX_INT, optional=True),
     },
     EndRecordsInput: {
-        "topic": _or_empty(_ANYWHERE["topic"]),
-        "after": _rule("a topic and a ledger", lambda _: True),  # whose ids have bounds of their own
+        "topic": _or_empty(_OUTSIDE_RULES["topic"]),
+        "after": _rule("a topic and a ledger", lambda _: True),  # their ids have rules of their own
     },
     OffloadAsk: {"ledger_ids": _ids(MAX_OFFLOAD_LEDGERS)},
 }
 
 
 def check_request(request: object, *, queue: str, outside: bool = True) -> None:
-    """Refuse input of a job of which a field is beyond its bounds.
+    """Require that all fields of a request are within their bounds.
 
     Args:
-        request: Its input, or what a signal or an update brings.
-        queue: The task queue of the job, on whose workers its uploads run.
-        outside: Whether it comes from outside, and not from a job of ours.
+        request: Input of a job, or argument of a signal or an update.
+        queue: Task queue of the job, on whose workers its uploads run.
+        outside: Whether the request comes from outside, and not from another job.
 
     Raises:
-        InvalidInput: Names the field, the bounds and what was found.
+        InvalidInput: The message names the field, the bounds and the value.
     """
-    for path, value, name, found in _fields(request, ""):
-        rules = find_rules(type(value), name, queue=queue, outside=outside)
-        expected = next((phrase for rule in rules if (phrase := rule.refuses(found))), None)
+    for path, parent, name, value in _list_fields(request, ""):
+        rules = find_rules(type(parent), name, queue=queue, outside=outside)
+        expected = next((phrase for rule in rules if (phrase := rule.refuses(value))), None)
         if expected:
-            raise InvalidInput(path, expected=expected, found=found)
+            raise InvalidInput(path, expected=expected, found=value)
 
 
 def find_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
-    """What holds of the field of that name of a value of that type; see `check`."""
-    rules = [_BOUNDS.get(kind, {}).get(name)]
+    """Return the rules of the field of a type, with the arguments of `check_request`."""
+    rules = [_RULES_BY_TYPE.get(kind, {}).get(name)]
     if outside:
-        rules.append(_OUTSIDE.get(kind, {}).get(name, _ANYWHERE.get(name)))
-        served = _SERVED.get(kind) if name == "queue" else None
-        rules.append(_queue(served(queue)) if served else None)
+        rules.append(_OUTSIDE_RULES_BY_TYPE.get(kind, {}).get(name, _OUTSIDE_RULES.get(name)))
+        derive_queue = _QUEUE_BY_TYPE.get(kind) if name == "queue" else None
+        rules.append(_served_queue(derive_queue(queue)) if derive_queue else None)
     return [rule for rule in rules if rule]
 
 
 def uploads_queue(task_queue: str) -> str:
-    """The queue beside a task queue where its uploads run, on the same workers."""
+    """Return the queue for uploads beside a task queue, on the same workers."""
     return f"{task_queue}-uploads"
 
 
 def transactions_queue(task_queue: str) -> str:
-    """The queue beside a task queue where coordinators and broadcasts work: they linger, and hold a thread each."""
+    """Return the queue for coordinators and broadcasts beside a task queue. They linger, and hold a thread each."""
     return f"{task_queue}-transactions"
 
 
 def records_queue(task_queue: str) -> str:
-    """The queue beside a task queue where jobs on the record log work: a flush holds its thread while it waits."""
+    """Return the queue for record-log jobs beside a task queue. A flush holds its thread while it waits."""
     return f"{task_queue}-records"
 
 
 def bulk_queue(task_queue: str) -> str:
-    """The queue beside a task queue where its bulk jobs run, one at a time on each worker."""
+    """Return the queue for bulk jobs beside a task queue. Each worker runs one at a time."""
     return f"{task_queue}-bulk"
 
 
-_SERVED: Final[Mapping[type, Callable[[str], str]]] = {
+_QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
     OffloadPolicy: uploads_queue,
     ReconcileOrphansInput: bulk_queue,
     ScrubLedgersInput: bulk_queue,
@@ -280,17 +283,17 @@ _SERVED: Final[Mapping[type, Callable[[str], str]]] = {
 }
 
 
-def _queue(served: str) -> FieldRule:
-    return _rule(f"{served}, or nothing: workers serve no other for these", lambda found: found in {"", served})
+def _served_queue(queue: str) -> FieldRule:
+    return _rule(f"{queue}, or nothing: workers serve no other for these", lambda value: value in {"", queue})
 
 
-def _fields(value: object, above: str) -> Iterator[tuple[str, object, str, Any]]:
-    """Every field of a value and of the values in it: its path, whose it is, its name, and what it holds."""
-    if not is_dataclass(value):
+def _list_fields(parent: object, prefix: str) -> Iterator[tuple[str, object, str, Any]]:
+    """Yield path, dataclass, name and value of each field, with those of nested dataclasses."""
+    if not is_dataclass(parent):
         return
-    for field in fields(value):
-        found, path = getattr(value, field.name), f"{above}{field.name}"
-        yield path, value, field.name, found
-        yield from _fields(found, f"{path}.")
-        for number, item in enumerate(found if isinstance(found, list) else ()):
-            yield from _fields(item, f"{path}.{number}.")
+    for field in fields(parent):
+        value, path = getattr(parent, field.name), f"{prefix}{field.name}"
+        yield path, parent, field.name, value
+        yield from _list_fields(value, f"{path}.")
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            yield from _list_fields(item, f"{path}.{number}.")

@@ -1,4 +1,4 @@
-"""A guard's refusal as the result of a job that completes: nothing changed, and no failure shows in the Web UI."""
+"""Refusals of guards as results of jobs that complete, so that the Web UI shows no failure. Nothing changed."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from logstore.deletion.intents import GuardRefusal
 
 
 def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
-    """What the activity refused, if it failed with an error of these types; otherwise None."""
+    """Return the refusal, if the activity failed with an error of these types."""
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None
@@ -16,10 +16,10 @@ def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal |
 
 
 def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal:
-    """What the activity refused.
+    """Return the refusal.
 
     Raises:
-        ActivityError: The error itself, which is none of these types.
+        ActivityError: The error itself, if it has another type.
     """
     refusal = find_refusal(error, types)
     if refusal is None:
@@ -28,5 +28,5 @@ def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusa
 
 
 def format_refusal(refusal: GuardRefusal) -> str:
-    """Markdown for an operator."""
+    """Return Markdown for an operator."""
     return f"**Refused**, nothing changed: {refusal.message} ({refusal.type})"

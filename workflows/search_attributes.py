@@ -1,4 +1,4 @@
-"""Search attributes: few, short, and what an operator filters by. The one list that is registered."""
+"""Search attributes by which an operator filters workflows. The server registers exactly these."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, T
 
 
 def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
-    """Which transaction a job is about, and how it is: OWED while a participant is to be told."""
+    """Return the attributes of a transaction's job. The outcome is OWED while a participant was not told."""
     return TypedSearchAttributes([SearchAttributePair(TRANSACTION, txn), SearchAttributePair(OUTCOME, [outcome])])
 
 
 def ensure_topic(topic: str) -> None:
-    """Give this run its topic if its starter, perhaps another SDK, did not; one of several topics has none."""
+    """Set the topic of this run if its starter did not, for example another SDK. A run of several topics has none."""
     if topic and workflow.info().typed_search_attributes.get(TOPIC) is None:
         workflow.upsert_search_attributes([TOPIC.value_set(topic)])

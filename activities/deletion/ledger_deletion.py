@@ -1,7 +1,7 @@
-"""Ledger deletion, one side effect an activity: detach, delete a chunk, delete one, hand over, certify.
+"""Activities of two-phase deletion, each with one side effect.
 
-Every activity may run twice, also at the same time (two attempts may overlap), and may have happened although
-it was reported as failed. What makes that harmless stands in each docstring.
+An activity may run twice, two attempts may overlap, and an attempt that was reported as failed may have succeeded.
+Each docstring says why that is harmless.
 
 Source: PIP-186.
 """
@@ -12,16 +12,16 @@ from dataclasses import replace
 from activities.deletion import metrics
 from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, detach_arguments, own_cause, own_claim, report_detached
 from activities.deletion.phase_two import (
-    chunk_result,
+    build_chunk_result,
     examine,
     finish,
+    format_error,
     hand_over,
-    later,
     raise_if_nothing_answered,
     remove,
-    result_of,
-    sentence,
-    unfinished,
+    retry_error,
+    select_unfinished,
+    stored_result,
 )
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import (
@@ -67,7 +67,7 @@ from logstore.records.tombstones import asked_for
 
 
 class LedgerDeletion:
-    """The activities of two-phase deletion, over ports."""
+    """Activities of two-phase deletion. `storages` are by `CopyKind` value."""
 
     def __init__(
         self,
@@ -80,7 +80,6 @@ class LedgerDeletion:
         flushes: FlushRequests,
         owners: Owners,
     ) -> None:
-        """Take the ports; `storages` by `CopyKind` value."""
         self._flushes = flushes
         self._deletions = deletions
         self._storages = storages
@@ -92,11 +91,11 @@ class LedgerDeletion:
     @defined(name="deletion.detach")
     @beating()
     def detach(self, request: DetachInput) -> Answer[DetachResult]:
-        """Take ledgers out of their list and file an intent per copy, in one SQL transaction.
+        """Take ledgers out of their list and file an intent for each copy, in one SQL transaction.
 
-        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        Idempotency: keyed by `batch_id`; a second call returns the first result.
         Heartbeat: while the transaction runs.
-        Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id is another request's), Unsupported,
+        Raises: InvalidInput, UnknownObject, PreconditionFailed (the batch id belongs to another request), Unsupported,
             LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         lease = find_lease(request, self._owners)
@@ -107,69 +106,69 @@ class LedgerDeletion:
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         topic_id, durable = TopicId(request.topic_id), asked_for(request.durable_delete)
-        batch = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         phase_one = self._phase_one.under(lease)
         if request.remove:
-            detached = phase_one.operate(topic_id, request.operation(), durable=durable, **batch)
+            batch = phase_one.operate(topic_id, request.operation(), durable=durable, **arguments)
         else:
             ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
-            detached = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **batch)
-        return to_work_result(lease, report_detached(detached, epoch))
+            batch = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **arguments)
+        return to_work_result(lease, report_detached(batch, epoch))
 
     @defined(name="deletion.next_ranges")
     @beating()
     def next_ranges(self, request: RangesInput) -> RangesPage:
-        """Read which unfinished rows of the batch come next.
+        """Return the next ranges of unfinished rows of the batch, and renew its claim.
 
-        Idempotency: reads only; rows that ended since are met as finished, and a batch that is done has no more.
+        Idempotency: a repeated call reads the rows again.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
         if self._ledgers.epoch() != request.catalog_epoch:
             return RangesPage(ranges=[], stale=True)
-        found = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
-        if found:
+        ranges = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
+        if ranges:
             self._deletions.renew(request.batch_id, own_claim(BATCH_CLAIM_S))
-        return RangesPage(ranges=found)
+        return RangesPage(ranges=ranges)
 
     @defined(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
-        """Phase two for a range of rows: many ledgers share listings, pages and transactions.
+        """Run phase two for a range of rows, which share listings, pages and transactions.
 
-        Idempotency: keyed by row; a row that ended keeps its outcome, an absent key counts as deleted, a row
-        handed over before is reported again. A row that fails is handed to a workflow of its own. At a limited
-        rate it deals with the first rows of the range and names the next one.
-        Heartbeat: (rows examined, objects confirmed), per ledger and per page; a hint only.
-        Raises: StoreUnavailable when no row at all got an answer (retry); ClaimHeld, NotOwner, LookupRefused
-            (terminal).
+        At a limited rate the call processes the first rows of the range and names the next one.
+
+        Idempotency: keyed by row. A row that ended keeps its outcome, an absent key counts as deleted, and a row that
+            was handed over is reported again. A row that fails is handed to a workflow of its own.
+        Heartbeat: counts of examined rows and of confirmed objects, for each ledger and each page.
+        Raises: StoreUnavailable (retry; no row got an answer); ClaimHeld, NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
         if isinstance(lease, Redirect):
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
-        queue, batch = self._deletions.under(lease), request.batch_id
-        with Heartbeats(lambda: queue.renew(batch, own_claim(BATCH_CLAIM_S))) as heartbeats:
-            found, pace = queue.intents(batch, request.chunk), DeletionPace(request.objects_per_s)
-            intents = pace.slice(found)
-            open_ones = unfinished(intents)
-            examined = examine(open_ones, self._storages, self._flushes, heartbeats)
-            ended, errors = remove(examined, self._storages, heartbeats, pace)
-            changed = finish(queue, open_ones, ended, holder=batch)
-            metrics.received(one for one in open_ones if one.row_id in changed)
-            raise_if_nothing_answered(ended, errors)
-            hand_over(queue, batch, open_ones, {row: sentence(error) for row, error in errors.items()})
-        result = chunk_result(intents, ended, many_topics=request.many_topics)
-        left = found[len(intents) :]
-        return to_work_result(lease, replace(result, next_row=left[0].row_id if left else 0))
+        queue, batch_id = self._deletions.under(lease), request.batch_id
+        with Heartbeats(lambda: queue.renew(batch_id, own_claim(BATCH_CLAIM_S))) as heartbeats:
+            all_intents, pace = queue.intents(batch_id, request.chunk), DeletionPace(request.objects_per_s)
+            intents = pace.slice(all_intents)
+            unfinished = select_unfinished(intents)
+            examination = examine(unfinished, self._storages, self._flushes, heartbeats)
+            results, errors = remove(examination, self._storages, heartbeats, pace)
+            changed_rows = finish(queue, unfinished, results, holder=batch_id)
+            metrics.count_received(intent for intent in unfinished if intent.row_id in changed_rows)
+            raise_if_nothing_answered(results, errors)
+            hand_over(queue, batch_id, unfinished, {row: format_error(error) for row, error in errors.items()})
+        result = build_chunk_result(intents, results, many_topics=request.many_topics)
+        remaining = all_intents[len(intents) :]
+        return to_work_result(lease, replace(result, next_row=remaining[0].row_id if remaining else 0))
 
     @defined(name="deletion.hand_over_chunk")
     @beating()
     def hand_over_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
-        """Hand every unfinished row of the range to a workflow of its own, once the chunk as a whole gave up.
+        """Hand every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
 
-        A damaged row gets none, because no workflow could do more than report the damage: it ends here.
+        A damaged row ends here, because a workflow could only report the damage again.
 
-        Idempotency: a row handed over before keeps its claim and is reported again.
+        Idempotency: a row that was handed over keeps its claim and is reported again.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
@@ -179,23 +178,25 @@ class LedgerDeletion:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.under(lease)
         intents = queue.intents(request.batch_id, request.chunk)
-        open_ones = unfinished(intents)
-        refused = [(one.row_id, why) for one in open_ones if one.damage and (why := find_refusal(one))]
-        ended = [IntentResult(row_id=row_id, outcome=why[0], error=why[1]) for row_id, why in refused]
-        finish(queue, open_ones, ended, holder=request.batch_id)
-        errors = {one.row_id: "the chunk as a whole got no answer" for one in open_ones if not one.damage}
-        hand_over(queue, request.batch_id, open_ones, errors)
-        return to_work_result(lease, chunk_result(intents, ended, many_topics=request.many_topics))
+        unfinished = select_unfinished(intents)
+        refusals = [
+            (intent.row_id, refusal) for intent in unfinished if intent.damage and (refusal := find_refusal(intent))
+        ]
+        results = [IntentResult(row_id=row_id, outcome=outcome, error=reason) for row_id, (outcome, reason) in refusals]
+        finish(queue, unfinished, results, holder=request.batch_id)
+        errors = {intent.row_id: "the chunk as a whole got no answer" for intent in unfinished if not intent.damage}
+        hand_over(queue, request.batch_id, unfinished, errors)
+        return to_work_result(lease, build_chunk_result(intents, results, many_topics=request.many_topics))
 
     @defined(name="deletion.delete_one")
     def delete_one(self, request: DeleteIntentInput) -> Answer[DeleteIntentResult]:
-        """Phase two for one intent.
+        """Run phase two for one intent.
 
-        Idempotency: keyed by (ledger, copy, generation); a finished row answers with its outcome.
-        Heartbeat: per page; a hint only.
+        Idempotency: keyed by ledger, copy and generation; a finished row returns its outcome.
+        Heartbeat: counts, for each page.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused (terminal); NoProgress (terminal) when storage keeps
-            the same number of keys again and again; anything else is retried after `retry_interval_s`, or once an
-            upload of the copy is over, and kept on the row.
+            the same number of keys again and again; other errors are stored in the row and retried after
+            `retry_interval_s`, or after an upload of the copy has ended.
         """
         lease = find_lease(request, self._owners)
         if isinstance(lease, Redirect):
@@ -207,33 +208,33 @@ class LedgerDeletion:
         except StaleCatalog as error:
             return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
-            raise later(error, request.retry_interval_s) from error
+            raise retry_error(error, request.retry_interval_s) from error
 
     def _take_and_delete(self, queue: Deletions, request: DeleteIntentInput) -> DeleteIntentResult:
-        with beating():  # another writer may make this one wait longer than a heartbeat timeout
+        with beating():  # another writer may block this transaction for longer than a heartbeat timeout
             intent = _take(queue, request)
         if intent.state is not DeletionState.PENDING:
-            return result_of(intent)
-        metrics.received([intent])
+            return stored_result(intent)
+        metrics.count_received([intent])
         with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
-            examined = examine([intent], self._storages, self._flushes, heartbeats)
-            ended, errors = remove(examined, self._storages, heartbeats, DeletionPace())
-            changed = finish(queue, [intent], ended, holder=own_claim().workflow_id)
+            examination = examine([intent], self._storages, self._flushes, heartbeats)
+            results, errors = remove(examination, self._storages, heartbeats, DeletionPace())
+            changed_rows = finish(queue, [intent], results, holder=own_claim().workflow_id)
             if errors:
-                raise _kept(queue, intent, errors[intent.row_id], request.retry_interval_s)
-        if not changed:
-            return self._take_and_delete(queue, request)  # taken from us: it ended, or another workflow has it, or none
-        one = ended[0]
+                raise _hold_after_error(queue, intent, errors[intent.row_id], request.retry_interval_s)
+        if not changed_rows:  # the row ended, or another workflow or none has it
+            return self._take_and_delete(queue, request)
+        result = results[0]
         return DeleteIntentResult(
-            outcome=one.outcome, objects=one.objects, size_bytes=one.size_bytes, detail=one.error or ""
+            outcome=result.outcome, objects=result.objects, size_bytes=result.size_bytes, detail=result.error or ""
         )
 
     @defined(name="deletion.dead_letter")
     @beating()
     def dead_letter(self, request: DeadLetterInput) -> Answer[DeleteIntentResult]:
-        """Keep an exhausted intent as a dead letter with its error: listed, never dropped.
+        """Turn an exhausted intent into a dead letter with its error.
 
-        Idempotency: a row that ended meanwhile keeps its outcome, which is returned.
+        Idempotency: a row that ended keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
         lease = find_lease(request, self._owners)
@@ -245,31 +246,32 @@ class LedgerDeletion:
         except StaleCatalog as error:
             return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         if intent.state is not DeletionState.PENDING:
-            return to_work_result(lease, result_of(intent))
-        why = request.error or intent.last_error or "no attempt is left"
-        letter = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=why)
-        finish(queue, [intent], [letter], holder=own_claim().workflow_id)
+            return to_work_result(lease, stored_result(intent))
+        detail = request.error or intent.last_error or "no attempt is left"
+        result = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=detail)
+        finish(queue, [intent], [result], holder=own_claim().workflow_id)
         return to_work_result(
-            lease, DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=why, stuck=intent.is_stuck)
+            lease, DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=detail, stuck=intent.is_stuck)
         )
 
     @defined(name="deletion.certify")
     @beating()
     def certify(self, request: CertifyInput) -> Answer[BatchCertificate]:
-        """Count the batch from its rows, close its run and write the audit row.
+        """Count the batch from its rows, finish its run and write the audit row.
 
-        Idempotency: counts are read from rows, so repeated work counts once; the run is closed once.
+        Idempotency: repeated work counts once; the run is finished once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
         if isinstance(lease, Redirect):
             return lease
-        batch = request.batch_id
-        tally = self._deletions.under(lease).close(batch, own_cause(request.actor, request.reason))
-        metrics.certified(tally)
-        counted, objects = dict(tally.outcomes), tally.objects
-        whole = BatchCertificate(batch_id=batch, outcomes=counted, objects=objects, size_bytes=tally.size_bytes)
-        return to_work_result(lease, whole)
+        batch_id = request.batch_id
+        tally = self._deletions.under(lease).close(batch_id, own_cause(request.actor, request.reason))
+        metrics.count_closed(tally)
+        certificate = BatchCertificate(
+            batch_id=batch_id, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
+        )
+        return to_work_result(lease, certificate)
 
 
 def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
@@ -287,15 +289,15 @@ def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, att
     )
 
 
-def _kept(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
-    """Hold the row until the next attempt and a minute more, with the error; what ends this attempt."""
-    after_s = retry_interval_s  # while an upload may go on, nothing can be deleted: it is not worth trying again
-    if isinstance(error, UploadOpen):
+def _hold_after_error(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
+    """Hold the row with its error until one minute after the next attempt. Return the error that ends this attempt."""
+    after_s = retry_interval_s
+    if isinstance(error, UploadOpen):  # nothing can be deleted before the upload ends
         after_s = max(after_s, math.ceil(error.after_s))
-    wait = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
-    left = error.keys_left if isinstance(error, DeletionIncomplete) else None
-    attempts = queue.hold(intent.row_id, wait, error=sentence(error), keys_left=left)
-    metrics.failed([intent])
+    claim = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
+    keys_left = error.keys_left if isinstance(error, DeletionIncomplete) else None
+    attempts = queue.hold(intent.row_id, claim, error=format_error(error), keys_left=keys_left)
+    metrics.count_failed([intent])
     if attempts < STUCK_AFTER_ATTEMPTS:
-        return later(error, after_s)
-    return NoProgress(f"ledger {intent.ledger_id}: {left} keys left after each of {attempts} attempts; {error}")
+        return retry_error(error, after_s)
+    return NoProgress(f"ledger {intent.ledger_id}: {keys_left} keys left after each of {attempts} attempts; {error}")

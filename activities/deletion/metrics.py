@@ -1,12 +1,12 @@
-"""What deletion counts for Prometheus, after the list of PIP-186.
+"""Prometheus counters of deletion.
 
-Every counter is raised after the catalog has committed what it counts, and only by what that very call changed: a
-repeated activity adds nothing, and a counter never runs ahead of the catalog. A worker that dies between the two, or
-a commit that landed and was reported as failed, leaves it behind by what that call changed, for ever: rows in SQL are
-the truth, counters are for rates and alarms. What an attempt deleted before it died is met as ALREADY_GONE by the
-next: such rows count as deleted, and their objects and bytes as nothing.
+A counter rises after the catalog has committed, and only by what this call changed. A repeated activity adds nothing.
+A counter misses changes if a worker dies between the commit and the count, or if a commit was reported as failed. Rows
+in SQL are the truth; counters serve rates and alarms.
 
-Labels are few on purpose: no topic, no ledger. A component that no build knows is `UNKNOWN`.
+Objects that an attempt deleted before it died are missing too. The next attempt finds the copy ALREADY_GONE.
+
+Labels are few: no topic, no ledger. A component that this build does not know is `UNKNOWN`.
 
 Source: PIP-186, "Metrics".
 """
@@ -22,7 +22,7 @@ from logstore.ports.catalog import FiledCount, IntentResult, Tally
 
 _Labels = tuple[tuple[str, str], ...]
 
-_ABOUT = {
+_DESCRIPTIONS = {
     "sexton_deletion_ledgers_sent_total": "Intents filed by phase one",
     "sexton_deletion_received_total": "Rows taken up by phase two, once for each attempt",
     "sexton_deletion_ledgers_deleted_total": "Rows of whose copy nothing is left in storage",
@@ -38,46 +38,49 @@ _ABOUT = {
 }
 
 
-def sent(filed: Iterable[FiledCount]) -> None:
+def count_filed(filed_counts: Iterable[FiledCount]) -> None:
     """Count intents that phase one filed."""
-    rows = Counter({_labels(one.component, one.copy): one.rows for one in filed})
+    rows = Counter({_labels(count.component, count.copy): count.rows for count in filed_counts})
     _add("sexton_deletion_ledgers_sent_total", rows)
 
 
-def received(intents: Iterable[DeletionIntent]) -> None:
-    """Count rows that phase two has taken up, once the catalog has committed it."""
-    _add("sexton_deletion_received_total", Counter(_labels(one.component, one.copy.value) for one in intents))
+def count_received(intents: Iterable[DeletionIntent]) -> None:
+    """Count rows that phase two has taken."""
+    _add("sexton_deletion_received_total", Counter(map(_labels_of_intent, intents)))
 
 
-def failed(intents: Iterable[DeletionIntent]) -> None:
-    """Count attempts that failed, one for each intent, once the catalog has their errors."""
-    _add(
-        "sexton_deletion_ledger_delete_failures_total",
-        Counter(_labels(one.component, one.copy.value) for one in intents),
-    )
+def count_failed(intents: Iterable[DeletionIntent]) -> None:
+    """Count failed attempts, one for each intent."""
+    _add("sexton_deletion_ledger_delete_failures_total", Counter(map(_labels_of_intent, intents)))
 
 
-def ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]) -> None:
-    """Count rows that ended: those of the results whose rows the catalog changed."""
-    labels = {one.row_id: _labels(one.component, one.copy.value) for one in intents}
-    mine = [(labels[one.row_id], one) for one in results if one.row_id in changed]
-    _add("sexton_deletion_acknowledged_total", Counter((*of, ("outcome", one.outcome.value)) for of, one in mine))
-    _add("sexton_deletion_ledgers_deleted_total", Counter(of for of, one in mine if one.outcome.is_success))
-    exhausted = Counter(of for of, one in mine if one.outcome is Outcome.DEAD_LETTERED)
+def count_ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]) -> None:
+    """Count the results whose rows, given by id in `changed`, the catalog changed."""
+    labels_by_row = {intent.row_id: _labels_of_intent(intent) for intent in intents}
+    counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed]
+    outcomes = Counter((*labels, ("outcome", result.outcome.value)) for labels, result in counted)
+    _add("sexton_deletion_acknowledged_total", outcomes)
+    deleted = Counter(labels for labels, result in counted if result.outcome.is_success)
+    _add("sexton_deletion_ledgers_deleted_total", deleted)
+    exhausted = Counter(labels for labels, result in counted if result.outcome is Outcome.DEAD_LETTERED)
     _add("sexton_deletion_reached_max_retries_total", exhausted)
     objects, size_bytes = Counter[_Labels](), Counter[_Labels]()
-    for of, one in mine:
-        objects[of] += one.objects
-        size_bytes[of] += one.size_bytes
+    for labels, result in counted:
+        objects[labels] += result.objects
+        size_bytes[labels] += result.size_bytes
     _add("sexton_deletion_deleted_objects_total", objects)
     _add("sexton_deletion_deleted_bytes_total", size_bytes)
 
 
-def certified(tally: Tally) -> None:
-    """Count a batch, if this call closed it: as COMPLETE where nothing is left of any of its copies."""
+def count_closed(tally: Tally) -> None:
+    """Count a batch if this call closed it: as COMPLETE if nothing of any copy is left, otherwise as PARTIAL."""
     if tally.closed:
-        whole = all(Outcome(name).is_success for name in tally.outcomes)
-        _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if whole else "PARTIAL"),): 1})
+        is_complete = all(Outcome(name).is_success for name in tally.outcomes)
+        _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if is_complete else "PARTIAL"),): 1})
+
+
+def _labels_of_intent(intent: DeletionIntent) -> _Labels:
+    return _labels(intent.component, intent.copy.value)
 
 
 def _labels(component: str, copy: str) -> _Labels:
@@ -87,6 +90,6 @@ def _labels(component: str, copy: str) -> _Labels:
 def _add(name: str, amounts: Mapping[_Labels, int]) -> None:
     if not any(amounts.values()):
         return
-    counter = activity.metric_meter().create_counter(name, _ABOUT[name])
+    counter = activity.metric_meter().create_counter(name, _DESCRIPTIONS[name])
     for labels, amount in amounts.items():
         counter.add(amount, dict(labels))

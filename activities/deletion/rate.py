@@ -1,4 +1,4 @@
-"""How fast a chunk may delete: removals are cut into about a second's worth, with a wait behind each."""
+"""Pace of a chunk: removals are cut into parts of about a second, with a wait after each."""
 
 import math
 import time
@@ -8,13 +8,13 @@ from dataclasses import replace
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
-_SLICE_S = 30.0  # of work in one call: so soon, or with the ledger in hand, a pause and another rate take effect
-_LONGEST_NAP_S = 1.0  # a cancellation and a lost claim are noticed within this
-_MOST_KEYS = 1_000  # in one part, as in one page of a store
+_SLICE_S = 30.0  # work of one call; a pause or another rate takes effect after it, or after the current ledger
+_MAX_NAP_S = 1.0  # a cancellation and a lost claim are noticed within this
+_MAX_KEYS_PER_PART = 1_000  # one page of a store
 
 
 class DeletionPace:
-    """Objects a second; 0 or less is unlimited, and then nothing is cut and nothing waits."""
+    """Limit of objects a second. 0 or less is unlimited: nothing is cut and nothing waits."""
 
     def __init__(
         self,
@@ -23,63 +23,62 @@ class DeletionPace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Begin with a turn that is free."""
         self._rate = max(0.0, objects_per_s)
         self._clock, self._sleep = clock, sleep
-        self._next = 0.0
+        self._next_s = 0.0  # when the next part may begin
 
     def slice(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """The first of them, as many as one call should deal with, and at least one that is unfinished."""
+        """Return the first intents, as many as one call should process, with at least one pending intent."""
         if not self._rate:
             return intents
-        room, begun = self._rate * _SLICE_S, False
-        for at, intent in enumerate(intents):
-            weight = (intent.segments + 1) if intent.state is DeletionState.PENDING else 0
-            if begun and weight > room:
-                return intents[:at]
-            room, begun = room - weight, begun or weight > 0
+        remaining_objects, has_pending = self._rate * _SLICE_S, False
+        for index, intent in enumerate(intents):
+            objects = (intent.segments + 1) if intent.state is DeletionState.PENDING else 0
+            if has_pending and objects > remaining_objects:
+                return intents[:index]
+            remaining_objects, has_pending = remaining_objects - objects, has_pending or objects > 0
         return intents
 
     def parts(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
-        """The copies, in removals of at most a second's objects, each copy's own statement in its last one."""
+        """Yield removals of at most a second's objects. The last piece of each copy has its statement."""
         if not self._rate:
             yield dict(copies)
             return
-        most = min(_MOST_KEYS, max(1, math.floor(self._rate)))
+        max_keys = min(_MAX_KEYS_PER_PART, max(1, math.floor(self._rate)))
         part: dict[int, StoredCopy] = {}
-        size = 0
-        for row, piece in ((row, piece) for row, copy in copies.items() for piece in _pieces(copy, most)):
-            if part and size + _keys(piece) > most:
+        keys = 0
+        for row, piece in ((row, piece) for row, copy in copies.items() for piece in _cut(copy, max_keys)):
+            if part and keys + _count_keys(piece) > max_keys:
                 yield part
-                part, size = {}, 0
+                part, keys = {}, 0
             part[row] = piece
-            size += _keys(piece)
+            keys += _count_keys(piece)
         if part:
             yield part
 
     def wait(self, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats) -> None:
-        """Wait until what was asked of storage is within the rate, and show signs of life meanwhile.
+        """Wait until the removals are within the rate, and send heartbeats meanwhile.
 
         Raises:
-            ClaimHeld: Another workflow took the work over.
+            ClaimHeld: Another workflow took over.
         """
         if not self._rate:
             return
-        now = self._clock()
-        self._next = max(self._next, now) + sum(map(_keys, copies.values())) / self._rate
-        while (left := self._next - self._clock()) > 0:
+        now_s = self._clock()
+        self._next_s = max(self._next_s, now_s) + sum(map(_count_keys, copies.values())) / self._rate
+        while (remaining_s := self._next_s - self._clock()) > 0:
             heartbeats.deleted(0)
-            self._sleep(min(_LONGEST_NAP_S, left))
+            self._sleep(min(_MAX_NAP_S, remaining_s))
 
 
-def _keys(copy: StoredCopy) -> int:
+def _count_keys(copy: StoredCopy) -> int:
     return len(copy.data_keys) + len(copy.meta_keys)
 
 
-def _pieces(copy: StoredCopy, most: int) -> Iterator[StoredCopy]:
-    """Data first; the last piece has the statement, and the copy's size: only after it nothing of the copy is left."""
+def _cut(copy: StoredCopy, max_keys: int) -> Iterator[StoredCopy]:
+    """Cut a copy, data first. The last piece has the statement and the size, because only it completes the removal."""
     data = copy.data_keys
-    while len(data) + len(copy.meta_keys) > most and data:
-        yield replace(copy, data_keys=data[:most], meta_keys=(), size_bytes=0, is_incomplete=False)
-        data = data[most:]
+    while len(data) + len(copy.meta_keys) > max_keys and data:
+        yield replace(copy, data_keys=data[:max_keys], meta_keys=(), size_bytes=0, is_incomplete=False)
+        data = data[max_keys:]
     yield replace(copy, data_keys=data)

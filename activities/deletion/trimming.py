@@ -1,4 +1,4 @@
-"""Trimming many topics, page by page, into one batch: what retention does not keep; idle last ledgers are rolled."""
+"""Activities that roll idle ledgers, and trim all topics by retention, page by page, into one batch."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -20,38 +20,37 @@ _LOG = logging.getLogger(__name__)
 
 
 class IdleRoller(Protocol):
-    """Rolls the last ledger of a topic if it is past its age."""
+    """Service that rolls the last ledger of a topic if it is past its age."""
 
     def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Those of the topics that it would roll now."""
+        """Return the topics whose last ledger would be rolled now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the ledger if it is due; returns whether it rolled. An empty ledger is never rolled."""
+        """Roll the ledger if it is due. Return whether it was rolled. An empty ledger is never rolled."""
 
 
 class Settler(Protocol):
-    """Moves cursors over what is contiguous in their whole state."""
+    """Service that advances cursors over contiguous acknowledgements of their complete state."""
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Those of the topics in which there is something to settle."""
+        """Return the topics with cursors to settle."""
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """Settle every cursor of the topic; returns what went wrong, by cursor."""
+        """Settle every cursor of the topic. Return the errors, one for each cursor that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollIdleInput:
-    """Which topic."""
+    """Input of `retention.roll_idle`."""
 
     topic_id: int
-    topic: str = ""  # encoded; the topic of that id must bear it
+    topic: str = ""  # encoded; must be the name of `topic_id`
 
 
 class Retention:
-    """Activities around retention, over ports."""
+    """Preparation of topics for retention."""
 
     def __init__(self, *, topics: Topics, roller: IdleRoller, settler: Settler) -> None:
-        """Take the ports."""
         self._topics = topics
         self._roller = roller
         self._settler = settler
@@ -61,43 +60,41 @@ class Retention:
     def roll_idle(self, request: RollIdleInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
-        Both make deletable what was consumed, without traffic (apache/pulsar#9136). A cursor that cannot be settled
-        is logged and keeps what it keeps; the trim goes on. So it does for a topic that is being deleted, which is
-        left alone.
+        Both make consumed ledgers deletable without traffic (apache/pulsar#9136). A cursor that cannot be settled is
+        logged, and the trim goes on. A topic that is being deleted does not change.
 
-        Idempotency: a cursor that was settled stands where it stands; a ledger that rolled is no longer the last,
-        and the new one is empty and is not rolled.
+        Idempotency: a settled cursor does not move again; after a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         return self.prepare(self._topics.get_by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Those of the topics for which `prepare` has something to do, found in a few reads for all of them."""
+        """Return the topics for which `prepare` has something to do, found by a few reads for all of them."""
         ids = [topic.topic_id for topic in topics]
-        wanted = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
-        return [topic for topic in topics if topic.topic_id in wanted]
+        due_ids = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
+        return [topic for topic in topics if topic.topic_id in due_ids]
 
     def prepare(self, topic: Topic) -> bool:
-        """What `roll_idle` does for a topic that was read already."""
+        """Roll the topic's idle ledger and settle its cursors. Return whether a ledger was rolled."""
         if topic.state is not TopicState.ACTIVE:
             return False
-        rolled = self._roller.roll_if_due(topic)  # first: slow storage and many cursors must not keep it from that
-        for trouble in self._settler.settle(topic.topic_id):
-            _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, trouble)
+        rolled = self._roller.roll_if_due(topic)  # first, because many cursors on slow storage would delay it
+        for error in self._settler.settle(topic.topic_id):
+            _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, error)
         return rolled
 
 
-_SAMPLE = 5  # troubles told of a page
-_TOLD = 300  # characters of each
+_MAX_TROUBLES_PER_PAGE = 5
+_MAX_TROUBLE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPagesInput:
-    """Which pages of topics come next."""
+    """Input of `trimming.next_pages`."""
 
     after: int  # topic id, exclusive
-    topics: int  # in a page
+    topics: int  # per page
     limit: int  # pages
 
 
@@ -112,47 +109,46 @@ class TopicIdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPagesResult:
-    """The pages of topics that come next; none at the end."""
+    """Next pages of topics. At the end there are none."""
 
     pages: list[TopicIdRange]  # at most `PagesInput.limit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageInput:
-    """One page, and the batch that its ledgers join."""
+    """Page of topics, and the batch that its ledgers join."""
 
     page: TopicIdRange
     batch_id: str
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageResult:
-    """What became of a page."""
+    """Counts of one page."""
 
-    topics: int  # looked at
-    failed: int = 0  # of them, skipped
-    ledgers: int = 0  # that left their lists
-    intents: int = 0  # new ones and stalled ones taken up
+    topics: int  # visited
+    failed: int = 0  # topics that were skipped
+    ledgers: int = 0  # detached
+    intents: int = 0  # new ones and adopted stalled ones
     troubles: list[str] = field(default_factory=list)  # a sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountBatchInput:
-    """Which batch."""
+    """Input of `trimming.count_batch`."""
 
     batch_id: str
 
 
 class Trimming:
-    """The activities of a trim of all topics, over ports."""
+    """Activities that trim all topics."""
 
     def __init__(
         self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: Retention
     ) -> None:
-        """Take the ports."""
         self._topics = topics
         self._phase_one = phase_one
         self._deletions = deletions
@@ -162,59 +158,59 @@ class Trimming:
     @defined(name="trimming.next_pages")
     @beating()
     def next_pages(self, request: NextPagesInput) -> NextPagesResult:
-        """Read which topics come next.
+        """Return the next pages of ACTIVE topics.
 
-        Idempotency: reads only; pages go by topic id, so that none is left out or met twice while others come and go.
+        Idempotency: reads only; pages are ranges of topic ids, so that created and deleted topics shift no page.
         Raises: StoreUnavailable (retry).
         """
-        found = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
-        cut = [found[at : at + request.topics] for at in range(0, len(found), request.topics)]
+        topics = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
+        pages = [topics[start : start + request.topics] for start in range(0, len(topics), request.topics)]
         return NextPagesResult(
-            pages=[TopicIdRange(first=part[0].topic_id, last=part[-1].topic_id, topics=len(part)) for part in cut]
+            pages=[TopicIdRange(first=page[0].topic_id, last=page[-1].topic_id, topics=len(page)) for page in pages]
         )
 
     @defined(name="trimming.trim_page")
     @beating()
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
-        """Roll what is idle and detach what retention does not keep, topic by topic, into the batch.
+        """Roll idle ledgers, and detach the ledgers that retention does not keep, topic by topic, into the batch.
 
-        A topic that fails is logged, counted and skipped: it neither keeps its neighbours nor ends the sweep
+        A topic that fails is logged, counted and skipped, so that it does not end the trim of the others
         (YahooArchive/bookkeeper#17). So is a roll that fails (apache/pulsar#26431).
 
-        Idempotency: keyed by batch and topic; a topic whose intents are in the batch is counted and left alone.
-        Raises: StoreUnavailable, OutcomeUnknown when the catalog is away (retry).
+        Idempotency: keyed by batch and topic; a topic whose intents are in the batch is only counted.
+        Raises: StoreUnavailable, OutcomeUnknown (retry; the catalog does not answer).
         """
-        batch = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
-        with suppress(UnknownObject):  # nothing was detached into it yet
-            self._deletions.renew(request.batch_id, batch["claim"])
-        page = request.page  # topics that are still there; more than it had never come, because ids only grow
-        active = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
-        topics = [topic for topic in active if topic.topic_id <= page.last]
+        arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        with suppress(UnknownObject):  # no page has opened the batch
+            self._deletions.renew(request.batch_id, arguments["claim"])
+        page = request.page  # some of its topics may be deleted; no topic joins it, because ids only grow
+        active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
+        topics = [topic for topic in active_topics if topic.topic_id <= page.last]
         troubles = self._prepare(topics)
-        promising = self._phase_one.select_promising([topic.topic_id for topic in topics])
-        done, failed = list[DetachedBatch](), 0
-        for topic in [topic for topic in topics if topic.topic_id in promising]:
+        promising_ids = self._phase_one.select_promising([topic.topic_id for topic in topics])
+        batches, failed = list[DetachedBatch](), 0
+        for topic in [topic for topic in topics if topic.topic_id in promising_ids]:
             raise_if_stopped()
             try:
-                done.append(self._phase_one.detach_into(topic.topic_id, **batch))
-                metrics.sent(done[-1].filed_counts)
+                batches.append(self._phase_one.detach_into(topic.topic_id, **arguments))
+                metrics.count_filed(batches[-1].filed_counts)
             except (StoreUnavailable, OutcomeUnknown):
-                raise  # the catalog is away, for all topics alike
+                raise  # the catalog does not answer, for any topic
             except SextonError as error:
                 failed += 1
-                troubles.append(_trouble(topic, "not trimmed", error))
+                troubles.append(_report_trouble(topic, "not trimmed", error))
         return TrimPageResult(
             topics=len(topics),
             failed=failed,
-            ledgers=sum(one.ledgers for one in done),
-            intents=sum(one.intents for one in done),
-            troubles=troubles[:_SAMPLE],
+            ledgers=sum(batch.ledgers for batch in batches),
+            intents=sum(batch.intents for batch in batches),
+            troubles=troubles[:_MAX_TROUBLES_PER_PAGE],
         )
 
     @defined(name="trimming.count_batch")
     @beating()
     def count_batch(self, request: CountBatchInput) -> DetachResult:
-        """Count the whole batch from its rows.
+        """Count the batch from its rows.
 
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
@@ -222,19 +218,19 @@ class Trimming:
         return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
-        """Settle and roll, best effort; once the store gives no answer, the other topics do not wait for it."""
+        """Settle and roll the due topics. Stop at the first topic for which the store gives no answer."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
             raise_if_stopped()
             try:
                 self._idle.prepare(topic)
             except StoreUnavailable as error:
-                return [*troubles, _trouble(topic, "not rolled, nor any behind it", error)]
+                return [*troubles, _report_trouble(topic, "not rolled, nor any behind it", error)]
             except SextonError as error:
-                troubles.append(_trouble(topic, "not rolled", error))
+                troubles.append(_report_trouble(topic, "not rolled", error))
         return troubles
 
 
-def _trouble(topic: Topic, what: str, error: SextonError) -> str:
-    _LOG.warning("topic %s: %s: %s", topic.name, what, error)
-    return f"{topic.name}: {what}: {type(error).__name__}: {error}"[:_TOLD]
+def _report_trouble(topic: Topic, problem: str, error: SextonError) -> str:
+    _LOG.warning("topic %s: %s: %s", topic.name, problem, error)
+    return f"{topic.name}: {problem}: {type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Upkeep of the queue of phase two: stalled work is taken up, finished rows forgotten, a paused batch held."""
+"""Activities of the queue's upkeep: adopt stalled work, forget finished rows, hold a paused batch."""
 
 from activities.deletion.claims import batch_claim, own_cause, own_claim, report_detached
 from activities.deletion.values import (
@@ -12,14 +12,13 @@ from activities.deletion.values import (
 from activities.heartbeats import beating, defined
 from logstore.ports.catalog import Deletions, Ledgers, Upkeep
 
-_PAUSED_S = 900.0  # of a paused batch, renewed every ten minutes: one renewal may come five minutes late
+_PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 
 
 class DeletionUpkeep:
-    """What a schedule and a paused batch need of the queue, over ports."""
+    """Activities of the queue's upkeep."""
 
     def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
-        """Take the ports, and how long a finished row is kept."""
         self._upkeep = upkeep
         self._deletions = deletions
         self._ledgers = ledgers
@@ -28,9 +27,9 @@ class DeletionUpkeep:
     @defined(name="deletion.adopt")
     @beating()
     def adopt(self, request: AdoptInput) -> DetachResult:
-        """Take a page of stalled intents and of ledgers that were never attached into a batch of its own.
+        """Move a page of stalled intents and of newborn ledgers into a new batch.
 
-        Idempotency: keyed by `batch_id`; a second call returns what the first one did.
+        Idempotency: keyed by `batch_id`; a second call returns the first result.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         claim = batch_claim(request.batch_workflow_id)
@@ -40,32 +39,34 @@ class DeletionUpkeep:
     @defined(name="deletion.forget")
     @beating()
     def forget(self, request: ForgetDeletionsInput) -> ForgetDeletionsResult:
-        """Remove a page of rows that ended long ago, and of batches that have no rows left.
+        """Remove a page of rows that ended long ago, and of batches without rows.
 
-        Idempotency: what is gone is not met again; an attempt that is repeated goes on with the next page.
+        Idempotency: a repeated attempt continues with the next page.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         cause = own_cause(request.actor, request.reason)
-        gone = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
-        return ForgetDeletionsResult(rows=gone.rows, runs=gone.runs)
+        forgotten = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
+        return ForgetDeletionsResult(rows=forgotten.rows, runs=forgotten.runs)
 
     @defined(name="deletion.hold_batch")
     @beating()
     def hold_batch(self, request: HoldBatchInput) -> None:
-        """Keep the batch claimed while it is paused, so that no sweep takes its rows for abandoned.
+        """Claim a paused batch, so that no sweep takes its rows.
 
-        Idempotency: the claim ends a quarter of an hour after the last call; a chunk in hand never shortens it.
-        Raises: ClaimHeld (terminal): it was released, or finished; CatalogBusy, StoreUnavailable (retry).
+        Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
+        Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).
         """
-        self._deletions.renew(request.batch_id, own_claim(_PAUSED_S))
+        self._deletions.renew(request.batch_id, own_claim(_PAUSED_CLAIM_S))
 
     @defined(name="deletion.pause_batch")
     @beating()
     def pause_batch(self, request: PauseBatchInput) -> None:
-        """Write down that the batch is paused, or is not any more: no sweep takes up what an operator holds back.
+        """Store whether the batch is paused. No sweep takes rows of a paused batch.
 
-        Idempotency: to say the same twice changes nothing.
+        Idempotency: a repeated call changes nothing.
         Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        tell = self._deletions.pause if request.paused else self._deletions.resume
-        tell(request.batch_id)
+        if request.paused:
+            self._deletions.pause(request.batch_id)
+        else:
+            self._deletions.resume(request.batch_id)

@@ -1,4 +1,4 @@
-"""Inputs and results of the deletion activities. They hold no list that can grow: rows stay in SQL."""
+"""Inputs and results of the deletion activities. No list in them grows with a batch, because rows stay in SQL."""
 
 from dataclasses import dataclass, field
 
@@ -13,26 +13,26 @@ from logstore.records.tombstones import Compound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachInput(TopicWork):
-    """Phase one. `ledger_ids` None: what retention does not keep."""
+    """Input of `deletion.detach`. Without `ledger_ids`, retention selects the ledgers."""
 
     topic_id: int
     batch_id: str
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
     actor: str
     reason: str
-    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    catalog_epoch: int | None = None  # if given, it must be the catalog's
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, or the operation
-    remove: list[str] = field(default_factory=list)  # a compound operation on the one ledger; see `Compound`
+    durable_delete: str | None = None  # a `DeletePolicy`; None: the setting of the topic or the operation
+    remove: list[str] = field(default_factory=list)  # copies that a compound operation removes from the one ledger
     pass_over: list[str] = field(default_factory=list)
     generation: int | None = None
 
     def operation(self) -> Compound:
-        """The compound operation that it asks for.
+        """Return the compound operation.
 
         Raises:
-            InvalidInput: It is of another number of ledgers than one, is forced, or names a copy of no kind.
+            InvalidInput: The request names not exactly one ledger, is forced, or names an unknown kind of copy.
         """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:
@@ -49,17 +49,17 @@ class DetachInput(TopicWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachResult:
-    """What left the list, and what phase two has to do."""
+    """Counts of phase one."""
 
     ledgers: int
     intents: int
     catalog_epoch: int
-    finished: dict[str, int] = field(default_factory=dict)  # asked for and ended before: outcome -> rows
+    finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangesInput:
-    """Which page of a batch."""
+    """Page of a batch's ranges."""
 
     batch_id: str
     catalog_epoch: int
@@ -70,38 +70,38 @@ class RangesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangesPage:
-    """What comes next in a batch; `ranges` is empty when nothing does."""
+    """Next ranges of a batch. At its end there are none."""
 
     ranges: list[RowRange]  # at most `RangesInput.limit`
-    stale: bool = False  # the catalog has another epoch: nothing may be changed
+    stale: bool = False  # the catalog has another epoch; nothing may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkInput(TopicWork):
-    """One range of a batch."""
+    """Range of a batch."""
 
     batch_id: str
     chunk: RowRange
     catalog_epoch: int
-    many_topics: bool = False  # the batch is of several: the answer says whose each row is
+    many_topics: bool = False  # the batch has several topics; the result names the topic of each row
     objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkResult:
-    """What a chunk came to: counts of its rows by outcome, and the rows that need a workflow of their own."""
+    """Counts of a chunk's rows by outcome, and the rows that need a workflow of their own."""
 
     outcomes: dict[str, int]
     objects: int = 0  # confirmed by storage in this attempt
     size_bytes: int = 0
     alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
-    topics: list[str] = field(default_factory=list)  # of each of `alone`, where the batch is of several
-    next_row: int = 0  # at a limited rate, the first row that this call left for another one; 0: none
+    topics: list[str] = field(default_factory=list)  # of the rows in `alone`, if the batch has several topics
+    next_row: int = 0  # at a limited rate, the first row for the next call; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteIntentInput(TopicWork):
-    """One intent."""
+    """Intent to delete."""
 
     key: IntentKey
     catalog_epoch: int
@@ -110,27 +110,27 @@ class DeleteIntentInput(TopicWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteIntentResult:
-    """How one intent ended."""
+    """Result of one intent."""
 
     outcome: Outcome
     objects: int = 0
     size_bytes: int = 0
     detail: str = ""
-    stuck: bool = False  # storage kept as many keys at each of the last attempts, so that a person must look
+    stuck: bool = False  # storage kept the same number of keys at each of the last attempts; a person must look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterInput(TopicWork):
-    """An intent whose attempts are exhausted."""
+    """Intent whose attempts are exhausted."""
 
     key: IntentKey
     catalog_epoch: int
-    error: str  # of the last attempt; empty: what the row says of it
+    error: str  # of the last attempt; empty: the error in the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyInput(TopicWork):
-    """Close a batch."""
+    """Batch to close."""
 
     batch_id: str
     actor: str
@@ -139,16 +139,16 @@ class CertifyInput(TopicWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptInput:
-    """A page of stalled intents and of ledgers that were never attached."""
+    """Page of stalled intents and of newborn ledgers."""
 
     batch_id: str
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
-    limit: int  # stalled rows, and as many newborn ledgers
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
+    limit: int  # of stalled rows, and of newborn ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetDeletionsInput:
-    """A page of what ended long ago."""
+    """Page of rows that ended long ago."""
 
     limit: int
     actor: str
@@ -157,7 +157,7 @@ class ForgetDeletionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetDeletionsResult:
-    """What went; both zero when nothing is left to delete."""
+    """Counts of removed rows. Both are zero if nothing is left to remove."""
 
     rows: int = 0
     runs: int = 0
@@ -165,14 +165,14 @@ class ForgetDeletionsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldBatchInput:
-    """A batch that is paused."""
+    """Paused batch."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseBatchInput:
-    """The batch that an operator paused or resumed."""
+    """Batch that an operator paused or resumed."""
 
     batch_id: str
     paused: bool

@@ -147,7 +147,7 @@ class Applying:
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         filing = self._runs.file(findings)
-        deletion_metrics.sent(filing.detached.filed_counts)
+        deletion_metrics.count_filed(filing.detached.filed_counts)
         kept = {at: why for at, why in looked.items() if isinstance(why, str)} | dict(filing.kept)
         with effect("reconciliation.keep_copies"):
             finding_fates.kept_files(folder).put(

@@ -168,7 +168,7 @@ class RecordEnding:
             durable=asked_for(request.durable_delete),
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.sent(done.detached.filed_counts)
+        metrics.count_filed(done.detached.filed_counts)
         return done.reason_by_kept_ledger
 
 

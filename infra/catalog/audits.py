@@ -1,4 +1,4 @@
-"""The audit log in SQL: each destructive act, its actor and its reason."""
+"""Audit log in SQL: every destructive act with its actor and reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,18 +7,18 @@ from typing import Any, Final, Self
 from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.telemetry import current_trace_id
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
 
-_SAMPLE: Final = 20
-_MOST: Final = 2**63 - 1
+_MAX_SAMPLE_LEDGERS: Final = 20
+_MAX_LEDGER_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedLedgers:
-    """The ledgers that an act was about: how many, the lowest and the highest id, and the first few of them."""
+    """Ledgers of an act: their number, the lowest and the highest id, and a sample of the first ids."""
 
     ledgers: int
     first: int
@@ -27,34 +27,33 @@ class AuditedLedgers:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> Self:
-        """Of these ids: at least one, ascending."""
-        return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_SAMPLE]))
+        """Describe at least one id, ascending."""
+        return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_MAX_SAMPLE_LEDGERS]))
 
     @classmethod
     def from_query(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
-        """Of the ids in a column, as far as they meet the conditions; None where there are none.
+        """Describe the ids in a column that meet the conditions. Return `None` if there are none.
 
-        Text or bytes of a damaged row, which SQLite orders behind every number, are none.
+        Text and bytes of damaged rows, which SQLite orders after all numbers, are left out.
         """
-        where = (*where, ids <= _MOST)
+        where = (*where, ids <= _MAX_LEDGER_ID)
         count, first, last = connection.execute(
             select(func.count(ids.distinct()), func.min(ids), func.max(ids)).where(*where)
         ).one()
         if not count:
             return None
-        some = select(ids).where(*where).distinct().order_by(ids).limit(_SAMPLE)
-        return cls(ledgers=count, first=first, last=last, sample=list(connection.execute(some).scalars()))
+        sample = select(ids).where(*where).distinct().order_by(ids).limit(_MAX_SAMPLE_LEDGERS)
+        return cls(ledgers=count, first=first, last=last, sample=list(connection.execute(sample).scalars()))
 
 
 _AUDIT = insert(t.audit)
 
 
-class SqlAuditLog(OnDatabase):
+class SqlAuditLog(CatalogAdapter):
     """The `AuditLog` port."""
 
     @writes("catalog.record_act")
     def record(self, connection: Connection, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
-        """See `AuditLog.record`."""
         audit(connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail)
 
 
@@ -70,24 +69,24 @@ def audit(
     run_id: str | None = None,
     span: AuditedLedgers | None = None,
 ) -> None:
-    """Write a row, in the transaction of the act itself: the only place that does.
+    """Insert an audit row, in the transaction of the act itself.
 
-    A detail that names a `ledger` is found by it, an act on a span by its ends (inclusive); where the sample is all of
-    the span, it concerns those ledgers alone. The trace of the act, if it is traced, is added as `trace_id`.
+    The row is found by the `ledger` in its detail, or by the first and the last ledger of `span`. If the sample has all
+    ledgers of the span, only those are meant. The trace of the act, if there is one, is added as `trace_id`.
 
     Args:
         connection: In the writing transaction of the act.
-        act: What was done, in kebab-case.
-        cause: The actor and the reason.
+        act: Name of the act in kebab-case.
+        cause: Actor and reason.
         at_us: The database's clock.
-        topic_id: Whose; None where the act is of no topic.
-        topic: Its encoded name; None where the act is of several topics, or of none.
-        detail: The outcome, as JSON has it.
-        run_id: The batch that the act was a step of.
-        span: The ledgers that it was about, where it was about several; told in the detail.
+        topic_id: Topic of the act, if it has one.
+        topic: Encoded name of the topic. `None` if the act has several topics, or none.
+        detail: Outcome, as JSON.
+        run_id: Batch of the act.
+        span: Ledgers of the act, if there are several. They are added to the detail.
     """
-    one, trace_id = detail.get("ledger"), current_trace_id()
-    told = dict(detail) | ({} if span is None else asdict(span))
+    ledger_id, trace_id = detail.get("ledger"), current_trace_id()
+    full_detail = dict(detail) | ({} if span is None else asdict(span))
     row = {
         "at_us": at_us,
         "act": act,
@@ -97,16 +96,16 @@ def audit(
         "topic_id": topic_id,
         "topic": topic,
         "run_id": run_id,
-        "first_ledger": span.first if span else one,
-        "last_ledger": span.last if span else one,
-        "detail": told | ({} if trace_id is None else {"trace_id": trace_id}),
+        "first_ledger": span.first if span else ledger_id,
+        "last_ledger": span.last if span else ledger_id,
+        "detail": full_detail | ({} if trace_id is None else {"trace_id": trace_id}),
     }
     connection.execute(_AUDIT, row)
 
 
 def find_audit_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
-    """When the act on the topic was first written down, or None."""
+    """Return the time of the first such act on the topic, in microseconds, if there was one."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)
-    found = connection.execute(query).scalar_one_or_none()
-    return None if found is None else int(found)
+    first_us = connection.execute(query).scalar_one_or_none()
+    return None if first_us is None else int(first_us)

@@ -1,7 +1,7 @@
-"""The catalog as one value: the ports of `logstore.ports.catalog` over one database.
+"""Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
 
-A port's module is imported when the port is first asked for: a command uses two or three of them, and all of them cost
-as much CPU as the rest of it.
+The module of a port is imported at its first use. A command uses two or three ports, and importing all of them costs
+as much CPU as the rest of the command.
 """
 
 from collections.abc import Iterator
@@ -45,21 +45,24 @@ def _port(
     *settings: str,
     while_adopting: bool = False,
 ) -> Any:  # noqa: ANN401 - the attribute's annotation says it
-    """A port that is made when it is first asked for, with these settings of the catalog.
+    """Declare a port that is built at its first use with settings of the catalog.
 
-    Nothing but what completes a rebuilt catalog writes to one that is not complete (`while_adopting`).
+    Only a port with `while_adopting` may write while a rebuilt catalog is not complete.
     """
 
-    def opened(catalog: "SqlCatalog") -> object:
+    def build(catalog: "SqlCatalog") -> object:
         adapter = getattr(import_module(f"infra.catalog.{module}"), name)
         database = catalog.database if while_adopting else catalog.complete
         return adapter(database, **{setting: getattr(catalog, setting) for setting in settings})
 
-    return cached_property(opened)
+    return cached_property(build)
 
 
 class SqlCatalog:
-    """`Catalog` in SQL."""
+    """`Catalog` in SQL. The caller checks the version of its schema.
+
+    A newborn ledger older than `registration_timeout_s` counts as abandoned by its creator.
+    """
 
     topics: "SqlTopics" = _port("log.topics", "SqlTopics")
     ledgers: "SqlLedgers" = _port("log.ledgers", "SqlLedgers")
@@ -84,14 +87,8 @@ class SqlCatalog:
     transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.snapshots", "SqlTransactionSnapshots")
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
-        """Take the database; its schema is checked by `check_version`, not here.
-
-        Args:
-            database: SQLite or PostgreSQL.
-            registration_timeout_s: A newborn ledger older than this was abandoned by its creator.
-        """
         self.database = database
-        self.complete = database.with_guard(_require_ready)  # which is refused while the catalog is not complete
+        self.complete = database.with_guard(_require_ready)  # refuses writes while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
 
 
@@ -103,12 +100,12 @@ def _require_ready(connection: "Connection") -> None:
 
 @contextmanager
 def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[SqlCatalog]:
-    """Open a catalog of this build's version, and close it at the end; see `Database` and `SqlCatalog`.
+    """Open a catalog of this build's version while the block runs.
 
     Raises:
-        CatalogVersionMismatch: The catalog is not of this build's version.
-        InvalidInput: A database URL that cannot be used.
-        ServiceFailed: There is no such file, or what stands there is no catalog.
+        CatalogVersionMismatch: The catalog has another version.
+        InvalidInput: The database URL cannot be used.
+        ServiceFailed: The file does not exist, or the database is not a catalog.
         StoreUnavailable: The database does not answer.
     """
     with closing(Database(url)) as database:

@@ -1,4 +1,4 @@
-"""Print the render_tables text of `infra/catalog/tables.py`."""
+"""Print the source text of `infra/catalog/tables.py`."""
 
 import sys
 

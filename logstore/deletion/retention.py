@@ -1,9 +1,8 @@
-"""Which ledgers may be deleted: the whole rule of phase one, as pure functions of one locked view.
+"""Rule of phase one, which selects the ledgers to detach, as pure functions of one locked view.
 
-The set that retention detaches is always a prefix of the list (apache/pulsar#20898): the walk stops at the
-first ledger that must stay.
+Retention always detaches a prefix of the list (apache/pulsar#20898). The walk stops at the first ledger that must stay.
 
-Source: Pulsar's retention policy (a limit of time, a limit of size, either of them reached lets go).
+Source: Pulsar's retention policy, with limits of time and of size. A ledger past either limit may be deleted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,18 +13,15 @@ from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
 
 MAX_RETENTION_S = 100 * 366 * 86_400
-"""The longest retention: what is not asked to go stays."""
+"""Longest retention, 100 years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How long consumed ledgers stay, and how many bytes of them: past either limit one may go.
+    """Limits of consumed ledgers. A ledger past either limit may be deleted, and without limits at once."""
 
-    No time (0) and no bytes (none): it may go at once. No bytes at all (0) lets it go too, whatever the time says.
-    """
-
-    retention_s: int = 0  # seconds since the ledger was closed; 0: no limit of time
-    retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size
+    retention_s: int = 0  # since the ledger was closed; 0: no limit of time
+    retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size, 0: keep nothing
 
     def __post_init__(self) -> None:
         if not 0 <= self.retention_s <= MAX_RETENTION_S:
@@ -36,15 +32,15 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """What the rule looks at, of one listed ledger."""
+    """Facts about one listed ledger that the rule needs."""
 
     ledger_id: LedgerId
     state: LedgerState
     entries: int
     size_bytes: int
     closed_us: int | None
-    is_offloading: bool = False  # a copy of it is being written
-    has_open_transaction: bool = False  # it has messages of a transaction whose end is not in the log yet
+    is_offloading: bool = False  # a copy is being written
+    has_open_transaction: bool = False  # the end of one of its transactions is not in the log yet
 
 
 def detachable_prefix(
@@ -59,30 +55,32 @@ def detachable_prefix(
     """Walk the list from its head and yield ledgers while they may be deleted.
 
     Args:
-        ledgers: The listed ledgers, ascending by ledger id; drawn no further than needed.
+        ledgers: Listed ledgers, ascending by ledger id. No more of them are read than needed.
         marks: Mark-delete position of every subscription.
-        policy: The topic's limits.
+        policy: Limits of the topic.
         total_bytes: Size of all listed ledgers.
-        last: The list's last ledger, which always stays.
+        last: Last ledger of the list, which always stays.
         now_us: The catalog's clock.
     """
-    left = total_bytes
+    remaining_bytes = total_bytes
     for ledger in ledgers:
-        left -= ledger.size_bytes
-        if reason_to_keep(ledger, last=last, marks=marks) or not _outlived(ledger, policy, left, now_us):
+        remaining_bytes -= ledger.size_bytes
+        if reason_to_keep(ledger, last=last, marks=marks) or not _is_past_limits(
+            ledger, policy, remaining_bytes, now_us
+        ):
             return
         yield ledger
 
 
 def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
-    """Return the facts of an open ledger as they are once a roll has closed it; those of any other are unchanged."""
+    """Return the facts of an open ledger as a roll would leave them. Other ledgers do not change."""
     if ledger.state is not LedgerState.OPEN:
         return ledger
     return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)
 
 
 def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, Position]) -> str | None:
-    """Why the ledger is needed whatever the limits say, or None."""
+    """Return why the ledger is needed regardless of the limits. `None`: it is not needed."""
     if ledger.state is not LedgerState.CLOSED:
         return f"it is {ledger.state.value}"
     if ledger.ledger_id == last:
@@ -102,21 +100,24 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
 def require_unneeded(
     topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, marks: Mapping[str, Position]
 ) -> None:
-    """Refuse all of the ledgers if one of them is needed; see `reason_to_keep`.
+    """Require that none of the ledgers is needed.
 
     Raises:
-        LedgerStillNeeded: Names the first five, and how many more there are.
+        LedgerStillNeeded: The message names the first five, and the number of the others.
     """
-    found = [(ledger.ledger_id, reason_to_keep(ledger, last=last, marks=marks)) for ledger in ledgers]
-    needed = [f"ledger {ledger_id}: {reason}" for ledger_id, reason in found if reason]
+    needed = [
+        f"ledger {ledger.ledger_id}: {reason}"
+        for ledger in ledgers
+        if (reason := reason_to_keep(ledger, last=last, marks=marks))
+    ]
     if needed:
         more = f"; and {len(needed) - 5} more" if len(needed) > 5 else ""
         raise LedgerStillNeeded(f"topic {topic}: {'; '.join(needed[:5])}{more}")
 
 
-def _outlived(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
+def _is_past_limits(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
     age_us = now_us - (ledger.closed_us if ledger.closed_us is not None else now_us)
-    too_old = policy.retention_s > 0 and age_us >= policy.retention_s * 1_000_000
-    too_much = policy.retention_bytes is not None and newer_bytes >= policy.retention_bytes
-    nothing_kept = policy.retention_s == 0 and policy.retention_bytes is None
-    return nothing_kept or too_old or too_much
+    is_too_old = policy.retention_s > 0 and age_us >= policy.retention_s * 1_000_000
+    is_too_large = policy.retention_bytes is not None and newer_bytes >= policy.retention_bytes
+    has_no_limits = policy.retention_s == 0 and policy.retention_bytes is None
+    return has_no_limits or is_too_old or is_too_large

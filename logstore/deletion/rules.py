@@ -1,4 +1,4 @@
-"""Decisions about the queue of phase two that depend on its rows alone."""
+"""Decisions about the queue of phase two that depend only on its rows."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -8,39 +8,37 @@ from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, Unknown
 
 Id = TypeVar("Id", bound=int)
 
-MAX_IDS_PER_CALL: Final = 10_000
-"""Ids that one call may name: it is one transaction, and has one answer."""
-
-_MOST_SEGMENTS: Final = 20_000  # in a range: some 10 MB of keys while a chunk works
-_MOST_NAMED: Final = 10  # rows in a refusal
+MAX_IDS_PER_CALL: Final = 10_000  # one transaction and one answer
+_MAX_SEGMENTS_PER_RANGE: Final = 20_000  # some 10 MB of keys while a chunk works
+_MAX_ROWS_IN_MESSAGE: Final = 10
 
 
-def normalize_ids(what: str, ids: Iterable[Id]) -> list[Id]:
-    """The ids that a caller names, ascending and unique.
+def normalize_ids(field: str, ids: Iterable[Id]) -> list[Id]:
+    """Return the ids, ascending and unique.
 
     Raises:
-        InvalidInput: There are none, or more than `MOST_IDS`.
+        InvalidInput: There are none, or more than `MAX_IDS_PER_CALL`.
     """
-    found = sorted(set(ids))
-    if not 0 < len(found) <= MAX_IDS_PER_CALL:
-        raise InvalidInput(what, expected=f"1 to {MAX_IDS_PER_CALL:,} ids", found=len(found))
-    return found
+    unique_ids = sorted(set(ids))
+    if not 0 < len(unique_ids) <= MAX_IDS_PER_CALL:
+        raise InvalidInput(field, expected=f"1 to {MAX_IDS_PER_CALL:,} ids", found=len(unique_ids))
+    return unique_ids
 
 
 def require_unclaimed(
     ledger_id: int, workflow_id: str, *, claim: tuple[str | None, int | None], batch: str | None, now_us: int
 ) -> None:
-    """Let a workflow take a row up unless another one is at work on it.
+    """Require that no other workflow works on a row.
 
     Args:
-        ledger_id: Of the row.
-        workflow_id: Which one takes it up.
-        claim: Which one the row was handed to, and until when; None: to none, its batch works on it.
-        batch: Which one holds the batch now, if any; it counts where the row has no claim of its own.
+        ledger_id: Ledger of the row.
+        workflow_id: Workflow that wants the row.
+        claim: Workflow to which the row was handed, and the end of its claim. `None`: the row belongs to its batch.
+        batch: Workflow that holds the batch now. It counts if the row was handed to none.
         now_us: The catalog's clock.
 
     Raises:
-        ClaimHeld: Another one is.
+        ClaimHeld: Another workflow works on it.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -48,46 +46,50 @@ def require_unclaimed(
         raise ClaimHeld(f"ledger {ledger_id}: expected no other workflow at work, found {holder}")
 
 
-def require_dead_letters(row_ids: Sequence[int], states: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Refuse ids of which one is no dead letter's.
+def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
+    """Require that all ids are those of dead letters.
 
     Args:
-        row_ids: Those that were asked for, ascending.
-        states: By id, of the rows that there are: what the state means, and how it is stored.
+        row_ids: Requested ids, ascending.
+        state_by_row: State of each existing row, and its stored text.
 
     Raises:
-        UnknownObject: None of the others is in the catalog.
-        PreconditionFailed: Some are, in other states; names each.
+        UnknownObject: None of the other ids exists.
+        PreconditionFailed: Some of the other ids exist. The message names each with its state.
     """
-    dead = {row_id for row_id, (state, _) in states.items() if state is DeletionState.DEAD_LETTERED}
-    wrong = [(row_id, states[row_id][1] if row_id in states else "unknown") for row_id in row_ids if row_id not in dead]
+    wrong = [
+        (row_id, state_by_row[row_id][1] if row_id in state_by_row else "unknown")
+        for row_id in row_ids
+        if row_id not in state_by_row or state_by_row[row_id][0] is not DeletionState.DEAD_LETTERED
+    ]
     if not wrong:
         return
-    more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-    named = ", ".join(f"{row_id} {state}" for row_id, state in wrong[:_MOST_NAMED]) + more
-    if not any(row_id in states for row_id, _ in wrong):
-        raise UnknownObject("deletion ids", expected="ids that `sexton deletion list` shows", found=named)
-    raise PreconditionFailed(f"deletions: expected dead letters, found {named}; nothing was changed")
+    more = f" and {len(wrong) - _MAX_ROWS_IN_MESSAGE} more" if len(wrong) > _MAX_ROWS_IN_MESSAGE else ""
+    rows = ", ".join(f"{row_id} {state}" for row_id, state in wrong[:_MAX_ROWS_IN_MESSAGE]) + more
+    if not any(row_id in state_by_row for row_id, _ in wrong):
+        raise UnknownObject("deletion ids", expected="ids that `sexton deletion list` shows", found=rows)
+    raise PreconditionFailed(f"deletions: expected dead letters, found {rows}; nothing was changed")
 
 
-def split_into_ranges(rows: Iterable[tuple[int, int, bool]], most: int) -> Iterator[list[int]]:
-    """Cut a batch into ranges of rows that are left, each with few enough objects to be listed at once.
+def split_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
+    """Split a batch into ranges of unfinished rows with few enough objects to be listed at once.
 
     Args:
-        rows: Id, segments, and whether the row is left to its batch; ascending by id.
-        most: Rows of a range at most, 1 or more.
+        rows: Id, number of segments, and whether the batch still has to process the row; ascending by id.
+        max_rows: Most rows of a range, 1 or more.
 
     Yields:
-        Ids of one range, ascending: no row between them was dealt with by others.
+        Ids of one range, ascending. No other row of the batch lies between them.
     """
     ids: list[int] = []
-    held = 0
-    for row_id, segments, left in rows:
-        if ids and (not left or len(ids) == most or held + segments > _MOST_SEGMENTS):
+    range_segments = 0
+    for row_id, segments, is_unfinished in rows:
+        is_full = len(ids) == max_rows or range_segments + segments > _MAX_SEGMENTS_PER_RANGE
+        if ids and (not is_unfinished or is_full):
             yield ids
-            ids, held = [], 0
-        if left:
+            ids, range_segments = [], 0
+        if is_unfinished:
             ids.append(row_id)
-            held += segments
+            range_segments += segments
     if ids:
         yield ids

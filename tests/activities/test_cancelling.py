@@ -76,7 +76,7 @@ def test_chunk_cancelled_asks_for_no_further_segment_that_a_listing_hides(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a ledger may have a million, asked for in threads of their own; here one, so that calls can be counted."""
-    monkeypatch.setattr(primary_copies, "_ASKING", 1)
+    monkeypatch.setattr(primary_copies, "_PARALLEL_HEADS", 1)
     (ledger,) = world.fill(1, segments=600, acknowledged=False)
     world.detach([ledger])
     prefix = ledger_prefix(ledger)
@@ -171,7 +171,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
     unit: Callable[[Heartbeats], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit that takes long is not begun by another worker meanwhile."""
-    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.005)
+    monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.005)
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
@@ -189,7 +189,7 @@ def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
 
 def test_beating_beats_on_after_a_cancellation_and_lets_its_unit_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that commits is told of, and does not happen twice."""
-    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.005)
+    monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.005)
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 

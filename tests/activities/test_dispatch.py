@@ -251,7 +251,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
+    found = Examination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, _: object) -> StoredCopy:
@@ -275,7 +275,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
 
 @pytest.fixture
 def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_BEAT_EVERY_S", "_LEAST_S", "_RENEW_EVERY_S"):
+    for name in ("_BEAT_INTERVAL_S", "_MIN_BEAT_INTERVAL_S", "_RENEWAL_INTERVAL_S"):
         monkeypatch.setattr(heartbeats, name, 0.01)
 
 

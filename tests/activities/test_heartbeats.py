@@ -14,8 +14,8 @@ from tests.logstore.eventually import assert_eventually
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.005)
-    monkeypatch.setattr(module, "_RENEW_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 0.005)
+    monkeypatch.setattr(module, "_RENEWAL_INTERVAL_S", 0.01)
 
 
 def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
@@ -36,8 +36,8 @@ def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
 
 def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server hears of a first beat at once, and a deletion of milliseconds would wait for that."""
-    monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
-    monkeypatch.setattr(module, "_LEAST_S", 60.0)
+    monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
+    monkeypatch.setattr(module, "_MIN_BEAT_INTERVAL_S", 60.0)
     beats = list[object]()
     env = environment()
     env.on_heartbeat = lambda *details: beats.append(details)
@@ -53,7 +53,7 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
 
 def test_work_that_ends_before_its_first_beat_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """To start one costs more than a transaction, and a deletion of one ledger would start three."""
-    monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
+    monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
 
     def quick() -> None:
         with beating(), renewing(lambda: None), Heartbeats(lambda: None):
@@ -70,9 +70,9 @@ def test_beat_that_is_due_does_not_wait_for_a_later_one(monkeypatch: pytest.Monk
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def work() -> None:
-        monkeypatch.setattr(module, "_BEAT_EVERY_S", 60.0)
+        monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
         with beating(lambda: ("later",)):
-            monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.005)
+            monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 0.005)
             with beating(lambda: ("sooner",)):
                 assert_eventually(lambda: len(beats) > 2)
 
@@ -94,7 +94,7 @@ class _Scarce(threading.Thread):
 
 def _scarce(monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
     monkeypatch.setattr(_Scarce, "lacking", lacking)
-    monkeypatch.setattr(module, "_AGAIN_S", 0.005)
+    monkeypatch.setattr(module, "_THREAD_RETRY_S", 0.005)
     monkeypatch.setattr(threading, "Thread", _Scarce)
 
 
@@ -127,13 +127,13 @@ def test_work_that_ends_while_there_is_no_thread_for_its_beats_ends_well(monkeyp
         return "done"
 
     assert environment().run(work) == "done"
-    assert not module._watch._quiet
+    assert not module._scheduler._waiting
 
 
 def test_work_that_cannot_be_watched_begins_not_and_beats_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left of it that a later activity's watch would let beat."""
-    watch = module._Watch()
-    monkeypatch.setattr(module, "_watch", watch)
+    watch = module._BeatScheduler()
+    monkeypatch.setattr(module, "_scheduler", watch)
     _scarce(monkeypatch, 1)
 
     def work() -> None:
@@ -142,7 +142,7 @@ def test_work_that_cannot_be_watched_begins_not_and_beats_never(monkeypatch: pyt
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
         environment().run(work)
-    assert not watch._quiet
+    assert not watch._waiting
 
 
 def test_beats_go_on_behind_a_fault_that_nothing_expects(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +214,7 @@ def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
     def work() -> None:
         with Heartbeats(lambda: _answer(answers)) as heartbeats:
             assert_eventually(lambda: not answers)
-            assert_eventually(lambda: heartbeats._lost is not None)
+            assert_eventually(lambda: heartbeats._lost_claim_error is not None)
             heartbeats.examined()
 
     with pytest.raises(ClaimHeld):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion.phase_two import key_of
+from activities.deletion.phase_two import intent_key
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
@@ -92,7 +92,7 @@ def open_upload(world: World) -> IntentKey:
     world.catalog.offloads.begin(ledger, uuid="u-1", driver_metadata=METADATA, timeout_s=2_700)
     world.catalog.offloads.begin(ledger, uuid="u-2", driver_metadata=METADATA, timeout_s=2_700)
     assert world.detach().intents == 1
-    return key_of(world.catalog.deletions.list(None, limit=1)[0])
+    return intent_key(world.catalog.deletions.list(None, limit=1)[0])
 
 
 def test_upload_twice_leaves_one_live_copy_and_one_intent(world: World) -> None:

@@ -13,7 +13,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import ActivityEnvironment
 
 from activities.deletion.ledger_deletion import LedgerDeletion
-from activities.deletion.phase_two import key_of
+from activities.deletion.phase_two import intent_key
 from activities.deletion.upkeep import DeletionUpkeep
 from activities.deletion.values import CertifyInput, ChunkInput, DeleteIntentInput, DetachInput, DetachResult
 from activities.dispatch import Answer, WorkResult
@@ -192,7 +192,9 @@ class World:
 
     def key(self, ledger_id: LedgerId) -> IntentKey:
         """The key of the ledger's newest intent."""
-        return next(key_of(one) for one in self.catalog.deletions.list(None, limit=1000) if one.ledger_id == ledger_id)
+        return next(
+            intent_key(one) for one in self.catalog.deletions.list(None, limit=1000) if one.ledger_id == ledger_id
+        )
 
     def sql(self, statement: str, **values: Any) -> list[Row[Any]]:
         """One statement on the catalog, in its own transaction."""

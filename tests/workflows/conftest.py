@@ -76,7 +76,7 @@ def house(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     """A world of its own, and workers on demand, in this process; on a real server where the test is marked so."""
-    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.05)
+    monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.05)
     if request.node.get_closest_marker("external_service"):
         temporal: WorkflowEnvironment = request.getfixturevalue("temporal")
         number = next(_numbers)

@@ -1,7 +1,7 @@
-"""Batches of deletions: how one is started and waited for, how far it is, and what it came to.
+"""Start, progress and certificates of batches of deletions.
 
-A job that filed a batch starts the batch's `delete-ledgers` as its child. The child goes on when its parent ends or is
-cancelled: the intents are filed, so their deletion must not stop with the job that filed them.
+A job that filed a batch starts the batch's `delete-ledgers` as a child. The child goes on when its parent ends or is
+cancelled, because filed intents must be deleted in any case.
 """
 
 from collections.abc import Mapping
@@ -33,16 +33,16 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
 
 GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
-"""Types of refusals by which a batch ends: nothing changed."""
+"""Types of refusals that complete a batch. Nothing changed."""
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    """Counts by outcome, together."""
+    """Return the sum of two counts by outcome."""
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
 def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
-    """The batch's progress, once a chunk has ended so."""
+    """Return the progress with the result of one more chunk."""
     return replace(
         progress,
         outcomes=add_counts(progress.outcomes, result.outcomes),
@@ -52,95 +52,82 @@ def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLed
 
 
 def stale_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """The catalog was rebuilt meanwhile: its own rows say what is left to do, under the new epoch."""
-    left = progress.intents - sum(progress.outcomes.values())
+    """Return the certificate of a batch whose catalog was rebuilt. The new catalog has rows of the remaining work."""
+    remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
         batch_id=batch_id,
-        outcomes=add_counts(progress.outcomes, {Outcome.STALE_CATALOG.value: left} if left > 0 else {}),
+        outcomes=add_counts(progress.outcomes, {Outcome.STALE_CATALOG.value: remaining} if remaining > 0 else {}),
         objects=progress.objects,
         size_bytes=progress.size_bytes,
     )
 
 
 def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """With what had ended before the batch, and what another batch took up from it."""
+    """Add the rows that had ended before the batch, and the rows that another batch adopted."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
-    elsewhere = progress.intents - sum(certificate.outcomes.values())
-    return replace(
-        certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: elsewhere} if elsewhere > 0 else {})
-    )
+    adopted = progress.intents - sum(certificate.outcomes.values())
+    return replace(certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: adopted} if adopted > 0 else {}))
 
 
-def require_rate(wanted: SetRate) -> None:
-    """Refuse what is no rate.
+def require_rate(request: SetRate) -> None:
+    """Check a new rate.
 
     Raises:
-        ApplicationError: `InvalidInput`, which no retry helps.
+        ApplicationError: `InvalidInput`, not retryable.
     """
-    if not 0 <= wanted.objects_per_s <= MAX_OBJECTS_PER_S:
+    if not 0 <= request.objects_per_s <= MAX_OBJECTS_PER_S:
         message = f"rate: expected 0 (unlimited) to {MAX_OBJECTS_PER_S:,} objects a second"
-        message = f"{message}, found {wanted.objects_per_s:,}"
+        message = f"{message}, found {request.objects_per_s:,}"
         raise ApplicationError(message, {"field": "rate"}, type="InvalidInput", non_retryable=True)
 
 
 def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool = False) -> BatchCertificate | None:
-    """The result of a batch whose phase one a guard refused; None where it failed for another reason.
+    """Return the certificate of a batch whose phase one a guard refused. `None`: it failed for another reason.
 
-    A compound operation says what it expects of its ledger: that it is otherwise is a refusal, too.
+    A compound operation states what it expects of its ledger, so that `PreconditionFailed` is a refusal too.
     """
-    why = refusals.find_refusal(error, {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS)
-    return BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=why) if why else None
+    types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
+    refusal = refusals.find_refusal(error, types)
+    return (
+        BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=refusal) if refusal else None
+    )
 
 
-def format_batch(done: DeleteLedgersProgress | BatchCertificate) -> str:
-    """Markdown for an operator."""
-    if isinstance(done, BatchCertificate) and done.refused:
-        return refusals.format_refusal(done.refused)
-    orders = []
-    if isinstance(done, DeleteLedgersProgress):
-        orders += ["**paused**"] if done.paused else []
-        orders += [f"at most {done.rate:,} objects a second"] if done.rate else []
-    told = ", ".join([f"{done.objects:,} objects", f"{done.size_bytes:,} bytes", *orders])
-    rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(done.outcomes.items()))
-    return f"{told}\n\n{rows}"  # a list: the Web UI draws tables without lines or space between columns
+def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
+    """Return Markdown for an operator."""
+    if isinstance(batch, BatchCertificate) and batch.refused:
+        return refusals.format_refusal(batch.refused)
+    parts = [f"{batch.objects:,} objects", f"{batch.size_bytes:,} bytes"]
+    if isinstance(batch, DeleteLedgersProgress):
+        parts += ["**paused**"] if batch.paused else []
+        parts += [f"at most {batch.rate:,} objects a second"] if batch.rate else []
+    rows = "".join(f"- **{name}** — {count:,} copies\n" for name, count in sorted(batch.outcomes.items()))
+    return f"{', '.join(parts)}\n\n{rows}"  # a list, because the Web UI draws tables without lines between columns
 
 
 class DeletionRequest(Protocol):
-    """What every job's input says of its deletions."""
+    """Fields that every job's input has for its deletions."""
 
     @property
-    def actor(self) -> str:
-        """The actor that asked."""
-
+    def actor(self) -> str: ...
     @property
-    def reason(self) -> str:
-        """The reason that it gave."""
-
+    def reason(self) -> str: ...
     @property
-    def policy(self) -> DeletionPolicy:
-        """How phase two works."""
+    def policy(self) -> DeletionPolicy: ...
 
 
 def build_batch_input(
-    request: DeletionRequest,
-    batch_id: str,
-    detached: DetachResult,
-    *,
-    owner: str = "",
+    request: DeletionRequest, batch_id: str, detached: DetachResult, *, owner: str = ""
 ) -> DeleteLedgersInput:
-    """The input of `delete-ledgers` for what a job has detached, in the name of that job's own request.
+    """Build the input of `delete-ledgers` for a batch that a job has detached, of one topic or of many.
 
-    Args:
-        request: The job's input; of one topic or of many.
-        batch_id: Under which the intents are filed.
-        detached: What phase one did.
-        owner: The worker that detached as the topic's owner, if one did.
+    `owner` is the worker that detached as the topic's owner, if there was one.
     """
-    one = request if isinstance(request, TrimTopicInput | DeleteTopicInput) else None
+    topic_request = request if isinstance(request, TrimTopicInput | DeleteTopicInput) else None
     return DeleteLedgersInput(
         batch_id=batch_id,
-        topic_id=one.topic_id if one else 0,
-        topic=one.topic if one else "",
+        topic_id=topic_request.topic_id if topic_request else 0,
+        topic=topic_request.topic if topic_request else "",
         catalog_epoch=detached.catalog_epoch,
         actor=request.actor,
         reason=request.reason,
@@ -150,21 +137,21 @@ def build_batch_input(
     )
 
 
-def add_certificate(before: T, done: BatchCertificate) -> T:
-    """A job's result so far, and what one more of its batches came to."""
+def add_certificate(before: T, certificate: BatchCertificate) -> T:
+    """Return a job's result with the certificate of one more batch."""
     return replace(
         before,
-        outcomes=add_counts(before.outcomes, done.outcomes),
-        deleted=before.deleted + done.deleted,
-        objects=before.objects + done.objects,
-        size_bytes=before.size_bytes + done.size_bytes,
+        outcomes=add_counts(before.outcomes, certificate.outcomes),
+        deleted=before.deleted + certificate.deleted,
+        objects=before.objects + certificate.objects,
+        size_bytes=before.size_bytes + certificate.size_bytes,
     )
 
 
 async def start_batch(
     request: DeleteLedgersInput, *, summary: str
 ) -> workflow.ChildWorkflowHandle[Any, BatchCertificate]:
-    """Start `delete-ledgers` on a batch whose rows are claimed for it; await the handle for its certificate."""
+    """Start `delete-ledgers` on a batch whose rows are claimed for it. The handle returns the certificate."""
     topic = [SearchAttributePair(search_attributes.TOPIC, request.topic)] if request.topic else []
     run = SearchAttributePair(search_attributes.RUN_ID, request.batch_id)
     return await workflow.start_child_workflow(
@@ -183,7 +170,7 @@ async def start_batch(
 async def run_phase_two(
     request: DeletionRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
-    """Start the batch of what a job has detached, and wait for it; see `batch_of` and `certificate_within`."""
+    """Start the batch that a job has detached, and wait for its certificate as `await_certificate` does."""
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
     return await await_certificate(started, patience_s)
 
@@ -191,9 +178,9 @@ async def run_phase_two(
 async def await_certificate(
     batch: workflow.ChildWorkflowHandle[Any, BatchCertificate], patience_s: float | None
 ) -> BatchCertificate | None:
-    """The batch's certificate, or None if it takes longer or ended early: its rows are listed, and found again.
+    """Return the batch's certificate. `None`: it took longer or ended early, and another job adopts its rows.
 
-    A batch that is paused must not keep a recurring job from what comes after it; None waits for it.
+    A recurring job must not wait for a paused batch. With a patience of `None` the wait is unlimited.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

@@ -1,14 +1,14 @@
-"""`delete-ledger`: nothing of one copy of one ledger is left in storage, or its row says why.
+"""`delete-ledger`: delete one copy of one ledger from storage, or store in its row why that failed.
 
 Destroys the objects of exactly that copy. Invariant: storage and catalog are both asked again just before the
-delete. To stop it, terminate it: its row stays listed as unfinished and is taken up again. It fails, with the
-outcome as its error type, when the outcome is not a success, so that the Failed filter shows the dead letters.
+delete. To stop it, terminate it: its row stays unfinished and is adopted later. If the outcome is not a success, the
+workflow fails with the outcome as its error type, so that the Failed filter shows the dead letters.
 
-1. Delete the copy under a claim, at the topic's owner; retry what may help, `retry_interval_s` apart. The batch's own
-   attempt counts: where it was the only one allowed, none is made here.
-2. Attempts exhausted, or storage keeps the same number of keys again and again (`NoProgress`): keep the row as a
-   dead letter with its error.
-3. Where a sweep or a trim gave the row to another batch meanwhile, it is that one's: complete as taken over.
+1. Delete the copy under a claim, at the topic's owner. Retry every `retry_interval_s`. The batch's own attempt counts:
+   if only one is allowed, none is made here.
+2. If attempts are exhausted, or storage keeps the same number of keys again and again (`NoProgress`), turn the row into
+   a dead letter with its error.
+3. If a sweep or a trim gave the row to another batch, complete as taken over.
 
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
@@ -35,20 +35,22 @@ with workflow.unsafe.imports_passed_through():
     from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
     from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
 
-_STUCK = "NoProgress"  # type of the error after which no further attempt is made
-_HELD = "ClaimHeld"  # another workflow is at work on the row
-_NOT_OF_THE_ROW = OWNERSHIP_FAILURES | {_HELD, "InvalidInput"}  # another workflow has it, or there is none: no failure
-_FAILED = frozenset(one for one in Outcome if not one.is_success and one is not Outcome.RETRYING)
-FAILURES = frozenset({*_FAILED, _STUCK, *_NOT_OF_THE_ROW} - {_HELD, "NotOwner"})
-"""Types that it fails with: outcomes, and what says that there is no such row, or no worker to do the work."""
+_STUCK = "NoProgress"  # type of the error that allows no further attempt
+_CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has
+_NOT_THE_ROWS_FAULT = OWNERSHIP_FAILURES | {_CLAIM_HELD, "InvalidInput"}  # the row does not become a dead letter
+_FAILED_OUTCOMES = frozenset(
+    outcome for outcome in Outcome if not outcome.is_success and outcome is not Outcome.RETRYING
+)
+FAILURES = frozenset({*_FAILED_OUTCOMES, _STUCK, *_NOT_THE_ROWS_FAULT} - {_CLAIM_HELD, "NotOwner"})
+"""Error types of the workflow: outcomes, and errors for a row that does not exist or that no worker may delete."""
 
 
-def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
+def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
-        start_to_close_timeout=timedelta(hours=1),  # 100,000 segments in pages of 1,000, throttled to 30 a second
+        start_to_close_timeout=timedelta(hours=1),  # 100,000 segments, throttled to 30 a second
         heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=1),  # after a lost worker; an answered failure says its own delay
+            initial_interval=timedelta(seconds=1),  # after a lost worker; other failures set their own delay
             maximum_interval=timedelta(seconds=10),
             maximum_attempts=max(1, request.max_attempts - 1),
         ),
@@ -57,11 +59,10 @@ def _delete_one(request: DeleteLedgerInput) -> workflow.ActivityConfig:
 
 @workflow.defn(name="delete-ledger", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedger:
-    """See the module's text."""
+    """Phase two of one intent."""
 
     @workflow.init
     def __init__(self, request: DeleteLedgerInput) -> None:
-        """Begin at the first step."""
         self._dispatch = Dispatch(request.topic, patience_s=request.owner_patience_s)
         self._progress = DeleteLedgerProgress(step="deleting")
 
@@ -71,9 +72,9 @@ class DeleteLedger:
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         try:
-            result = await self._ended(request)
+            result = await self._delete(request)
         except ActivityError as error:
-            if _type(error) != _HELD:
+            if _find_type(error) != _CLAIM_HELD:
                 raise
             result = DeleteIntentResult(
                 outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}"
@@ -81,26 +82,26 @@ class DeleteLedger:
         self._progress = DeleteLedgerProgress(step="ended", outcome=result.outcome)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([result.outcome.value])])
         workflow.set_current_details(f"**{result.outcome.value}** — {result.objects} objects. {result.detail}")
-        if result.outcome in _FAILED:
+        if result.outcome in _FAILED_OUTCOMES:
             kind = _STUCK if result.stuck else result.outcome.value
             raise ApplicationError(result.detail, type=kind, non_retryable=True)
         return result
 
     @workflow.query
     def progress(self) -> DeleteLedgerProgress:
-        """Which step it is at, and how it ended."""
+        """Return the step and the outcome."""
         return self._progress
 
-    async def _ended(self, request: DeleteLedgerInput) -> DeleteIntentResult:
+    async def _delete(self, request: DeleteLedgerInput) -> DeleteIntentResult:
         if request.max_attempts == 1:
             return await self._give_up(request, "")
-        one = DeleteIntentInput(
+        delete = DeleteIntentInput(
             key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s
         )
         try:
-            return await self._dispatch.execute(LedgerDeletion.delete_one, one, _delete_one(request))
+            return await self._dispatch.execute(LedgerDeletion.delete_one, delete, _delete_options(request))
         except ActivityError as error:
-            if is_cancelled_exception(error) or _type(error) in _NOT_OF_THE_ROW:
+            if is_cancelled_exception(error) or _find_type(error) in _NOT_THE_ROWS_FAULT:
                 raise
             return await self._give_up(request, str(error.cause or error))
 
@@ -110,15 +111,15 @@ class DeleteLedger:
         return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, options.CATALOG)
 
 
-def _type(error: ActivityError) -> str | None:
+def _find_type(error: ActivityError) -> str | None:
     return error.cause.type if isinstance(error.cause, ApplicationError) else None
 
 
 async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
-    """Give a row of a batch a workflow that an operator can open, or leave it to the one it has.
+    """Start `delete-ledger` for a row of a batch, unless it already runs.
 
-    Abandoned, because it may retry longer than the batch lives; and it may be started again once it has ended, because
-    it may have failed, or have been told that the row was another's: one that finds the row ended says so again.
+    It is abandoned, because its retries may outlast the batch. It may run again after it ended, because it may have
+    failed, or may have found the row held by another workflow. A run that finds the row ended reports its outcome.
     """
     key = request.key
     try:
@@ -141,10 +142,10 @@ async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> N
     except WorkflowAlreadyStartedError:
         workflow.logger.info("already at work alone: %s", key)
     else:
-        child.add_done_callback(_heard)
+        child.add_done_callback(_retrieve_exception)
 
 
-def _heard(child: asyncio.Task[DeleteIntentResult]) -> None:
-    """Observe how a child ended, so that no warning is logged; its row says the same."""
+def _retrieve_exception(child: asyncio.Task[DeleteIntentResult]) -> None:
+    """Retrieve the child's exception, so that asyncio logs no warning. The row has the same error."""
     if not child.cancelled():
         child.exception()

@@ -1,15 +1,16 @@
-"""`delete-ledgers`: every intent of one batch ends, or is handed to a `delete-ledger` of its own.
+"""`delete-ledgers`: end every intent of one batch, or hand it to a `delete-ledger` of its own.
 
-Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcomes live in SQL; this workflow only
-drives. To stop it for a while, pause it; for good, terminate it: unfinished rows stay listed, and the next sweep, or
-the topic's next trim, takes them up.
+Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcomes live in SQL, and this workflow only
+drives the work. To stop it for a while, pause it. To stop it for good, terminate it: unfinished rows stay listed, and
+the next sweep, or the topic's next trim, adopts them.
 
-1. Asked for given ledgers: detach them (phase one). A trim has done so already. What a guard refuses ends the batch
-   as completed: nothing changed, and the result says why.
-2. Page by page, delete chunks of rows, `parallelism` at a time; hand failing rows to children of their own. While
-   paused, which the catalog knows before the operator is answered, start none. At a limited rate, chunks come in
-   slices. What is of one topic is done at its owner; a batch of several topics has no owner.
-3. Certify: count the batch from its rows, close its run, write the audit row.
+1. If ledgers are given, detach them (phase one). Otherwise the starter has detached already. A guard's refusal
+   completes the batch: nothing changed, and the result has the reason.
+2. Page by page, delete chunks of rows, `parallelism` at a time, and hand failed rows to children of their own.
+   - While paused, start no chunk. The catalog stores the pause before the operator gets an answer.
+   - At a limited rate, a chunk is processed in slices.
+   - The owner of the batch's topic does the work. A batch of several topics has no owner.
+3. Certify: count the batch from its rows, finish its run, write the audit row.
 
 Source: PIP-186, second phase.
 """
@@ -57,10 +58,10 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
 
-_PAGE = 50  # ranges: some 500 events of history, then continue as new if the server suggests it
-_FEWEST = 5  # rows worth an activity of their own, which costs as much as a few listings
-_MOST_ROWS = 1_000  # in all chunks at once: were every one of them to fail, each would start a child
-_MOST_NAMED = 500  # where each row has a topic of its own: the names of a chunk travel, 200 characters each
+_RANGES_PER_PAGE = 50  # some 500 events of history
+_MIN_ROWS_PER_CHUNK = 5  # an activity costs as much as a few listings
+_MAX_CONCURRENT_ROWS = 1_000  # in all running chunks; each row that fails starts a child
+_MAX_CONCURRENT_ROWS_OF_MANY_TOPICS = 500  # results contain a topic name of 200 characters for each failed row
 
 _CHUNK = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 100 ledgers of 1,000 segments at 30 objects a second
@@ -69,101 +70,102 @@ _CHUNK = workflow.ActivityConfig(
 )
 _SLICE: workflow.ActivityConfig = {
     **_CHUNK,
-    "start_to_close_timeout": timedelta(hours=24),  # at a limited rate one ledger may take long: 86,400 objects at 1/s
+    "start_to_close_timeout": timedelta(hours=24),  # at 1 object a second, one ledger of 86,400 objects
 }
-_HELD_AGAIN = timedelta(minutes=10)  # while paused: two thirds of the claim
+_HOLD_INTERVAL = timedelta(minutes=10)  # while paused; two thirds of the claim
 
 
 @workflow.defn(name="delete-ledgers", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedgers:
-    """See the module's text."""
+    """Phase two of one batch, and phase one if ledgers are given."""
 
     @workflow.init
     def __init__(self, request: DeleteLedgersInput) -> None:
-        """Start from what an earlier run of this batch carried over."""
         self._request = request
         self._progress = request.carried
         self._dispatch = Dispatch(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
-        self._window = asyncio.Semaphore(max(1, request.policy.parallelism))
-        self._alone = 0
-        self._chunks = 1  # of the page in work
-        self._tired = False  # the history is long enough: what is left is the next run's
-        self._pausing = asyncio.Lock()  # of all chunks that wait, one keeps the claim alive
-        self._telling = asyncio.Lock()  # of pausing and resuming, the catalog hears in the order in which they came
-        self._filed = request.detach is None  # before, the catalog knows of no batch that could be paused
-        self._most_rows = _MOST_ROWS if request.topic else _MOST_NAMED
+        self._chunk_slots = asyncio.Semaphore(max(1, request.policy.parallelism))
+        self._children = 0  # started by this run
+        self._chunks = 1  # of the current page
+        self._is_history_long = False
+        self._hold_lock = asyncio.Lock()  # one of the waiting chunks keeps the claim alive
+        self._pause_lock = asyncio.Lock()  # the catalog gets pauses and resumes in the order in which they came
+        self._is_filed = request.detach is None  # before, the catalog has no batch to pause
+        self._max_rows = _MAX_CONCURRENT_ROWS if request.topic else _MAX_CONCURRENT_ROWS_OF_MANY_TOPICS
 
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> BatchCertificate:
         """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
-        if request.detach and (refusal := await self._phase_one(request.detach)):
+        if request.detach and (refusal := await self._run_phase_one(request.detach)):
             await workflow.wait_condition(workflow.all_handlers_finished)
-            return self._ended(refusal)
+            return self._publish(refusal)
         while (page := await self._next_page()).ranges:
             self._chunks = len(page.ranges)
-            await asyncio.gather(*(self._delete(part) for part in page.ranges))
-            if not self._leaves_off:
+            await asyncio.gather(*(self._delete(chunk) for chunk in page.ranges))
+            if not self._should_continue_as_new:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
             workflow.set_current_details(format_batch(self._progress))
-            if self._leaves_off or workflow.info().is_continue_as_new_suggested():
+            if self._should_continue_as_new or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                carried = replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
-                workflow.continue_as_new(carried)
+                workflow.continue_as_new(
+                    replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
+                )
         if page.stale:
             counted = stale_certificate(request.batch_id, self._progress)
         else:
             close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
             counted = await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
-        whole = self._ended(replace(complete_certificate(counted, self._progress), owner=self._dispatch.owner))
+        certificate = complete_certificate(counted, self._progress)
+        certificate = self._publish(replace(certificate, owner=self._dispatch.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return whole
+        return certificate
 
     @workflow.query
     def progress(self) -> DeleteLedgersProgress:
-        """How far the batch is."""
+        """Return the progress of the batch."""
         done = sum(self._progress.outcomes.values())
         return replace(self._progress, done=done, left=max(0, self._progress.intents - done))
 
     @workflow.update
     async def pause(self) -> DeleteLedgersProgress:
-        """Start no chunk from now on; those in hand end."""
+        """Start no chunk from now on. Running ones end."""
         self._progress = replace(self._progress, paused=True)
-        return await self._tell(paused=True)
+        return await self._set_paused(paused=True)
 
     @workflow.update
     async def resume(self) -> DeleteLedgersProgress:
-        """Go on."""
-        return await self._tell(paused=False)
+        """Start chunks again."""
+        return await self._set_paused(paused=False)
 
-    async def _tell(self, *, paused: bool) -> DeleteLedgersProgress:
-        """Have the catalog keep it, so that it outlasts the claim of a batch whose workers are away."""
-        async with self._telling:
-            await workflow.wait_condition(lambda: self._filed)
-            told = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
-            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, told, **options.CATALOG)
-            return self._changed(replace(self._progress, paused=paused))
+    async def _set_paused(self, *, paused: bool) -> DeleteLedgersProgress:
+        """Store the pause in the catalog, where it outlasts the batch's claim if no worker runs."""
+        async with self._pause_lock:
+            await workflow.wait_condition(lambda: self._is_filed)
+            pause = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
+            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, pause, **options.CATALOG)
+            return self._show(replace(self._progress, paused=paused))
 
     @workflow.update
-    def set_rate(self, wanted: SetRate) -> DeleteLedgersProgress:
-        """Delete no faster from the next slice on; one that was begun without a limit ends without it."""
-        return self._changed(replace(self._progress, rate=wanted.objects_per_s))
+    def set_rate(self, request: SetRate) -> DeleteLedgersProgress:
+        """Limit the rate from the next slice on. A chunk that began without a limit ends without it."""
+        return self._show(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator
-    def check_rate(self, wanted: SetRate) -> None:
-        """Refuse what is no rate, before it is in the history."""
-        require_rate(wanted)
+    def check_rate(self, request: SetRate) -> None:
+        """Refuse an invalid rate before it is in the history."""
+        require_rate(request)
 
-    def _changed(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
+    def _show(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress
         workflow.set_current_details(format_batch(self._progress))
         return self.progress()
 
     @property
-    def _leaves_off(self) -> bool:
-        return self._tired or self._alone >= self._request.policy.alone
+    def _should_continue_as_new(self) -> bool:
+        return self._is_history_long or self._children >= self._request.policy.alone
 
-    async def _phase_one(self, asked: ExplicitDetach) -> BatchCertificate | None:
+    async def _run_phase_one(self, ledgers: ExplicitDetach) -> BatchCertificate | None:
         request = self._request
         detach = DetachInput(
             topic_id=request.topic_id,
@@ -172,88 +174,94 @@ class DeleteLedgers:
             actor=request.actor,
             reason=request.reason,
             catalog_epoch=request.catalog_epoch,
-            ledger_ids=asked.ledger_ids,
-            force=asked.force,
-            durable_delete=asked.durable_delete,
-            remove=asked.remove,
-            pass_over=asked.pass_over,
-            generation=asked.generation,
+            ledger_ids=ledgers.ledger_ids,
+            force=ledgers.force,
+            durable_delete=ledgers.durable_delete,
+            remove=ledgers.remove,
+            pass_over=ledgers.pass_over,
+            generation=ledgers.generation,
         )
         try:
-            done = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
+            result = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
         except ActivityError as error:
-            refusal = refusal_certificate(request.batch_id, error, compound=bool(asked.remove))
+            refusal = refusal_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
                 raise
-            self._filed = True  # an operator who pauses it is told by the catalog that there is no such batch
+            self._is_filed = True  # a pause is now answered by the catalog: there is no such batch
             return refusal
-        self._progress = replace(self._progress, detached=done.ledgers, intents=done.intents, finished=done.finished)
-        self._filed = True
+        self._progress = replace(
+            self._progress, detached=result.ledgers, intents=result.intents, finished=result.finished
+        )
+        self._is_filed = True
         return None
 
     async def _next_page(self) -> RangesPage:
-        """The next ranges; what is left is shared out, so that as many chunks as may run at once end together."""
-        request, at_once = self._request, max(1, self._request.policy.parallelism)
-        most = min(request.policy.chunk, max(1, self._most_rows // at_once))
-        left = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
-        chunks = -(-left // (most * at_once)) * at_once
+        """Read the next ranges. The remaining rows are divided so that all concurrent chunks end together."""
+        request, parallelism = self._request, max(1, self._request.policy.parallelism)
+        max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
+        remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
+        chunks = _divide_up(remaining_rows, max_rows * parallelism) * parallelism
+        rows = min(max_rows, max(_MIN_ROWS_PER_CHUNK, _divide_up(remaining_rows, chunks))) if chunks else max_rows
         page = RangesInput(
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
-            rows=min(most, max(_FEWEST, -(-left // chunks))) if chunks else most,
-            limit=_PAGE,
+            rows=rows,
+            limit=_RANGES_PER_PAGE,
         )
         return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)
 
-    async def _delete(self, part: RowRange) -> None:
-        left: RowRange | None = part
-        while left is not None:
-            async with self._window:
-                await self._while_paused()
-                if self._leaves_off:
-                    return  # left for the next run, which meets only what is unfinished
-                result = await self._delete_or_hand_over(left)
-                self._alone += len(result.alone)
+    async def _delete(self, chunk: RowRange) -> None:
+        remaining: RowRange | None = chunk
+        while remaining is not None:
+            async with self._chunk_slots:
+                await self._wait_while_paused()
+                if self._should_continue_as_new:
+                    return  # the next run reads the unfinished rows
+                result = await self._delete_or_hand_over(remaining)
+                self._children += len(result.alone)
             self._progress = add_chunk(self._progress, result)
             topics = result.topics or [self._request.topic] * len(result.alone)
             for key, topic in zip(result.alone, topics, strict=True):
-                await self._start_alone(key, topic)
-            rows = max(1, left.rows - sum(result.outcomes.values()))
-            left = RowRange(first=result.next_row, last=left.last, rows=rows) if result.next_row else None  # of a slice
-            self._tired = self._tired or (left is not None and workflow.info().is_continue_as_new_suggested())
+                await self._start_child(key, topic)
+            rows = max(1, remaining.rows - sum(result.outcomes.values()))
+            remaining = RowRange(first=result.next_row, last=remaining.last, rows=rows) if result.next_row else None
+            if remaining is not None and workflow.info().is_continue_as_new_suggested():
+                self._is_history_long = True
 
-    async def _while_paused(self) -> None:
-        """Wait for `resume` with the batch claimed, or until the history is long enough."""
-        async with self._pausing:
-            while self._progress.paused and not self._leaves_off:
+    async def _wait_while_paused(self) -> None:
+        """Keep the batch claimed until it is resumed or the history is long."""
+        async with self._hold_lock:
+            while self._progress.paused and not self._should_continue_as_new:
                 hold = HoldBatchInput(batch_id=self._request.batch_id)
                 await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **options.CATALOG)
-                self._tired = workflow.info().is_continue_as_new_suggested()
+                self._is_history_long = workflow.info().is_continue_as_new_suggested()
                 with suppress(TimeoutError):
-                    await workflow.wait_condition(lambda: not self._progress.paused or self._tired, timeout=_HELD_AGAIN)
+                    await workflow.wait_condition(
+                        lambda: not self._progress.paused or self._is_history_long, timeout=_HOLD_INTERVAL
+                    )
 
-    async def _delete_or_hand_over(self, part: RowRange) -> ChunkResult:
-        at_once = min(self._request.policy.parallelism, self._chunks)
+    async def _delete_or_hand_over(self, rows: RowRange) -> ChunkResult:
+        concurrent_chunks = min(self._request.policy.parallelism, self._chunks)
         chunk = ChunkInput(
             batch_id=self._request.batch_id,
-            chunk=part,
+            chunk=rows,
             catalog_epoch=self._request.catalog_epoch,
             many_topics=not self._request.topic,
-            objects_per_s=self._progress.rate / at_once,
+            objects_per_s=self._progress.rate / concurrent_chunks,
         )
-        patience = _SLICE if chunk.objects_per_s else _CHUNK
+        config = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, patience)
+            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, config)
         except ActivityError as error:
-            held = isinstance(error.cause, ApplicationError) and error.cause.type in {*OWNERSHIP_FAILURES, "ClaimHeld"}
-            if held or is_cancelled_exception(error):
+            failure_type = error.cause.type if isinstance(error.cause, ApplicationError) else None
+            if failure_type in {*OWNERSHIP_FAILURES, "ClaimHeld"} or is_cancelled_exception(error):
                 raise
             return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, options.CATALOG)
 
-    async def _start_alone(self, key: IntentKey, topic: str) -> None:
+    async def _start_child(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy
-        alone = DeleteLedgerInput(
+        child = DeleteLedgerInput(
             key=key,
             topic=topic,
             catalog_epoch=self._request.catalog_epoch,
@@ -261,10 +269,15 @@ class DeleteLedgers:
             retry_interval_s=policy.retry_interval_s,
             owner_patience_s=policy.owner_patience_s,
         )
-        await delete_ledger.start_delete_ledger(alone, batch_id=self._request.batch_id)
+        await delete_ledger.start_delete_ledger(child, batch_id=self._request.batch_id)
 
-    def _ended(self, whole: BatchCertificate) -> BatchCertificate:
-        outcomes = ["REFUSED"] if whole.refused else sorted(whole.outcomes)
+    def _publish(self, certificate: BatchCertificate) -> BatchCertificate:
+        outcomes = ["REFUSED"] if certificate.refused else sorted(certificate.outcomes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
-        workflow.set_current_details(format_batch(whole))
-        return whole
+        workflow.set_current_details(format_batch(certificate))
+        return certificate
+
+
+def _divide_up(dividend: int, divisor: int) -> int:
+    """Divide whole numbers and round up."""
+    return -(-dividend // divisor)

@@ -1,13 +1,13 @@
-"""`delete-topic`: nothing of the topic is left, in storage or in the catalog, but intents and the audit log.
+"""`delete-topic`: delete a topic with all its ledgers. Only intents and audit rows remain.
 
-Destroys every ledger of the topic, of whatever component, and the topic. Invariant: a ledger has its row or its intent
-until it is gone from storage; the topic's row is deleted last. To stop it, cancel or terminate it: the topic stays
-DELETING, a started `delete-ledgers` goes on by itself, and starting it again goes on from there.
+Destroys the topic and its ledgers of all components. Invariant: a ledger has its row or its intent until it is gone
+from storage; the topic's row is removed last. To stop it, cancel or terminate it: the topic stays DELETING, and a
+started `delete-ledgers` goes on. A new start continues.
 
-1. Set the topic DELETING: from then on nothing can be attached to it.
-2. Detach everything of it (phase one) once earlier transactions have ended, taking up stalled intents of the topic.
-3. Run `delete-ledgers` on that batch (phase two). What fails there goes on alone, and does not hold up the topic.
-4. Remove cursors, producers, schemas, lists and the topic; if a ledger is attached still, go back to 2.
+1. Set the topic DELETING. Nothing can be attached to it afterwards.
+2. Detach all its ledgers (phase one) once earlier transactions have ended. Adopt stalled intents of the topic.
+3. Run `delete-ledgers` on the batch (phase two). A failure does not delay the topic: the rows are retried.
+4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to 2.
 
 Source: PIP-186.
 """
@@ -36,11 +36,10 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="delete-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteTopic:
-    """See the module's text."""
+    """Deletion of one topic."""
 
     @workflow.init
     def __init__(self, request: DeleteTopicInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._result = request.carried
 
@@ -48,24 +47,24 @@ class DeleteTopic:
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         """Do the numbered steps until nothing is attached to the topic."""
         search_attributes.ensure_topic(request.topic)
-        begun: SetDeletingResult = await workflow.execute_activity_method(
+        start: SetDeletingResult = await workflow.execute_activity_method(
             TopicDeletion.set_deleting, self._order(), **options.CATALOG
         )
-        order = replace(self._order(), catalog_epoch=begun.catalog_epoch)
+        order = replace(self._order(), catalog_epoch=start.catalog_epoch)
         while True:
             await self._delete_everything(order)
             self._note(step="removing")
-            last = RemoveTopicInput(order=order, since_us=begun.since_us)
-            removed = await workflow.execute_activity_method(TopicDeletion.remove, last, **options.CATALOG)
-            self._count(removed)
-            if removed.gone:
+            remove = RemoveTopicInput(order=order, since_us=start.since_us)
+            removal = await workflow.execute_activity_method(TopicDeletion.remove, remove, **options.CATALOG)
+            self._count(removal)
+            if removal.gone:
                 return self._result
             if workflow.info().is_continue_as_new_suggested():
-                workflow.continue_as_new(replace(request, catalog_epoch=begun.catalog_epoch, carried=self._result))
+                workflow.continue_as_new(replace(request, catalog_epoch=start.catalog_epoch, carried=self._result))
 
     @workflow.query
     def progress(self) -> DeleteTopicResult:
-        """Which step it is at, and what was deleted so far."""
+        """Return the step and the counts."""
         return self._result
 
     def _order(self) -> TopicOrder:
@@ -89,10 +88,10 @@ class DeleteTopic:
         )
         self._note(step="deleting", detached=self._result.detached + detached.ledgers)
         if detached.intents:
-            await self._phase_two(batch_id, detached)
+            await self._run_phase_two(batch_id, detached)
 
-    async def _phase_two(self, batch_id: str, detached: DetachResult) -> None:
-        """However it ends, its rows are listed, and the topic need not wait for them."""
+    async def _run_phase_two(self, batch_id: str, detached: DetachResult) -> None:
+        """Run phase two, but let its failure not delay the topic, because failed rows stay listed."""
         request = self._request
         batch = batches.build_batch_input(request, batch_id, detached)
         try:
@@ -102,22 +101,22 @@ class DeleteTopic:
                 raise
             workflow.logger.warning("batch %s did not end well, its rows are taken up later: %s", batch_id, error.cause)
 
-    def _count(self, removed: RemoveTopicResult) -> None:
-        outcomes = dict(sorted(removed.outcomes.items()))
+    def _count(self, removal: RemoveTopicResult) -> None:
+        outcomes = dict(sorted(removal.outcomes.items()))
         self._note(
-            step="ended" if removed.gone else "detaching",
+            step="ended" if removal.gone else "detaching",
             outcomes=outcomes,
             deleted=sum(count for name, count in outcomes.items() if Outcome(name).is_success),
-            objects=removed.objects,
-            size_bytes=removed.size_bytes,
+            objects=removal.objects,
+            size_bytes=removal.size_bytes,
         )
-        if removed.gone:
+        if removal.gone:
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(outcomes))])
 
     def _note(self, **changes: object) -> None:
         self._result = replace(self._result, **changes)  # type: ignore[arg-type]
-        done = self._result
+        result = self._result
         workflow.set_current_details(
-            f"**{done.step}** — {done.detached:,} ledgers detached, {done.deleted:,} copies deleted, "
-            f"{done.objects:,} objects, {done.size_bytes:,} bytes"
+            f"**{result.step}** — {result.detached:,} ledgers detached, {result.deleted:,} copies deleted, "
+            f"{result.objects:,} objects, {result.size_bytes:,} bytes"
         )

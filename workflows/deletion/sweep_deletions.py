@@ -1,14 +1,14 @@
-"""`sweep-deletions`: deletions that no workflow works on go on, and what ended long ago is forgotten; of all topics.
+"""`sweep-deletions`: continue deletions of all topics that no workflow works on, and forget old finished rows.
 
-Destroys the objects of ledgers that were detached before, and of newborn ledgers that were not attached; forgets
-finished rows, dead letters never. Invariant: each row is in one batch, which has one workflow. To stop it, cancel
-or terminate it: batches that it started go on, and what it took up without starting them is found by the next one.
+Destroys the objects of detached ledgers, and newborn ledgers that were never attached. Forgets finished rows, but no
+dead letters. Invariant: each row is in one batch, which has one workflow. To stop it, cancel or terminate it: started
+batches go on, and the next sweep finds rows that were adopted without a start.
 
-1. Adopt a page of stalled intents and newborn ledgers into a batch of its own; repeat from here until none is left.
-2. Run `delete-ledgers` on that batch, and wait for it, but not for long: it may be paused.
+1. Adopt a page of stalled intents and newborn ledgers into a new batch. Repeat from here until none is left.
+2. Run `delete-ledgers` on the batch. Wait a limited time, because the batch may be paused.
 3. Forget finished rows older than `finished_retention`, page by page.
 
-Source: PIP-186, whose unacknowledged deletions are delivered again; apache/pulsar#350 for newborn ledgers.
+Source: PIP-186, which delivers unacknowledged deletions again; apache/pulsar#350 for newborn ledgers.
 """
 
 from dataclasses import replace
@@ -28,17 +28,16 @@ with workflow.unsafe.imports_passed_through():
         SweepDeletionsResult,
     )
 
-_MOST_ADOPTED = 10_000  # rows of one batch: a transaction of a quarter of a second
-_MOST_FORGOTTEN = 5_000  # rows of one page: writers wait a tenth of a second for it
+_MAX_ADOPTED_ROWS = 10_000  # per batch; the transaction takes a quarter of a second
+_MAX_FORGOTTEN_ROWS = 5_000  # per page; writers wait a tenth of a second for it
 
 
 @workflow.defn(name="sweep-deletions", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SweepDeletions:
-    """See the module's text."""
+    """Sweep of stalled and of old deletions."""
 
     @workflow.init
     def __init__(self, request: SweepDeletionsInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._result = request.carried
 
@@ -53,7 +52,7 @@ class SweepDeletions:
 
     @workflow.query
     def progress(self) -> SweepDeletionsResult:
-        """What the sweep found and did so far."""
+        """Return the counts of the sweep."""
         return self._result
 
     def _continue_if_long(self) -> None:
@@ -61,20 +60,20 @@ class SweepDeletions:
             workflow.continue_as_new(replace(self._request, carried=self._result))
 
     async def _adopt(self) -> bool:
-        """Whether there was anything; then its phase two has ended, or goes on by itself."""
+        """Adopt a batch and run its phase two. Return whether there was anything to adopt."""
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
         adopted = await workflow.execute_activity_method(
             DeletionUpkeep.adopt,
-            AdoptInput(batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MOST_ADOPTED),
+            AdoptInput(batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_ADOPTED_ROWS),
             **options.CATALOG,
         )
         if adopted.intents:
-            found = self._result
+            before = self._result
             self._result = replace(
-                found,
-                batches=found.batches + 1,
-                intents=found.intents + adopted.intents,
-                newborn=found.newborn + adopted.ledgers,
+                before,
+                batches=before.batches + 1,
+                intents=before.intents + adopted.intents,
+                newborn=before.newborn + adopted.ledgers,
             )
             summary = f"{adopted.intents} copies that no workflow worked on"
             patience_s = self._request.patience_s
@@ -85,18 +84,18 @@ class SweepDeletions:
 
     async def _forget(self) -> bool:
         request = self._request
-        page = ForgetDeletionsInput(limit=_MOST_FORGOTTEN, actor=request.actor, reason=request.reason)
-        gone: ForgetDeletionsResult = await workflow.execute_activity_method(
+        page = ForgetDeletionsInput(limit=_MAX_FORGOTTEN_ROWS, actor=request.actor, reason=request.reason)
+        removed: ForgetDeletionsResult = await workflow.execute_activity_method(
             DeletionUpkeep.forget, page, **options.CATALOG
         )
-        forgotten, runs = self._result.forgotten + gone.rows, self._result.forgotten_runs + gone.runs
+        forgotten, runs = self._result.forgotten + removed.rows, self._result.forgotten_runs + removed.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)
-        return _MOST_FORGOTTEN in {gone.rows, gone.runs}
+        return _MAX_FORGOTTEN_ROWS in {removed.rows, removed.runs}
 
-    def _add(self, done: BatchCertificate | None) -> None:
+    def _add(self, certificate: BatchCertificate | None) -> None:
         before = self._result
-        if done is None:
+        if certificate is None:
             self._result = replace(before, uncertified=before.uncertified + 1)
             return
-        self._result = batches.add_certificate(before, done)
+        self._result = batches.add_certificate(before, certificate)
         workflow.set_current_details(f"{self._result.intents:,} copies taken up, {self._result.deleted:,} deleted")

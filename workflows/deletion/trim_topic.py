@@ -1,12 +1,12 @@
-"""`trim-topic`: every ledger that retention does not keep is out of the topic's list and gone from storage.
+"""`trim-topic`: delete every ledger of a topic that retention does not keep.
 
-Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: what goes is a prefix of
-the list, decided under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on by itself.
+Destroys ledgers that every subscription has acknowledged and no limit keeps. Invariant: the detached ledgers are a
+prefix of the list, selected under its lock. To stop it, cancel or terminate it: a started `delete-ledgers` goes on.
 
 Repeat until a pass that began after the last `again` detaches nothing:
-1. Roll the last ledger if it is idle and past its age, if that works now.
-2. Detach what retention does not keep (phase one), taking up stalled intents of the topic, at the topic's owner.
-3. Run `delete-ledgers` on that batch (phase two).
+1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
+2. Detach the ledgers that retention does not keep (phase one), at the topic's owner. Adopt its stalled intents.
+3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
 """
@@ -34,7 +34,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.dispatch import Dispatch
 
 AWAITED = (DeleteLedgers,)
-"""Whose failures are its own: a batch that ends early may leave what the next pass would meet again and again."""
+"""Workflows whose failure ends this one. Otherwise each pass could adopt the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
@@ -45,11 +45,10 @@ _ROLL = workflow.ActivityConfig(
 
 @workflow.defn(name="trim-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrimTopic:
-    """See the module's text."""
+    """Trim of one topic."""
 
     @workflow.init
     def __init__(self, request: TrimTopicInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._result = request.carried
         self._asked_again = False
@@ -57,20 +56,20 @@ class TrimTopic:
 
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
-        """Do the numbered steps until there is nothing left to do."""
+        """Repeat the numbered steps until a pass detaches nothing."""
         search_attributes.ensure_topic(request.topic)
         while True:
             self._asked_again = False
             await self._roll_idle()
             batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
-            asked = DetachInput(
+            detach = DetachInput(
                 topic_id=request.topic_id,
                 batch_id=batch_id,
                 batch_workflow_id=DELETE_LEDGERS.id(batch_id),
                 actor=request.actor,
                 reason=request.reason,
             )
-            detached = await self._dispatch.execute(LedgerDeletion.detach, asked, options.CATALOG)
+            detached = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
             before = self._result
             self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:
@@ -85,30 +84,30 @@ class TrimTopic:
 
     @workflow.signal
     def again(self) -> None:
-        """Ask for one more pass, begun after this."""
+        """Request one more pass that begins after this signal."""
         self._asked_again = True
 
     @workflow.query
     def progress(self) -> TrimTopicResult:
-        """What the passes did so far."""
+        """Return the counts of all passes."""
         return self._result
 
     async def _roll_idle(self) -> None:
-        """Best effort: what cannot be rolled now must not keep what can be deleted (apache/pulsar#26431)."""
+        """Roll, but let a failure not delay the deletion of other ledgers (apache/pulsar#26431)."""
         try:
             roll = RollIdleInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
         except ActivityError as error:
             cause = error.cause
-            misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
-            if misnamed or is_cancelled_exception(error):
+            is_misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
+            if is_misnamed or is_cancelled_exception(error):
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
-    def _add(self, done: BatchCertificate) -> None:
-        if done.owner:  # the one before may have lost the topic, or died, since the detach
-            self._dispatch.owner = done.owner
-        self._result = batches.add_certificate(self._result, done)
+    def _add(self, certificate: BatchCertificate) -> None:
+        if certificate.owner:  # the owner may have changed since the detach
+            self._dispatch.owner = certificate.owner
+        self._result = batches.add_certificate(self._result, certificate)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "
             f"{self._result.objects:,} objects, in {self._result.passes} passes"

@@ -19,7 +19,7 @@ from infra.catalog.cursors.cursor_rows import (
     to_stored_cursor,
 )
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
 from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
@@ -41,7 +41,7 @@ from logstore.ports.catalog import SnapshotChange, StoredCursor, Topic, TopicSta
 from logstore.positions import LedgerId, Position, TopicId
 
 
-class SqlCursors(OnDatabase):
+class SqlCursors(CatalogAdapter):
     """The `Cursors` port."""
 
     @writes("catalog.subscribe")

@@ -16,7 +16,7 @@ from infra.catalog.delayed.bucket_rows import (
 )
 from infra.catalog.delayed.due import count_all, count_unsealed, due_topics, select_droppable
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import read_newborn, retire_ledger
 from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
@@ -28,7 +28,7 @@ from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, To
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
-class SqlDelayedIndex(OnDatabase):
+class SqlDelayedIndex(CatalogAdapter):
     """The `DelayedIndex` port."""
 
     def listed(self, topic_id: TopicId) -> BucketList:

@@ -1,4 +1,4 @@
-"""The queue of phase two in SQL: intents are read by range, claimed, ended, counted."""
+"""Queue of phase two in SQL."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, unio
 from infra.catalog import tables as t
 from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import claim_row, end_rows, hand_over_rows, keep_claim
-from infra.catalog.deletion.intents import INTENT, is_dead_letter, next_ranges, tally_of, to_intent
+from infra.catalog.deletion.intents import INTENT, count_by_outcome, is_dead_letter, next_ranges, to_intent
 from infra.catalog.deletion.runs import (
     find_holder,
     finish_run,
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _P = t.pending_deletion.c
 _PENDING = DeletionState.PENDING.value
 _A = t.audit.c
-_ANY = "*"  # no uuid is that
+_ANY_UUID = "*"
 _KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.generation == bindparam("detached"))
 _BY_KEY = select(*INTENT).where(*_KEY).with_for_update()
 
@@ -58,7 +58,9 @@ class SqlDeletions(LeasedPort):
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
         rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
         query = select(*INTENT).where(*rows).order_by(_P.row_id)
-        return self._db.read(lambda connection: _with_references(connection, connection.execute(query).all()))
+        return self._db.read(
+            lambda connection: _to_intents_with_references(connection, connection.execute(query).all())
+        )
 
     @writes("catalog.renew")
     def renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
@@ -77,12 +79,11 @@ class SqlDeletions(LeasedPort):
         return release_run(connection, batch_id, self._db.now_us(connection))
 
     def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
-        """A row that a workflow of its own ended is audited, because the row of its batch says that it was retrying."""
-
         def work(connection: Connection) -> frozenset[int]:
             now = self._db.now_us(connection)
             rows = end_rows(connection, ended, holder, now_us=now)
             for result in ended:
+                # The audit row of the batch says that a row with a workflow of its own was retrying.
                 if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
                     _audit_ledger(connection, rows[result.row_id], result, at_us=now)
             return frozenset(rows)
@@ -132,9 +133,8 @@ class SqlDeletions(LeasedPort):
         batch = None if row.claim_workflow else find_holder(connection, row.batch_id, now)
         require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
         attempts = row.attempts + int(attempt)
-        return _with_references(connection, [claim_row(connection, row.row_id, claim, attempts=attempts, now_us=now)])[
-            0
-        ]
+        claimed = claim_row(connection, row.row_id, claim, attempts=attempts, now_us=now)
+        return _to_intents_with_references(connection, [claimed])[0]
 
     @writes("catalog.hold")
     def hold(
@@ -148,7 +148,7 @@ class SqlDeletions(LeasedPort):
     ) -> int:
         now = self._db.now_us(connection)
         attempts = keep_claim(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
-        if attempts is None:  # one that ended needs no claim; one that is another's must be left to it
+        if attempts is None:  # a row that ended needs no claim
             query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
             if other := connection.execute(query).first():
                 found = other[0] or f"batch {other[1]!r}"
@@ -156,17 +156,16 @@ class SqlDeletions(LeasedPort):
         return 0 if attempts is None or keys_left is None else attempts
 
     def tally(self, batch_id: str) -> Tally:
-        return self._db.read(lambda connection: tally_of(connection, _P.batch_id == batch_id))
+        return self._db.read(lambda connection: count_by_outcome(connection, _P.batch_id == batch_id))
 
     @writes("catalog.close")
     def close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
-        """The run's `finished_us` decides which of two calls writes the audit row."""
         now = self._db.now_us(connection)
-        topic_id, outcome = finish_run(connection, batch_id, now), tally_of(connection, _P.batch_id == batch_id)
-        if topic_id is None:
-            return outcome
-        _audit_batch(connection, batch_id, topic_id, cause, outcome, at_us=now)
-        return replace(outcome, closed=True)
+        topic_id, tally = finish_run(connection, batch_id, now), count_by_outcome(connection, _P.batch_id == batch_id)
+        if topic_id is None:  # an earlier call finished the run
+            return tally
+        _audit_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
+        return replace(tally, closed=True)
 
     def inflight(self) -> Inflight:
         by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
@@ -184,14 +183,16 @@ class SqlDeletions(LeasedPort):
     def list(
         self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[DeletionIntent]:
-        dead = state is DeletionState.DEAD_LETTERED  # few: `row_id + 0` makes the planner use the index of states
-        query = select(*INTENT).order_by((_P.row_id + 0 if dead else _P.row_id).desc()).limit(limit)
+        is_dead = (
+            state is DeletionState.DEAD_LETTERED
+        )  # few rows: `row_id + 0` makes the planner use the index of states
+        query = select(*INTENT).order_by((_P.row_id + 0 if is_dead else _P.row_id).desc()).limit(limit)
         if topic is not None:
             query = query.where(_P.topic == topic)
         if ledger_id is not None:
             query = query.where(_P.ledger_id == ledger_id)
         if state:
-            query = query.where(is_dead_letter() if dead else _P.state == state.value)
+            query = query.where(is_dead_letter() if is_dead else _P.state == state.value)
         return self._db.read(lambda c: mark_paused(c, [to_intent(row) for row in c.execute(query)]))
 
     @reads
@@ -210,12 +211,12 @@ class SqlDeletions(LeasedPort):
             query = query.where(_P.topic_id == topic_id)
         if batch_id is not None:
             query = query.where(_P.batch_id == batch_id)
-        of_ledgers = among(connection, _P.ledger_id, ledger_ids or ())
-        wanted = query if ledger_ids is None else query.where(of_ledgers)
-        return [to_intent(row) for row in connection.execute(wanted)]
+        if ledger_ids is not None:
+            query = query.where(among(connection, _P.ledger_id, ledger_ids))
+        return [to_intent(row) for row in connection.execute(query)]
 
 
-def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+def _to_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """Convert rows to intents, and compare uuids of copies, because a repeated upload is another copy.
 
     A listed copy whose uuid cannot be read counts as referenced.
@@ -225,10 +226,10 @@ def _with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[D
     uuid_by_copy: dict[tuple[int, str], str | None] = {}
     for row in copies:
         context = parse_context(row.context)
-        uuid_by_copy[row.ledger_id, row.kind] = _ANY if context is None else context.get("uuid")
+        uuid_by_copy[row.ledger_id, row.kind] = _ANY_UUID if context is None else context.get("uuid")
     keys = [(intent.ledger_id, intent.copy.value) for intent in intents]
     return [
-        replace(intent, referenced=key in uuid_by_copy and uuid_by_copy[key] in {_ANY, intent.context.get("uuid")})
+        replace(intent, referenced=key in uuid_by_copy and uuid_by_copy[key] in {_ANY_UUID, intent.context.get("uuid")})
         for intent, key in zip(intents, keys, strict=True)
     ]
 
@@ -274,7 +275,7 @@ def _find_decision(connection: Connection, row: Row[Any]) -> tuple[str, str]:
 
 
 def _audit_batch(
-    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, outcome: Tally, *, at_us: int
+    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, tally: Tally, *, at_us: int
 ) -> None:
     names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
     topic, other = connection.execute(names).one()
@@ -286,6 +287,6 @@ def _audit_batch(
         topic_id=topic_id,
         topic=topic if topic == other else None,  # a batch may be of several topics
         run_id=batch_id,
-        detail={"outcomes": dict(outcome.outcomes), "objects": outcome.objects, "size_bytes": outcome.size_bytes},
+        detail={"outcomes": dict(tally.outcomes), "objects": tally.objects, "size_bytes": tally.size_bytes},
         span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id),
     )

@@ -29,17 +29,17 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListView:
-    """A topic's locked list and what the rule needs of it."""
+    """Locked list of a topic, with the facts that the rule needs."""
 
     topic_id: TopicId
     topic: str
     list_id: int
     policy: RetentionPolicy
-    durable_delete: bool | None  # the topic's own
+    durable_delete: bool | None  # the topic's setting
     last: LedgerId
-    marks: dict[str, Position]  # where each subscription stands
+    marks: dict[str, Position]  # mark-delete position by subscription
     now_us: int
-    abandoned_us: int  # a ledger created before and never attached was left by its creator
+    abandoned_us: int  # ledgers created before and never attached are abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,54 +48,56 @@ class Detachable:
 
     ids: Sequence[LedgerId]
     rows: ColumnElement[bool]
-    finished: dict[str, int]  # asked for and ended before: outcome -> rows
+    finished: dict[str, int]  # requested rows that had ended before, by outcome
 
 
 def find_detachable(
     connection: Connection,
     view: ListView,
-    asked: Sequence[LedgerId] | None,
+    requested_ids: Sequence[LedgerId] | None,
     *,
     force: bool,
     rolled: LedgerId | None = None,
 ) -> Detachable:
-    """Return the ledgers that retention does not keep, or the ledgers in `asked`.
+    """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
 
     `rolled` is a last ledger that counts as closed, as if another one followed.
 
     Raises:
         InvalidInput: No ids, or too many for one transaction.
-        UnknownObject: An id that never was in this list.
-        LedgerStillNeeded: One of the ledgers asked for must stay.
+        UnknownObject: An id was never in this list.
+        LedgerStillNeeded: A requested ledger must stay.
     """
-    if asked is None:
-        return _by_retention(connection, view, rolled)
-    return _by_id(connection, view, asked, force=force)
+    if requested_ids is None:
+        return _select_by_retention(connection, view, rolled)
+    return _select_by_id(connection, view, requested_ids, force=force)
 
 
-def _by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
-    mine, listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
-    total = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(mine, listed)).scalar_one()
-    facts = _read_ledger_facts(connection, mine, view.now_us)
+def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
+    in_list, is_listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
+    total_bytes = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(in_list, is_listed)).scalar_one()
+    facts = _read_ledger_facts(connection, in_list, view.now_us)
     prefix = detachable_prefix(
         (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
         marks=view.marks,
         policy=view.policy,
-        total_bytes=int(total or 0),
-        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the one behind it, which is in no list yet
+        total_bytes=int(total_bytes or 0),
+        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the next ledger, which is in no list yet
         now_us=view.now_us,
     )
     ids = [ledger.ledger_id for ledger in prefix]
     end = ids[-1] if ids else -1
-    return Detachable(ids=ids, rows=mine & listed & (t.ledger.c.ledger_id <= end), finished={})
+    return Detachable(ids=ids, rows=in_list & is_listed & (t.ledger.c.ledger_id <= end), finished={})
 
 
-def _by_id(connection: Connection, view: ListView, asked: Sequence[LedgerId], *, force: bool) -> Detachable:
-    wanted = normalize_ids("ledger ids", asked)
-    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, wanted)
+def _select_by_id(
+    connection: Connection, view: ListView, requested_ids: Sequence[LedgerId], *, force: bool
+) -> Detachable:
+    ids = normalize_ids("ledger ids", requested_ids)
+    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
     listed_ledgers = {ledger.ledger_id: ledger for ledger in _read_ledger_facts(connection, rows, view.now_us)}
     finished = _count_earlier_outcomes(
-        connection, view, [ledger_id for ledger_id in wanted if ledger_id not in listed_ledgers]
+        connection, view, [ledger_id for ledger_id in ids if ledger_id not in listed_ledgers]
     )
     marks = {} if force else view.marks
     require_unneeded(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
@@ -135,17 +137,17 @@ def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[Le
     Stalled intents are not counted, because the caller adopts them.
 
     Raises:
-        UnknownObject: One of them never was in this topic's list, or its row has been removed.
+        UnknownObject: A ledger was never in this topic's list, or its row was removed.
     """
     p = t.pending_deletion.c
-    asked = among(connection, p.ledger_id, ids)
-    idle = is_stalled(view.now_us).label("idle")
-    query = select(p.ledger_id, p.outcome, idle).where(p.topic_id == view.topic_id, asked)
+    is_requested = among(connection, p.ledger_id, ids)
+    stalled = is_stalled(view.now_us).label("stalled")
+    query = select(p.ledger_id, p.outcome, stalled).where(p.topic_id == view.topic_id, is_requested)
     rows = connection.execute(query).all() if ids else []
     unknown = sorted(set(ids) - {row.ledger_id for row in rows})
     if unknown:
         raise UnknownObject("ledger", expected=f"a ledger of {view.topic}", found=unknown[0])
-    outcomes = [row.outcome or Outcome.RETRYING.value for row in rows if not row.idle]
+    outcomes = [row.outcome or Outcome.RETRYING.value for row in rows if not row.stalled]
     return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
 
 

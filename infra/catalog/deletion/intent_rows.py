@@ -1,7 +1,6 @@
-"""Deletion intents: nothing else writes rows of `pending_deletion`.
+"""Writes of `pending_deletion`, set-wise and in the caller's transaction. No other module writes its rows.
 
-Filed in the place of what leaves the catalog, taken up, claimed, ended, opened again and forgotten, set-wise and in the
-caller's transaction. Rows are locked ascending by row id, behind topic, list, ledger and fence.
+Rows are locked in ascending order, after the locks on topic, list, ledger and fence.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,15 +47,15 @@ def file_intents(
     cause: Cause | None = None,
     durable: bool = False,
 ) -> int:
-    """Replace ledger rows by deletion intents, one per copy, set-wise, and return how many intents.
+    """Replace ledger rows by intents, one for each copy. Return the number of intents.
 
     Args:
         connection: In a writing transaction that holds the lock of the ledgers' list.
-        to_delete: Which rows of `ledger`.
-        batch_id: Whose work the intents are; empty: no batch, so that they are stalled until a trim or a sweep.
+        to_delete: Condition on rows of `ledger`.
+        batch_id: Batch of the intents. Empty: no batch, so that a trim or a sweep adopts them.
         now_us: The database's clock.
-        cause: The actor and the reason of the deletion; None for a ledger that its creator gave up.
-        durable: Whether they leave tombstones; their intents say so too.
+        cause: Actor and reason of the deletion. `None`: the creator gave the ledger up.
+        durable: Whether the ledgers leave tombstones.
     """
     filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
@@ -74,10 +73,10 @@ def file_copy_intents(
     now_us: int,
     cause: Cause | None = None,
 ) -> int:
-    """Replace one copy of listed ledgers by its deletion intent, set-wise, and return how many; the ledgers stay.
+    """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 
-    Their generation rises, so that intents of a later detach have another. The arguments are those of `file_intents`;
-    `to_delete` says which rows of `ledger` joined with `ledger_copy`, among those of the list and of the kind.
+    Their generation rises, which distinguishes intents of a later detach. The arguments are those of `file_intents`.
+    `to_delete` is a condition on rows of `ledger` joined with `ledger_copy`, of the list and the kind.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & to_delete, batch_id, now_us, cause))
@@ -94,9 +93,9 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
 
 
 def refile_intent(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """File one more intent for the copy of an intent that ended, of a generation of its own.
+    """File a new intent, with a new generation, for the copy of the row `ended` of `INTENT`.
 
-    Held are the lock of the list, if the ledger still is in one, and that of `ended`, a row of `INTENT`.
+    The caller holds the lock of that row, and of the list if the ledger is in one.
     """
     of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended.ledger_id)
     filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
@@ -115,9 +114,9 @@ _SAME = (
 
 
 def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
-    """File intents of which the rows say all but what attempts write; ledger, copy and generation of each filed.
+    """File intents from rows without the columns of attempts. Return ledger, copy and generation of each.
 
-    One that another transaction files at the same time is waited for, and left out.
+    The call waits for a transaction that files the same intent, and then skips the intent.
     """
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
     filing = insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
@@ -131,55 +130,55 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
 
 
 def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Let phase two look again at a newborn that was abandoned too early: its creator has put objects since.
+    """Reopen the intent of a newborn that was abandoned too early, because its creator has stored objects since.
 
-    An attempt that found nothing of it and is about to say so no longer may: the row is claimed by no workflow now.
+    The row loses its claim, so that an attempt which found nothing cannot end it.
     """
     _reopen(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
 
 def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
-    """Let phase two look again at ledgers whose primary copy went while a writer uploaded to it.
+    """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    What was uploaded is not registered, and may be there; as for a newborn, the row's holder may no longer say what it
-    saw before. A ledger that has its primary copy needs nothing: its deletion lists all of it. One without an
-    intent has no owner, and is left alone; so is one of another catalog.
+    The uploaded objects may exist without a registration. The rows lose their claim, so that an attempt which found
+    nothing cannot end them. Ledgers with a primary copy need nothing, because their deletion lists all objects. Ledgers
+    without an intent do not change.
 
     Args:
         connection: In a writing transaction.
-        ledger_ids: What was uploaded to.
-        epoch: Of the catalog that the uploader spoke of.
+        ledger_ids: Ledgers of the uploads.
+        epoch: Catalog epoch of the uploader. Nothing changes under another epoch.
     """
-    asked = among(connection, _P.ledger_id, ledger_ids)
+    is_requested = among(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
     has_no_primary = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
     is_current_epoch = select(t.catalog.c.epoch).scalar_subquery() == epoch
-    _reopen(connection, asked, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
+    _reopen(connection, is_requested, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and unclaimed, except dead letters. An attempt that looked too early can end none of them.
+    """Make rows unfinished and unclaimed, except dead letters.
 
     A finished row counts one more opening, because its next `delete-ledger` needs another workflow id.
     """
-    acted_on = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
+    is_reopenable = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
-    again: dict[str, Any] = {"state": _PENDING, "outcome": None, "batch_id": "", "finished_us": None, **UNCLAIMED}
-    connection.execute(update(t.pending_deletion).where(*late, acted_on).values(**again, openings=openings))
+    reopened: dict[str, Any] = {"state": _PENDING, "outcome": None, "batch_id": "", "finished_us": None, **UNCLAIMED}
+    connection.execute(update(t.pending_deletion).where(*late, is_reopenable).values(**reopened, openings=openings))
 
 
 def adopt_stalled(
     connection: Connection,
     topic_id: TopicId,
-    asked: Sequence[LedgerId] | None,
+    ledger_ids: Sequence[LedgerId] | None,
     *,
     batch_id: str,
     now_us: int,
     copy: CopyKind | None = None,
 ) -> int:
-    """Move the topic's stalled intents (of the ledgers and the copy asked for, if any) into the batch."""
+    """Move the topic's stalled intents, of the ledgers and the copy if given, into the batch. Return their number."""
     where = [_P.topic_id == topic_id, is_stalled(now_us)]
-    where += [] if asked is None else [among(connection, _P.ledger_id, asked)]
+    where += [] if ledger_ids is None else [among(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]
     locked = select(_P.row_id).where(*where).with_for_update().subquery()
     if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
@@ -277,12 +276,12 @@ def hand_over_rows(
     return frozenset(rows)
 
 
-def redrive_rows(connection: Connection, wanted: ColumnElement[bool], *, batch_id: str) -> int:
-    """Give locked dead letters to a batch, PENDING and with no attempt counted, and return how many."""
-    return connection.execute(update(t.pending_deletion).where(wanted).values(batch_id=batch_id, **_AGAIN)).rowcount
+def redrive_rows(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
+    """Move locked dead letters to a batch, PENDING and without attempts. Return their number."""
+    return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
 
-_AGAIN = {
+_REDRIVEN = {
     "state": _PENDING,
     "outcome": None,
     "attempts": 0,
@@ -294,6 +293,6 @@ _AGAIN = {
 
 
 def forget_rows(connection: Connection, page: Select[Any]) -> int:
-    """Remove a page of intents by their row ids, as far as none was opened again meanwhile."""
+    """Remove a page of DELETED intents by their row ids. Return their number. Reopened ones stay."""
     ids = _P.row_id.in_(select(page.subquery()))
     return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

@@ -1,4 +1,4 @@
-"""Intents as they stand in `pending_deletion`: a row becomes a value, even if it is damaged."""
+"""Conversion of rows of `pending_deletion` to intents, even if they are damaged."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -35,7 +35,7 @@ INTENT: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
     as_text(t.pending_deletion.c.context),
 )
-"""The columns that `to_intent` reads; the context as text: one that is no JSON then spoils no other row's reading."""
+"""Columns that `to_intent` reads. The context is text, so that one without JSON does not fail the whole result."""
 
 
 def to_intent(row: Row[Any]) -> DeletionIntent:
@@ -111,7 +111,7 @@ def _find_damage(found: RowMapping) -> str | None:
     )
 
 
-def tally_of(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+def count_by_outcome(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
     """Count intents by outcome."""
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
     query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
@@ -134,10 +134,10 @@ def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int,
     ]
 
 
-def _page(batch_id: str, after: int, most: int) -> Select[Any]:
-    """The next rows that are left, and those that others have dealt with between them."""
+def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
+    """Select the next unfinished rows, and the other rows of the batch between them."""
     left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
-    page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(most).subquery()
+    page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
     ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
     within = and_(_P.row_id >= ends.c.first, _P.row_id <= ends.c.last)
     columns = (_P.row_id, _P.segments, left.label("left"))
@@ -147,7 +147,7 @@ def _page(batch_id: str, after: int, most: int) -> Select[Any]:
 def intents_for(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
-    """Columns and rows of the intents that stand for copies of ledgers; see `file_intents` for the arguments."""
+    """Return the columns of intents, and a query of their values. The arguments are those of `file_intents`."""
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,
@@ -193,13 +193,13 @@ def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
 def count_filed(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledCount, ...]:
-    """Intents that a transaction has filed for a batch, counted; intents that it only took up were filed earlier.
+    """Count the intents that a transaction filed for a batch, without those that it adopted.
 
     Args:
         connection: In that transaction.
-        batch_id: The batch.
-        now_us: When the transaction filed them.
-        topic_id: Whose they are, where they are of one: a batch of many topics is not read as a whole for each.
+        batch_id: Batch.
+        now_us: Time at which the transaction filed them.
+        topic_id: Topic of the intents, so that a batch of many topics is not read as a whole for each of them.
     """
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
@@ -211,19 +211,19 @@ def count_filed(
 _NAMES = (
     "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
 )  # fmt: skip
-_TOLD = [_P[name] for name in _NAMES]
+_LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 
 
 def lock_unfinished(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Lock the rows that are PENDING and held by the holder. The order of locks prevents a deadlock of two calls.
+    """Lock the rows that are PENDING and held by the holder, in ascending order, which prevents deadlocks.
 
     Args:
         connection: In a writing transaction.
-        row_ids: Which.
-        holder: A batch, or a workflow that has the claim of a row.
-        unclaimed: Whether only rows of the batch count that no workflow of their own has.
+        row_ids: Rows to lock.
+        holder: Batch, or workflow that has the claim of a row.
+        unclaimed: Whether to select only rows of the batch without a workflow of their own.
     """
     query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
@@ -236,4 +236,4 @@ def _unfinished_query(dialect: str, *, unclaimed: bool) -> Statement:
         and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
     )
     mine = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, whose)
-    return Statement(sql=select(*_TOLD).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)
+    return Statement(sql=select(*_LOCKED_COLUMNS).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)

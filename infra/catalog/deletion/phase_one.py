@@ -1,8 +1,6 @@
-"""Phase one in SQL: one transaction that locks the list, evaluates the rule, and replaces ledgers by intents.
+"""Phase one in SQL: one transaction locks the list, evaluates the rule, and replaces ledgers by intents.
 
-Either all of it is committed or none: a ledger is listed, or has an intent, and never neither.
-
-Source: PIP-186, first phase; there it is a message and a metadata update, which can part.
+So a ledger is always listed or has an intent. In PIP-186, phase one is a message and a metadata update. One may fail.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +41,9 @@ _CHOSEN: Final = "chosen one by one"
 
 
 class SqlPhaseOne(LeasedPort):
-    """The `PhaseOne` port."""
+    """`PhaseOne` in SQL. A ledger that was not attached within the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
-        """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
@@ -75,14 +72,14 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        said = "" if durable is None else f"/durable {durable}"
+        suffix = "" if durable is None else f"/durable {durable}"
         order = Order(
             ledger_ids=ledger_ids,
             force=force,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint(f"{topic_id}/{force}{said}", ledger_ids, without="retention"),
+            request=fingerprint(f"{topic_id}/{force}{suffix}", ledger_ids, without="retention"),
             ending=Ending.RETENTION if ledger_ids is None else Ending.DELETE,
             durable=durable,
         )
@@ -111,13 +108,12 @@ class SqlPhaseOne(LeasedPort):
         durable: bool | None = None,
     ) -> DetachChosenResult:
         view = self._read_view(connection, topic_id, lock=True)
-        gone, kept = choose_detachable(connection, view, chosen)
-        if not gone.ids:
-            return DetachChosenResult(
-                reason_by_kept_ledger=kept, detached=DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
-            )
+        detachable, reasons = choose_detachable(connection, view, chosen)
+        if not detachable.ids:
+            empty = DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
+            return DetachChosenResult(reason_by_kept_ledger=reasons, detached=empty)
         order = Order(
-            ledger_ids=gone.ids,
+            ledger_ids=detachable.ids,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
@@ -126,9 +122,8 @@ class SqlPhaseOne(LeasedPort):
             durable=durable,
             shared=True,
         )
-        return DetachChosenResult(
-            reason_by_kept_ledger=kept, detached=replace_by_intents(connection, view, gone, order)
-        )
+        detached = replace_by_intents(connection, view, detachable, order)
+        return DetachChosenResult(reason_by_kept_ledger=reasons, detached=detached)
 
     def operate(
         self,
@@ -151,13 +146,13 @@ class SqlPhaseOne(LeasedPort):
             passed_over=sorted(operation.pass_over),
         )
 
-        def work(connection: Connection, found: ListView) -> DetachedBatch:
-            view, ending, gone = resolve_operation(connection, found, operation)
-            if ending and gone:
-                return replace_by_intents(connection, view, gone, replace(order, ending=ending))
-            done = detach_tiered_copy(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
-            open_run(connection, done, topic_id, claim, view.now_us, request=order.request)
-            return done
+        def work(connection: Connection, full_view: ListView) -> DetachedBatch:
+            view, ending, detachable = resolve_operation(connection, full_view, operation)
+            if ending and detachable:
+                return replace_by_intents(connection, view, detachable, replace(order, ending=ending))
+            batch = detach_tiered_copy(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
+            open_run(connection, batch, topic_id, claim, view.now_us, request=order.request)
+            return batch
 
         with effect("catalog.operate"):
             return self._run_once(topic_id, order, work)
@@ -170,8 +165,8 @@ class SqlPhaseOne(LeasedPort):
     @reads
     def select_promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         now = self._db.now_us(connection)
-        asked = among(connection, t.topic.c.topic_id, topic_ids)
-        query = select(t.topic.c.topic_id).where(asked, _may_be_detachable(now, now - self._newborn_us))
+        is_requested = among(connection, t.topic.c.topic_id, topic_ids)
+        query = select(t.topic.c.topic_id).where(is_requested, _may_be_detachable(now, now - self._newborn_us))
         return frozenset(TopicId(topic_id) for topic_id in connection.execute(query).scalars())
 
     @writes("catalog.detach_into")
@@ -189,16 +184,15 @@ class SqlPhaseOne(LeasedPort):
         )
         try:
             view = self._read_view(connection, topic_id, lock=True)
-        except UnknownObject:  # it may be gone since an earlier call, whose answer was lost
-            if (done := _count_for_topic(connection, topic_id, batch_id)).intents:
-                return done
+        except UnknownObject:  # the topic may be gone since an earlier call whose answer was lost
+            if (earlier := _count_for_topic(connection, topic_id, batch_id)).intents:
+                return earlier
             raise
-        if (done := _count_for_topic(connection, topic_id, batch_id)).intents:
-            return done
-        filed = replace_by_intents(
-            connection, view, find_detachable(connection, view, None, force=False), order
-        ).filed_counts
-        return replace(_count_for_topic(connection, topic_id, batch_id), filed_counts=filed)
+        if (earlier := _count_for_topic(connection, topic_id, batch_id)).intents:
+            return earlier
+        detachable = find_detachable(connection, view, None, force=False)
+        detached = replace_by_intents(connection, view, detachable, order)
+        return replace(_count_for_topic(connection, topic_id, batch_id), filed_counts=detached.filed_counts)
 
     def count_detached(self, batch_id: str) -> DetachedBatch:
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))

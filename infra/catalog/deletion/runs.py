@@ -1,10 +1,10 @@
-"""Rows of `run`, each a batch of work: which workflow works on it, and until when by the database's clock.
+"""Rows of `run`: batches of work, each claimed by a workflow until a time of the database's clock.
 
 No other module writes these rows.
 
-Work is taken by claiming. An intent is worked on while its own claim is live, or, if it has none, while the claim of
-its batch is. Unfinished without a live claim is stalled, and a later call takes it up. A batch that is paused is held
-until it is resumed or released: its claim may lapse while no worker runs, but the operator's pause stays.
+A workflow works on an intent while the claim of the intent is live, or, if it has none, the claim of its batch. An
+unfinished intent without a live claim is stalled, and a later call adopts it. A paused batch is held until it is
+resumed or released, even if its claim lapses while no worker runs.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ V = TypeVar("V")
 UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
-"""Stands for the topic of a batch whose rows may be of any."""
+"""Topic id of a batch with rows of several topics."""
 
 DELETES: Final = "delete-ledgers"
-"""The kind of runs that are batches of phase two; plans and applies of reconciliations are others."""
+"""Kind of the runs that are batches of phase two."""
 
 NOTHING_YET: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
@@ -108,7 +108,7 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
     """Insert the run of a batch that many topics share, or renew its claim.
 
     Raises:
-        ClaimHeld: The batch is finished, or another workflow's: what is filed for it now would belong to no batch.
+        ClaimHeld: The batch is finished, or another workflow holds it.
     """
     if begin_run(connection, batch_id, DELETES, NOTHING_YET | {"request": request}, claim=claim, now_us=now_us):
         return
@@ -138,30 +138,27 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
     """Return the summary that an earlier call with this batch id stored in its run, if there was one.
 
     Raises:
-        InvalidInput: No id.
-        PreconditionFailed: It asked for something else.
+        InvalidInput: The id is empty.
+        PreconditionFailed: The id belongs to another request.
     """
     if not batch_id:
         raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
-    found = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
-    if found is None:
+    stored = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
+    if stored is None:
         return None
-    summary = dict(found)
+    summary = dict(stored)
     if summary.pop("request", None) != request:
         raise PreconditionFailed(f"batch {batch_id}: expected a name never used before, found one of another request")
     return summary
 
 
-def fingerprint(asked: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """Return a digest of a request, which tells a repeated call from another use of its batch id.
+def fingerprint(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
+    """Return a digest of a request and its ids, which distinguishes a repeated call from a reused batch id.
 
-    Args:
-        asked: What was asked, and of which topic.
-        ids: For which ledgers or rows; None: for `without`, which takes their place.
-        without: See `ids`.
+    `without` takes the place of the ids if there are none.
     """
     id_list = without if ids is None else ",".join(str(number) for number in sorted(set(ids)))
-    return hashlib.sha256(f"{asked}/{id_list}".encode()).hexdigest()
+    return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
 
 def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | DetachedBatch:
@@ -179,7 +176,7 @@ def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Renew the claim of a batch, or claim one whose claim ended; one run of a workflow never shortens its own claim.
+    """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim.
 
     Raises:
         UnknownObject: No such batch.
@@ -210,11 +207,11 @@ def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | 
 
 
 def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
-    """Hold a batch until it is resumed or released; paused twice is paused since the first time.
+    """Hold a batch until it is resumed or released. A second pause keeps the time of the first.
 
     Raises:
         UnknownObject: No such batch.
-        PreconditionFailed: It is finished, or was released.
+        PreconditionFailed: The batch is finished or was released.
     """
     released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
     if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
@@ -223,7 +220,12 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
-    """Hold a batch by its claim alone again; raises as `pause_run`, except for one that was released."""
+    """Hold a batch only by its claim again.
+
+    Raises:
+        UnknownObject: No such batch.
+        PreconditionFailed: The batch is finished.
+    """
     _change(connection, batch_id, {"paused_us": None})
 
 
@@ -235,7 +237,7 @@ def release_run(connection: Connection, batch_id: str, now_us: int) -> bool:
 
 
 def forget_runs(connection: Connection, page: Select[Any]) -> int:
-    """Remove batches by their ids, and return how many."""
+    """Remove batches by their ids. Return their number."""
     return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
 
 

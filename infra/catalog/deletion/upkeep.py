@@ -1,6 +1,6 @@
-"""Upkeep of the queue in SQL: stalled work is taken up, what ended long ago is forgotten, dead letters are tried again.
+"""Upkeep of the queue in SQL: stalled work is adopted, old rows are forgotten, dead letters are redriven.
 
-Each call looks first, in a transaction that only reads: most of them find nothing and must cost next to nothing.
+`adopt` and `forget` first look in a read-only transaction. Most calls find nothing, and must cost next to nothing.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from infra.catalog.deletion.runs import (
     is_stalled,
     open_run,
 )
-from infra.catalog.engine.database import Database, OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, Database, reads, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
+from infra.catalog.log.ledger_rows import lock_lists, is_abandoned_newborn
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
 from logstore.deletion.intents import DeletionState
@@ -38,11 +38,10 @@ _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
 _REQUEST = "sweep"  # tells its batches from those of a detach
 
 
-class SqlUpkeep(OnDatabase):
-    """The `Upkeep` port."""
+class SqlUpkeep(CatalogAdapter):
+    """`Upkeep` in SQL. A ledger that was not attached within the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
-        """Work on `database`; a ledger not attached within the timeout is taken for abandoned."""
         super().__init__(database)
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
@@ -54,11 +53,11 @@ class SqlUpkeep(OnDatabase):
             idle = not any(_has_rows(connection, query) for query in queries)
             return done or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
 
-        found = self._db.read(look)
-        if found is None:
+        result = self._db.read(look)
+        if result is None:
             with effect("catalog.adopt"):
-                found = self._db.write(lambda connection: self._adopt(connection, batch_id, claim, limit))
-        return found
+                result = self._db.write(lambda connection: self._adopt(connection, batch_id, claim, limit))
+        return result
 
     def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         now = self._db.now_us(connection)
@@ -66,34 +65,36 @@ class SqlUpkeep(OnDatabase):
         if done:
             return done
         newborn, dead = self._detach_dead(connection, batch_id, limit, now)
-        others = _select_stalled(now).where(
-            _P.batch_id != batch_id
-        )  # what was just filed is stalled until the run stands
-        page = others.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
-        taken = among(connection, _P.row_id, list(connection.execute(page).scalars()))
-        adopted = move_to_batch(connection, taken, is_stalled(now), batch_id=batch_id)
+        # Intents that were just filed are stalled until the run exists.
+        earlier = _select_stalled(now).where(_P.batch_id != batch_id)
+        page = earlier.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
+        is_locked = among(connection, _P.row_id, list(connection.execute(page).scalars()))
+        adopted = move_to_batch(connection, is_locked, is_stalled(now), batch_id=batch_id)
         result = DetachedBatch(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
         return replace(result, filed_counts=count_filed(connection, batch_id, now) if newborn or dead else ())
 
     def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
-        """Newborn ledgers and copies of dead uploads, under the locks of `attach`: all topics, then all lists."""
+        """File intents of newborn ledgers and of dead uploads, and return their numbers.
+
+        The locks are those of `attach`: all topics, then all lists.
+        """
         page = _select_newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
-        born = connection.execute(page).all()
-        dead = connection.execute(_select_abandoned(now_us).limit(limit)).all()
-        found = [*born, *dead]
-        if not found:
+        newborn_rows = connection.execute(page).all()
+        upload_rows = connection.execute(_select_abandoned(now_us).limit(limit)).all()
+        rows = [*newborn_rows, *upload_rows]
+        if not rows:
             return 0, 0
-        share_lock_topics(connection, [row.topic_id for row in found])
-        lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in found]))
-        to_delete = among(connection, _L.ledger_id, [row.ledger_id for row in born])
+        share_lock_topics(connection, [row.topic_id for row in rows])
+        lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in rows]))
+        to_delete = among(connection, _L.ledger_id, [row.ledger_id for row in newborn_rows])
         unattached = _L.state == LedgerState.CREATING.value
         newborn = file_intents(connection, to_delete & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
-        for list_id in sorted({row.list_id for row in dead}):
-            over = is_abandoned_upload(now_us)
-            copies += file_copy_intents(connection, list_id, TIERED, over, batch_id=batch_id, now_us=now_us)
+        for list_id in sorted({row.list_id for row in upload_rows}):
+            is_dead = is_abandoned_upload(now_us)
+            copies += file_copy_intents(connection, list_id, TIERED, is_dead, batch_id=batch_id, now_us=now_us)
         return newborn, copies
 
     @reads
@@ -155,14 +156,13 @@ class SqlUpkeep(OnDatabase):
         request: str,
     ) -> DetachedBatch:
         now = self._db.now_us(connection)
-        wanted = _dead_letters(connection, row_ids, lock=True)
-        again = redrive_rows(connection, wanted, batch_id=batch_id)
-        result = DetachedBatch(batch_id=batch_id, ledgers=0, intents=again)
+        rows = redrive_rows(connection, _dead_letters(connection, row_ids, lock=True), batch_id=batch_id)
+        result = DetachedBatch(batch_id=batch_id, ledgers=0, intents=rows)
         if result.intents:
             open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
             span = AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id)
             about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "run_id": batch_id, "span": span}
-            audit(connection, "redrive", cause, at_us=now, detail={"rows": again}, **about)
+            audit(connection, "redrive", cause, at_us=now, detail={"rows": rows}, **about)
         return result
 
 
@@ -171,7 +171,7 @@ def _select_stalled(now_us: int) -> Select[Any]:
 
 
 def _select_newborn(before_us: int) -> Select[Any]:
-    """Ledger, list and topic of ledgers that were never attached; of a topic that is gone `delete-topic` takes care."""
+    """Select ledger, list and topic of ledgers that were never attached, of topics that exist."""
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
@@ -179,7 +179,7 @@ def _select_newborn(before_us: int) -> Select[Any]:
 
 
 def _select_abandoned(now_us: int) -> Select[Any]:
-    """List and topic of each copy that will never be published; the state as text, for its partial index to be read."""
+    """Select list and topic of each copy whose upload died. The literal state lets its partial index serve."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
@@ -195,7 +195,7 @@ def _select_ended(now_us: int, before_us: int) -> Select[Any]:
 
 
 def _select_empty_runs(before_us: int) -> Select[Any]:
-    """Batches that ended, or whose workflow vanished, before then, and whose rows are gone or another batch's."""
+    """Select batches without rows that ended before that time, or whose claim lapsed before."""
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)

@@ -1,8 +1,8 @@
-"""Deleting a whole topic in SQL: one transaction a step, under a lock of the topic's row.
+"""Deletion of a whole topic in SQL: one transaction for each step, under a lock of the topic's row.
 
-A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So none comes once
-`begin` has committed. `begin` waits for no other; `detach_all` waits for those that had come before it, so it finds
-all there ever will be.
+A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So nothing is
+attached after `begin` has committed. `begin` waits for no such transaction. `detach_all` waits for the earlier ones, so
+that it finds everything that was ever attached.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from infra.catalog.audits import AuditedLedgers, audit, find_audit_time_us
 from infra.catalog.cursors.cursor_rows import remove_cursors
 from infra.catalog.delayed.bucket_rows import remove_index
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
-from infra.catalog.deletion.intents import count_filed, tally_of
+from infra.catalog.deletion.intents import count_by_outcome, count_filed
 from infra.catalog.deletion.runs import find_earlier_result, open_run
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.dialects import among
@@ -34,39 +34,39 @@ from logstore.records.tombstones import Ending, is_durable
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 
-_NAMING: Final[_Removals] = {
+_ROWS_WITH_LEDGERS: Final[_Removals] = {
     "cursor": remove_cursors,
     "schema_version": remove_versions,
     "transaction_snapshot": remove_snapshot,
     "delayed_bucket": remove_index,
 }
-"""Rows that name ledgers of the topic's lists, in lock order: they go in the transaction that detaches those."""
+"""Rows that name ledgers, in lock order. They are removed in the transaction that detaches the ledgers."""
 
-_ATTACHED: Final[_Removals] = {
-    **_NAMING,
+_TOPIC_ROWS: Final[_Removals] = {
+    **_ROWS_WITH_LEDGERS,
     "producer_sequence": remove_producers,
     "ledger_list": remove_lists,
     "buffer": remove_buffer,
 }
-"""Rows that go with the topic's own at the latest. Whatever table hangs on a topic belongs here or above; what it
-stores must be ledgers of one of the topic's lists."""
+"""Rows that are removed with the topic's own row at the latest. Every table with a topic id belongs here or above, and
+its ledgers must be in one of the topic's lists."""
 
-_BEGIN = "delete-topic"
+_BEGIN_ACT = "delete-topic"
 
 
 def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
     """Mark the topic as DELETING, once. Return the time of the first call, in microseconds."""
     topic = _lock_topic(connection, topic_id, key_share=True)
-    begun = find_audit_time_us(connection, _BEGIN, topic_id)
-    if topic is None and begun is None:
+    begun_us = find_audit_time_us(connection, _BEGIN_ACT, topic_id)
+    if topic is None and begun_us is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     if topic is not None and topic.name != name:
         raise PreconditionFailed(f"topic {topic_id}: expected the name {name}, found {topic.name}")
-    if begun is not None:
-        return begun
+    if begun_us is not None:
+        return begun_us
     now = database.now_us(connection)
     begin_deletion(connection, topic_id)
-    audit(connection, _BEGIN, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
+    audit(connection, _BEGIN_ACT, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
     return now
 
 
@@ -108,7 +108,7 @@ def _detach_ledgers(
     if ledger_ids:
         insert_missing_copies(connection, topic_id)
         filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
-        detail = {"removed": _remove_rows(connection, topic_id, _NAMING)}
+        detail = {"removed": _remove_rows(connection, topic_id, _ROWS_WITH_LEDGERS)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
         audit(connection, "detach", cause, at_us=now, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about)
     return DetachedBatch(
@@ -131,12 +131,12 @@ def remove(
     inside = among(connection, t.ledger.c.list_id, lists)
     if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
         return False
-    removed = _remove_rows(connection, topic_id, _ATTACHED)
+    removed = _remove_rows(connection, topic_id, _TOPIC_ROWS)
     now = database.now_us(connection)
     if _is_durable(topic, durable):
         bury_topic(connection, topic_id, now_us=now)
     remove_topic(connection, topic_id)
-    done = topic_tally(connection, topic_id, find_audit_time_us(connection, _BEGIN, topic_id) or 0)
+    done = topic_tally(connection, topic_id, find_audit_time_us(connection, _BEGIN_ACT, topic_id) or 0)
     detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
     audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
     return True
@@ -153,8 +153,8 @@ def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
         LedgerId(ledger_id) for ledger_id in connection.execute(select(t.ledger.c.ledger_id).where(inside)).scalars()
     ]
     remove_ledgers(connection, inside)
-    _remove_rows(connection, topic_id, _NAMING)
-    _remove_rows(connection, topic_id, _ATTACHED)
+    _remove_rows(connection, topic_id, _ROWS_WITH_LEDGERS)
+    _remove_rows(connection, topic_id, _TOPIC_ROWS)
     remove_topic(connection, topic_id)
     return ledger_ids
 
@@ -185,7 +185,7 @@ def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tal
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
     unfinished = p.state != deleted  # includes states that this build does not know
-    return tally_of(
+    return count_by_outcome(
         connection, p.topic_id == topic_id, or_(unfinished, and_(p.state == deleted, p.finished_us >= since_us))
     )
 

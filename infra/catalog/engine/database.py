@@ -179,7 +179,7 @@ class Database:
         return int(connection.execute(_NOW).scalar_one())
 
 
-class OnDatabase:
+class CatalogAdapter:
     """Base class of the catalog's adapters, each over one database."""
 
     def __init__(self, database: Database) -> None:
@@ -189,7 +189,7 @@ class OnDatabase:
         return self._db.write(work)
 
 
-A = TypeVar("A", bound=OnDatabase)
+A = TypeVar("A", bound=CatalogAdapter)
 
 
 def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:

@@ -44,7 +44,7 @@ TEXT = Text()
 
 
 class BulkParameter(NamedTuple):
-    """Bulk parameter of a statement: `source` is its table expression, `packed` builds its values."""
+    """Bulk parameter of a statement: `source` is its table expression."""
 
     source: FromClause
     dialect: str
@@ -113,7 +113,7 @@ def dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two diale
 
 
 def insert_if_absent(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
-    """An insert that does nothing where a unique key is taken."""
+    """Return an insert that skips rows whose unique key exists."""
     return dialect_insert(connection.dialect.name, table).on_conflict_do_nothing()
 
 
@@ -124,7 +124,7 @@ def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 class DatabaseClock(FunctionElement[int]):
-    """Microseconds since 1970 by the database's clock; SQLite's tells milliseconds. See `Database.now_us`."""
+    """Microseconds since 1970 by the database's clock. SQLite's clock has milliseconds."""
 
     type = BigInteger()
     inherit_cache = True
@@ -141,7 +141,7 @@ def _compile_sqlite_clock(*_: object, **__: object) -> str:
 
 
 def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
-    """Return the column as text with that label, for `context_in`."""
+    """Return the column as text with that label, for `parse_context`."""
     return cast(context, Text).label(name)
 
 

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.engine.database import Database, OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, Database, writes
 from infra.catalog.engine.dialects import ReadableJson, insert_if_absent
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.inspection import read_live_copies, read_live_ledger
@@ -21,7 +21,7 @@ _KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
 _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
-class SqlIdentities(OnDatabase):
+class SqlIdentities(CatalogAdapter):
     """The `Identities` port."""
 
     def __init__(self, database: Database) -> None:

@@ -17,7 +17,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.acknowledgements import acknowledge_all
 from infra.catalog.delayed.bucket_rows import count_delayed
 from infra.catalog.deletion.intent_rows import reopen_late
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
 from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
 from infra.catalog.log.ledgers import epoch
@@ -51,7 +51,7 @@ from logstore.transactions.transactions import Participant, TransactionId, Trans
 W = TypeVar("W", bound=Write)
 
 
-class SqlCommits(OnDatabase):
+class SqlCommits(CatalogAdapter):
     """The `Commits` port."""
 
     @writes("catalog.group_commit")

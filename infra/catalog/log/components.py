@@ -10,7 +10,7 @@ from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
 from infra.catalog.deletion.intents import keys_of
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import canonical_json, ensure_list, insert_newborn, to_ledger
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
@@ -33,7 +33,7 @@ _LEDGERS_PER_PAGE: Final = 1_000  # a megabyte of rows, and a hundredth of a sec
 _LISTS_PER_READ: Final = 500  # of cursors, schemas and indexes: a list of those has few ledgers
 
 
-class SqlComponents(OnDatabase):
+class SqlComponents(CatalogAdapter):
     """The `Components` port."""
 
     @writes("catalog.create_component_ledger")

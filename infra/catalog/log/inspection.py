@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, keys_of, to_intent
 from infra.catalog.deletion.runs import SEVERAL_TOPICS, is_stalled
-from infra.catalog.engine.database import OnDatabase, reads
+from infra.catalog.engine.database import CatalogAdapter, reads
 from infra.catalog.engine.dialects import as_text, dataclass_from_row, parse_context, parse_context_or_empty
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import last_ledger_id
@@ -31,7 +31,7 @@ from logstore.positions import LedgerId, TopicId
 _A = t.audit.c
 
 
-class SqlInspection(OnDatabase):
+class SqlInspection(CatalogAdapter):
     """The `Inspection` port."""
 
     @reads

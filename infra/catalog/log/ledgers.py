@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, and_, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import attach_newborn, data_list_id, insert_newborn, last_ledger_id, to_ledger
@@ -25,7 +25,7 @@ from logstore.ports.catalog import Ledger, Segment, TopicTotals
 from logstore.positions import LedgerId, TopicId
 
 
-class SqlLedgers(OnDatabase):
+class SqlLedgers(CatalogAdapter):
     """The `Ledgers` port."""
 
     def epoch(self) -> int:

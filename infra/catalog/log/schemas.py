@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import CatalogAdapter
 from infra.catalog.engine.dialects import dataclass_from_row
 from infra.catalog.log.components import read_newborn, share_lock_newborn_topic
 from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
@@ -19,7 +19,7 @@ from logstore.positions import LedgerId, TopicId
 _V = t.schema_version.c
 
 
-class SqlSchemas(OnDatabase):
+class SqlSchemas(CatalogAdapter):
     """The `Schemas` port."""
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import to_stored_cursor
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.sums import count_topic_backlogs, read_totals
 from infra.catalog.log.topic_rows import TOPIC, create_topic, read_topic, to_topic
@@ -18,7 +18,7 @@ from logstore.ports.catalog import StoredCursor, SubscriptionSummary, Topic, Top
 from logstore.positions import TopicId
 
 
-class SqlTopics(OnDatabase):
+class SqlTopics(CatalogAdapter):
     """The `Topics` port."""
 
     @writes("catalog.create_topic")

@@ -11,7 +11,7 @@ from infra.catalog.audits import AuditedLedgers, audit
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
 from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, run_once_per_batch
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import among, as_text, parse_context_or_empty
 from infra.catalog.log.ledger_rows import begin_copy, data_list_id, publish_copy
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
@@ -43,7 +43,7 @@ class _Attempt(NamedTuple):
     timeout_us: int
 
 
-class SqlOffloads(OnDatabase):
+class SqlOffloads(CatalogAdapter):
     """The `Offloads` port."""
 
     @writes("catalog.begin_offload")

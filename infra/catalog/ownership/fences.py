@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase
+from infra.catalog.engine.database import CatalogAdapter
 from infra.catalog.engine.dialects import dataclass_from_row, dialect_insert
 from infra.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
@@ -29,7 +29,7 @@ _ONE_HELD_S = 2.0  # for one of them: many times a write under a lease
 _PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
 
 
-class SqlFences(OnDatabase):
+class SqlFences(CatalogAdapter):
     """The `Fences` port."""
 
     def count_bundles(self) -> int:
@@ -94,7 +94,7 @@ class SqlFences(OnDatabase):
         _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
 
-class LeasedPort(OnDatabase):
+class LeasedPort(CatalogAdapter):
     """A port that may be bound to a lease, under which it then writes; it holds the lease itself: see `hold_lease`."""
 
     _lease: Lease | None = None

@@ -20,7 +20,7 @@ from infra.catalog.deletion.runs import (
     renew_run,
     set_summary,
 )
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import raise_last_segments
@@ -50,7 +50,7 @@ _MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample
 _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
-class SqlReconciliation(OnDatabase):
+class SqlReconciliation(CatalogAdapter):
     """The `Reconciliation` port."""
 
     @reads

@@ -12,7 +12,7 @@ from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_sna
 from infra.catalog.delayed.bucket_rows import clear_lists, recount_all_unsealed
 from infra.catalog.deletion.intent_rows import move_to_batch
 from infra.catalog.deletion.intents import keys_of
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import among, dataclass_from_row
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
@@ -50,7 +50,7 @@ _L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletio
 _OF_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
 
 
-class SqlAdoption(OnDatabase):
+class SqlAdoption(CatalogAdapter):
     """The `Adoption` port."""
 
     @reads

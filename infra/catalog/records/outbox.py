@@ -11,7 +11,7 @@ from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intents import INTENT, to_intent
-from infra.catalog.engine.database import OnDatabase, reads
+from infra.catalog.engine.database import CatalogAdapter, reads
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter
 from infra.catalog.records.log_rows import (
     begin_stamp,
@@ -43,7 +43,7 @@ _FORGOTTEN = 5_000  # outbox rows of one transaction: SQLite has one writer at a
 _REST_S = 0.006  # behind it: a writer that waits for SQLite's lock looks again after 3 ms at the most
 
 
-class SqlRecords(OnDatabase):
+class SqlRecords(CatalogAdapter):
     """The `Records` port."""
 
     def known(self) -> KnownManifest:

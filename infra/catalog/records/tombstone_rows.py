@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row, dialect_insert
 from infra.catalog.records.outbox_rows import waits
 from logstore.deletion.intents import DeletionState
@@ -82,7 +82,7 @@ def tombstone_of(connection: Connection, ledger_id: int) -> Tombstone | None:
     return None if row is None else dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind))
 
 
-class SqlTombstones(OnDatabase):
+class SqlTombstones(CatalogAdapter):
     """The `Tombstones` port."""
 
     def counts(self) -> TombstoneCounts:

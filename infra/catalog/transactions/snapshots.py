@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import OnDatabase, writes
+from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dialect_insert
 from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
 from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
@@ -31,7 +31,7 @@ from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.buffer import Buffer
 
 
-class SqlTransactionSnapshots(OnDatabase):
+class SqlTransactionSnapshots(CatalogAdapter):
     """The `TransactionSnapshots` port."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:

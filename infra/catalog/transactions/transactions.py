@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, t
 from infra.catalog import tables as t
 from infra.catalog.audits import audit
 from infra.catalog.deletion.runs import claim_columns
-from infra.catalog.engine.database import OnDatabase, reads, writes
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.log.producer_rows import conclude_sequences
 from infra.catalog.log.sums import read_frontier
 from infra.catalog.log.topic_rows import share_lock_topics
@@ -51,7 +51,7 @@ _PENDING_WORK = select(
 """Built once, because coordinators poll it."""
 
 
-class SqlTransactions(OnDatabase):
+class SqlTransactions(CatalogAdapter):
     """The `Transactions` port."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:

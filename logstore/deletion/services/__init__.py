@@ -1,1 +1,1 @@
-"""How the copies of ledgers are found, verified and removed."""
+"""Inspection, proof of absence, and removal of copies in storage."""

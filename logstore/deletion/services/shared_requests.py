@@ -1,9 +1,8 @@
-"""Requests that ledgers share: a listing shows many small ones, and a page of deletes removes many, confirmed per key.
+"""Requests that ledgers share: listings of neighbours, and pages of deletes with a confirmation for each key.
 
-A shard holds the ledgers of every 256th id, in the order of their ids, so ledgers that follow each other there stand in
-one page. They are listed together where few other ledgers are expected between them. What a walk does not show whole
-is left to a listing of its own, so each ledger that is shown here was listed from before its first key to beyond its
-last. It is what a listing of its own would have shown, and proves no more: see `PrimaryCopies` for what else is asked.
+Ledgers of a shard are stored in the order of their ids, so that neighbours are in one page of a listing. They are
+listed together if few other ledgers are expected between them. A shared listing returns a ledger only if it covers the
+range from before its first key to after its last. So it proves as much as a listing of that ledger alone, and no more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,94 +14,98 @@ from logstore.log.ledgers import SHARDS, ledger_prefix, shard_prefix
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, RemovalResult
 from logstore.positions import LedgerId
 
-_PAGE: Final = 1_000  # keys of one answer, at most
-_BETWEEN: Final = 50
-"""The most keys of other ledgers that a listing reads and skips: reading more would cost more than a new request."""
+_MAX_KEYS_PER_PAGE: Final = 1_000
+_MAX_FOREIGN_KEYS: Final = 50  # of other ledgers, for each ledger; reading more costs more than a new request
 
 
 class SharedListings:
-    """The objects of some ledgers, by one walk for neighbours, made when the first of them is asked for."""
+    """Objects of primary copies, listed together for neighbours when the first of them is requested.
+
+    The segments of the intents give the expected number of objects.
+    """
 
     def __init__(self, objects: ObjectStore, intents: Sequence[DeletionIntent]) -> None:
-        """Ask nothing yet.
-
-        Args:
-            objects: The primary bucket.
-            intents: Whose primary copies will be asked for; their segments tell how many objects to expect.
-        """
         self._objects = objects
-        self._expected = {one.ledger_id: one.segments + 1 for one in intents}
-        self._walks = {ledger_id: walk for walk in _walks(self._expected) for ledger_id in walk}
-        self._shown: dict[LedgerId, list[ObjectInfo]] = {}
+        self._expected_keys = {intent.ledger_id: intent.segments + 1 for intent in intents}
+        groups = _group_neighbours(self._expected_keys)
+        self._group_by_ledger = {ledger_id: group for group in groups for ledger_id in group}
+        self._listed: dict[LedgerId, list[ObjectInfo]] = {}
 
-    def of(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
-        """The ledger's objects, ascending by key, none where none stands; or None: it is to be listed alone.
+    def pop(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
+        """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
 
-        Each ledger is shown once. Where a walk fails, the other ledgers of it are to be listed alone.
+        Each ledger is returned once. After a failed listing, the other ledgers of its group must be listed alone.
 
         Raises:
             StoreUnavailable: Storage did not answer.
         """
-        if walk := self._walks.get(ledger_id):
-            for each in walk:
-                del self._walks[each]
-            # what one answer should have: their keys, those of ledgers between, and of the one that shows their end
-            own, others = sum(self._expected[each] for each in walk), _others(walk[0], walk[-1]) - len(walk) + 3
-            first_page = max(1, min(_PAGE, own + own * others // len(walk)))
-            self._shown |= _walked(self._objects, walk, first_page=first_page)
-        return self._shown.pop(ledger_id, None)
+        if group := self._group_by_ledger.get(ledger_id):
+            for member in group:
+                del self._group_by_ledger[member]
+            # Expected keys: those of the group, of the ledgers between, and of the ledger that shows the end.
+            group_keys = sum(self._expected_keys[member] for member in group)
+            other_ledgers = _count_between(group[0], group[-1]) - len(group) + 3
+            first_page = max(1, min(_MAX_KEYS_PER_PAGE, group_keys + group_keys * other_ledgers // len(group)))
+            self._listed |= _list_group(self._objects, group, first_page=first_page)
+        return self._listed.pop(ledger_id, None)
 
 
-def _walks(expected: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
-    """Ledgers to be listed together, two or more, each time of one shard and ascending."""
-    mean = sum(expected.values()) / max(1, len(expected))
-    walk: list[LedgerId] = []
-    for ledger_id in sorted(expected, key=lambda one: (one % SHARDS, one)):
-        if walk and (ledger_id % SHARDS != walk[-1] % SHARDS or _others(walk[-1], ledger_id) * mean > _BETWEEN):
-            yield from [walk] if len(walk) > 1 else []
-            walk = []
-        walk.append(ledger_id)
-    yield from [walk] if len(walk) > 1 else []
+def _group_neighbours(expected_keys: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
+    """Yield groups of at least two ledgers of one shard, ascending, to be listed together."""
+    mean_keys = sum(expected_keys.values()) / max(1, len(expected_keys))
+    group: list[LedgerId] = []
+    for ledger_id in sorted(expected_keys, key=lambda ledger_id: (ledger_id % SHARDS, ledger_id)):
+        if group and (
+            ledger_id % SHARDS != group[-1] % SHARDS
+            or _count_between(group[-1], ledger_id) * mean_keys > _MAX_FOREIGN_KEYS
+        ):
+            yield from [group] if len(group) > 1 else []
+            group = []
+        group.append(ledger_id)
+    yield from [group] if len(group) > 1 else []
 
 
-def _others(last: LedgerId, following: LedgerId) -> int:
-    """Ledgers that may stand between two of a shard."""
-    return (following - last) // SHARDS - 1
+def _count_between(ledger_id: LedgerId, later: LedgerId) -> int:
+    """Return the number of ids between two ledgers of a shard."""
+    return (later - ledger_id) // SHARDS - 1
 
 
-def _walked(objects: ObjectStore, walk: Sequence[LedgerId], *, first_page: int) -> dict[LedgerId, list[ObjectInfo]]:
-    """Those of the ledgers that a listing from the first to the last shows whole; it ends where too many are of others.
+def _list_group(
+    objects: ObjectStore, group: Sequence[LedgerId], *, first_page: int
+) -> dict[LedgerId, list[ObjectInfo]]:
+    """Return the objects of the ledgers that a listing from the first to the last covers.
 
-    So it takes hardly more pages than lone listings would: those of their own objects, and a twentieth of one a ledger.
+    It ends early after too many keys of other ledgers, so that it takes hardly more pages than single listings.
     """
-    found: dict[LedgerId, list[ObjectInfo]] = {}
-    rest, others = [(one, ledger_prefix(one), _end(one)) for one in reversed(walk)], 0
-    current, prefix, end = rest.pop()
-    found[current] = []
-    before = _end(LedgerId(current - SHARDS)) if current >= SHARDS else ""  # behind the ledger before it in its shard
+    listed: dict[LedgerId, list[ObjectInfo]] = {}
+    remaining = [(ledger_id, ledger_prefix(ledger_id), _key_after(ledger_id)) for ledger_id in reversed(group)]
+    foreign_keys = 0
+    current, prefix, end = remaining.pop()
+    listed[current] = []
+    start = _key_after(LedgerId(current - SHARDS)) if current >= SHARDS else ""
     try:
-        for item in objects.list(shard_prefix(current % SHARDS), start_after=before, first_page=first_page):
+        for item in objects.list(shard_prefix(current % SHARDS), start_after=start, first_page=first_page):
             while item.key > end:
-                if not rest:
-                    return found
-                current, prefix, end = rest.pop()
-                found[current] = []
+                if not remaining:
+                    return listed
+                current, prefix, end = remaining.pop()
+                listed[current] = []
             if item.key.startswith(prefix):
-                found[current].append(item)
+                listed[current].append(item)
                 continue
-            others += 1
-            if others > _BETWEEN * len(walk):
-                del found[current]
-                return found
-    except Unsupported:  # strange keys beside the ledgers are in an order of their own; they spoil no lone listing
+            foreign_keys += 1
+            if foreign_keys > _MAX_FOREIGN_KEYS * len(group):
+                del listed[current]
+                return listed
+    except Unsupported:  # foreign keys in the shard break the order of the listing, but not of single listings
         return {}
-    return {ledger_id: found.get(ledger_id, []) for ledger_id in walk}
+    return {ledger_id: listed.get(ledger_id, []) for ledger_id in group}
 
 
-def _end(ledger_id: LedgerId) -> str:
-    """What sorts behind every key of the ledger, and before any of the next one.
+def _key_after(ledger_id: LedgerId) -> str:
+    """Return a text that sorts after every key of the ledger and before any key of the next.
 
-    "0" follows "/" at once; "1" leaves room for a store that must be asked for what follows a little less.
+    "0" directly follows "/". "1" leaves room for a store that must be asked for keys after a slightly smaller one.
     """
     return ledger_prefix(ledger_id).removesuffix("/") + "1"
 
@@ -110,9 +113,9 @@ def _end(ledger_id: LedgerId) -> str:
 class UnconfirmedKeys(NamedTuple):
     """Keys that storage did not confirm as deleted."""
 
-    keys: int  # 0: storage did not tell
+    keys: int  # 0: storage gave no number
     first: str  # key and reason; with 0 keys the reason alone
-    answered: bool = True  # False: about some of them storage said nothing
+    answered: bool = True  # False: storage gave no answer for some of them
 
 
 def delete(
@@ -121,42 +124,44 @@ def delete(
     keys: Callable[[StoredCopy], tuple[str, ...]],
     on_progress: Callable[[int], None],
 ) -> DeleteReport:
-    """Delete some of the keys of every copy."""
-    wanted = [key for copy in copies for key in keys(copy)]
-    if not wanted:
+    """Delete the selected keys of every copy."""
+    selected_keys = [key for copy in copies for key in keys(copy)]
+    if not selected_keys:
         return DeleteReport()
-    report = objects.delete(wanted)
+    report = objects.delete(selected_keys)
     on_progress(len(report.deleted))
     return report
 
 
-def kept(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
-    """Those of `keys` that the report does not confirm, or None."""
+def find_unconfirmed(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
+    """Return the keys that the report does not confirm. `None`: it confirms all of them."""
     failed = [key for key in keys if key not in report.deleted]
     if not failed:
         return None
-    reasons = [report.failed.get(key, "unconfirmed") for key in failed]
-    answered = report.unanswered.isdisjoint(failed)
-    return UnconfirmedKeys(len(failed), f"{failed[0]}: {reasons[0]}", answered)
+    reason = report.failed.get(failed[0], "unconfirmed")
+    return UnconfirmedKeys(len(failed), f"{failed[0]}: {reason}", report.unanswered.isdisjoint(failed))
 
 
-def unconfirmed(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """By row, why a bucket's empty answers do not count: it is not the catalog's, or did not say that it is."""
+def confirm_bucket(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    """Ask whether the bucket is the catalog's. If not, return an error for each row, because absence proves nothing."""
     try:
         if absent:
             objects.confirm()
     except SextonError as error:
-        return {one.row_id: error for one in absent}
+        return {intent.row_id: error for intent in absent}
     return {}
 
 
-def removal(copy: StoredCopy, left: UnconfirmedKeys | None) -> RemovalResult:
-    """What one copy's removal came to. A store confirms absent keys too: only those that it showed count as deleted."""
-    if left is None:
+def to_removal(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> RemovalResult:
+    """Return the result of one copy's removal.
+
+    A store confirms absent keys too, so that only keys that it showed count as deleted objects.
+    """
+    if unconfirmed is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)
         return RemovalResult(objects=len(copy.data_keys) + seen_meta_keys, size_bytes=copy.size_bytes)
     return RemovalResult(
-        objects=max(0, len(copy.data_keys) - left.keys),
-        error=f"{left.keys} keys kept, first {left.first}" if left.keys else left.first,
-        answered=left.answered,
+        objects=max(0, len(copy.data_keys) - unconfirmed.keys),
+        error=f"{unconfirmed.keys} keys kept, first {unconfirmed.first}" if unconfirmed.keys else unconfirmed.first,
+        answered=unconfirmed.answered,
     )

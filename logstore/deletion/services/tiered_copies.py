@@ -1,14 +1,14 @@
-"""The tiered copy of ledgers: two keys of one attempt, verified by their own metadata, removed data first.
+"""Inspection and removal of tiered copies: the data object and the index object of one upload.
 
-Between any two calls here the process may die. The index is deleted last, so what is left of a half-deleted copy still
-says whose it is; deleting an absent key counts as done, so all of it may repeat.
+Each object states its owner in its metadata. The process may die between any two calls. The index is deleted last, so
+that a half-deleted copy still states its owner. All calls may be repeated, because an absent key counts as deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
 from logstore.deletion.services.absence import judge_deletion
-from logstore.deletion.services.shared_requests import delete, removal, unconfirmed
+from logstore.deletion.services.shared_requests import confirm_bucket, delete, to_removal
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
@@ -16,119 +16,107 @@ from logstore.offload.tiered import CopyLocation, data_key, index_key, parse_cop
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, RemovalResult
 from logstore.units import raise_if_stopped
 
-_Seen = tuple[ObjectInfo, Mapping[str, str]]
-
 
 class TieredCopies:
-    """`CopyStorage` over tiered buckets; each intent's offload context says where its copy stands."""
+    """`CopyStorage` over tiered buckets. The offload context of each intent has the location of its copy.
+
+    Args:
+        buckets: Opens the bucket of a location.
+        now_us: The catalog's clock, which sets the end of an upload.
+    """
 
     def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
-        """Work on buckets by location.
-
-        Args:
-            buckets: Where copies stand.
-            now_us: The catalog's clock, by which an upload's end was set.
-        """
         self._buckets = buckets
         self._now_us = now_us
 
     def prepare_inspection(self, _intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
-        """See `CopyStorage`; each copy has a prefix of its own, which nothing orders."""
-        return self.inspect
+        return self.inspect  # prefixes of copies have no order, so that no listing is shared
 
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
-        """List the attempt's prefix, and ask both objects whose they are.
+        """List the copy's prefix, and read the metadata of both objects.
 
-        Absence is proved by two independent reads: an empty listing, and a HEAD of each key that finds nothing.
+        Two independent reads prove absence: an empty listing, and a HEAD of each key.
 
         Raises:
-            UploadOpen: An upload may still be going, and could put back what is deleted now.
+            UploadOpen: An upload may still run, and could store deleted objects again.
             StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
         self._check_upload(intent)
         uuid, location = parse_copy_location(intent.ledger_id, intent.context)
         objects, keys = self._buckets(location), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
-        listed = {found.key for found in objects.list(keys[0])}
-        unknown = sorted(listed.difference(keys))
+        listed_keys = {item.key for item in objects.list(keys[0])}
+        unknown = sorted(listed_keys.difference(keys))
         if unknown:
             detail = f"found {unknown[0]!r}, which no offload writes"
-            return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(listed), detail=detail)
-        seen = {key: found for key in keys if (found := objects.head(key))}
-        if bool(listed) != bool(seen):
-            raise StoreUnavailable(f"{keys[0]}: LIST finds {sorted(listed)}, HEAD {sorted(seen)}; asking again")
-        uploads = _uploads(objects, intent, keys)
-        foreign = next(
-            (reason for key, found in seen.items() if (reason := find_ownership_problem(intent, key, found[1]))), None
-        )
-        return _stored(keys, seen, uploads, foreign, location)
+            return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(listed_keys), detail=detail)
+        object_by_key = {key: stored for key in keys if (stored := objects.head(key))}
+        if bool(listed_keys) != bool(object_by_key):
+            raise StoreUnavailable(
+                f"{keys[0]}: LIST finds {sorted(listed_keys)}, HEAD {sorted(object_by_key)}; asking again"
+            )
+        uploads = _list_uploads(objects, intent, keys)
+        problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in object_by_key.items())
+        return _to_stored_copy(keys, object_by_key, uploads, next(filter(None, problems), None), location)
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        """See `CopyStorage`; each bucket is asked once."""
-        doubted: dict[int, SextonError] = {}
-        locations = {one.row_id: parse_copy_location(one.ledger_id, one.context)[1] for one in absent}
-        for location in sorted(set(locations.values())):
-            here = [one for one in absent if locations[one.row_id] == location]
-            doubted |= unconfirmed(self._buckets(location), here)
-        return doubted
+        doubts: dict[int, SextonError] = {}
+        location_by_row = {intent.row_id: parse_copy_location(intent.ledger_id, intent.context)[1] for intent in absent}
+        for location in sorted(set(location_by_row.values())):
+            intents = [intent for intent in absent if location_by_row[intent.row_id] == location]
+            doubts |= confirm_bucket(self._buckets(location), intents)
+        return doubts
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """What the index says of whose the copy is; where none stands, what the data says of itself.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
-        """
+        """Return the statement in the index. Without an index, return the metadata of the data object."""
         uuid, location = parse_copy_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
-            told = parse_meta_fields(stored.body)
-            return parse_meta_fields(told["statement"].encode()) if "statement" in told else told
-        seen = objects.head(data_key(uuid, intent.ledger_id))
-        return dict(seen[1]) if seen else None
+            index = parse_meta_fields(stored.body)
+            return parse_meta_fields(index["statement"].encode()) if "statement" in index else index
+        data = objects.head(data_key(uuid, intent.ledger_id))
+        return dict(data[1]) if data else None
 
     def _check_upload(self, intent: DeletionIntent) -> None:
         ends_us = upload_ends_us(intent.context)
-        left_us = 0 if ends_us is None else ends_us - self._now_us()
-        if left_us > 0:
+        remaining_us = 0 if ends_us is None else ends_us - self._now_us()
+        if remaining_us > 0:
             message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
-            raise UploadOpen(f"{message} for {left_us / 1e6:.0f} s", after_s=left_us / 1e6)
+            raise UploadOpen(f"{message} for {remaining_us / 1e6:.0f} s", after_s=remaining_us / 1e6)
 
-    def remove(
-        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
-    ) -> Mapping[int, RemovalResult]:
-        """Free what died in mid-upload, then delete every copy's data, then the index of those that lost it."""
-        done: dict[int, RemovalResult] = {}
+    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, RemovalResult]:
+        removals: dict[int, RemovalResult] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
-            here = {row: copy for row, copy in copies.items() if copy.location == location}
-            done |= _remove(self._buckets(location).begin_removal(), here, on_progress)
-        return done
+            copies_there = {row: copy for row, copy in copies.items() if copy.location == location}
+            removals |= _remove(self._buckets(location).begin_removal(), copies_there, on_progress)
+        return removals
 
 
-def _uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Keys with parts of an upload that died; a copy that was published had none."""
+def _list_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
+    """Return the keys with parts of an upload that died. A published copy has none."""
     if upload_ends_us(intent.context) is None:
         return ()
-    found = {one.key for one in objects.open_uploads(keys[0])}
-    return tuple(key for key in sorted(keys) if key in found)
+    open_keys = {upload.key for upload in objects.open_uploads(keys[0])}
+    return tuple(key for key in sorted(keys) if key in open_keys)
 
 
-def _stored(
+def _to_stored_copy(
     keys: tuple[str, str],
-    seen: Mapping[str, _Seen],
+    object_by_key: Mapping[str, tuple[ObjectInfo, Mapping[str, str]]],
     uploads: tuple[str, ...],
-    foreign: str | None,
+    ownership_problem: str | None,
     location: CopyLocation,
 ) -> StoredCopy:
-    if foreign:
-        return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(seen), detail=foreign)
-    if not seen and not uploads:
+    if ownership_problem:
+        return StoredCopy(verdict=CopyVerdict.FOREIGN, objects=len(object_by_key), detail=ownership_problem)
+    if not object_by_key and not uploads:
         return StoredCopy(verdict=CopyVerdict.ABSENT)
     return StoredCopy(
         verdict=CopyVerdict.OWN,
-        data_keys=tuple(key for key in keys[:1] if key in seen),
-        meta_keys=tuple(key for key in keys[1:] if key in seen),
-        size_bytes=sum(found[0].size_bytes for found in seen.values()),
-        objects=len(seen),
+        data_keys=tuple(key for key in keys[:1] if key in object_by_key),
+        meta_keys=tuple(key for key in keys[1:] if key in object_by_key),
+        size_bytes=sum(info.size_bytes for info, _ in object_by_key.values()),
+        objects=len(object_by_key),
         location=location,
         uploads=uploads,
     )
@@ -137,15 +125,18 @@ def _stored(
 def _remove(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
 ) -> dict[int, RemovalResult]:
+    """Abort dead uploads, delete the data of every copy, then the index of each copy that lost its data."""
     for key in (key for copy in copies.values() for key in copy.uploads):
         raise_if_stopped()
         with effect("tiered.abort_uploads"):
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
-        data = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-    left = judge_deletion(objects, data, {row: copy.data_keys for row, copy in copies.items()})
-    whole = {row: copy for row, copy in copies.items() if not left[row]}
+        data_report = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+    unconfirmed_data = judge_deletion(objects, data_report, {row: copy.data_keys for row, copy in copies.items()})
+    without_data = {row: copy for row, copy in copies.items() if not unconfirmed_data[row]}
     with effect("tiered.delete_index"):
-        index = delete(objects, whole.values(), lambda copy: copy.meta_keys, on_progress)
-    index_left = judge_deletion(objects, index, {row: copy.meta_keys for row, copy in whole.items()})
-    return {row: removal(copy, left[row] or index_left[row]) for row, copy in copies.items()}
+        index_report = delete(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
+    unconfirmed_index = judge_deletion(
+        objects, index_report, {row: copy.meta_keys for row, copy in without_data.items()}
+    )
+    return {row: to_removal(copy, unconfirmed_data[row] or unconfirmed_index[row]) for row, copy in copies.items()}

@@ -1,7 +1,7 @@
-"""The catalog as Sexton needs it: every method is one transaction, decided under its own locks.
+"""Ports of the catalog. Every method is one transaction, decided under its own locks.
 
-A method that writes may be called again after a crash or an unknown outcome: each docstring says what makes
-that harmless. All of them may raise `CatalogBusy` (contention) and `StoreUnavailable` (no connection).
+A method that writes may be called again after a crash or an unknown outcome. Its docstring says why a repetition is
+harmless. Every method may raise `CatalogBusy` (contention) and `StoreUnavailable` (no connection).
 """
 
 from typing import Protocol
@@ -210,7 +210,7 @@ __all__ = [
 
 
 class Catalog(Protocol):
-    """All of it; consumers take the part they need."""
+    """All ports of the catalog. A consumer takes the ports that it needs."""
 
     @property
     def topics(self) -> Topics: ...

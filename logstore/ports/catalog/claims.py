@@ -1,4 +1,4 @@
-"""What ports say of claimed work: which workflow claims it and why, what a batch detached, and how its rows ended."""
+"""Claims of workflows on rows, causes for the audit log, and results of both phases of a deletion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from logstore.deletion.intents import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Which workflow works on something, and for how long by the catalog's clock."""
+    """Right of one workflow run to work on a row for `ttl_s`, by the catalog's clock."""
 
     workflow_id: str
     run_id: str
@@ -17,7 +17,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why something is destroyed, for the audit log."""
+    """Actor, reason and workflow of a destructive act, for the audit log."""
 
     actor: str
     reason: str
@@ -26,7 +26,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledCount:
-    """New intents of one component and one kind of copy."""
+    """Number of new intents of one component and one kind of copy."""
 
     component: str
     copy: str
@@ -35,13 +35,13 @@ class FiledCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedBatch:
-    """What phase one did, the same when it is repeated with the same batch id."""
+    """Result of phase one. A repeated call with the batch id returns the same."""
 
     batch_id: str
-    ledgers: int  # taken out of the list by this call
-    intents: int  # rows for phase two: new ones and stalled ones taken up
-    finished: Mapping[str, int] = field(default_factory=dict)  # asked for, but ended before: outcome -> rows
-    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # by this very call: none when it is repeated
+    ledgers: int  # taken out of the list
+    intents: int  # rows for phase two: new ones and adopted stalled ones
+    finished: Mapping[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
+    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # by this call; empty if it was repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentResult:
-    """How phase two ended for a row."""
+    """Result of phase two for one intent."""
 
     row_id: int
     outcome: Outcome
@@ -66,18 +66,18 @@ class IntentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """A batch counted from its rows, so that repeated work counts once."""
+    """Counts of a batch, read from its rows, so that repeated work counts once."""
 
     outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
     objects: int  # confirmed by storage
     size_bytes: int
-    closed: bool = field(default=False, compare=False)  # by this very call
+    closed: bool = field(default=False, compare=False)  # by this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inflight:
-    """Only both at zero mean that all is deleted."""
+    """Counts of remaining intents. All is deleted only if both are zero."""
 
     estimated_inflight: int
     dead_lettered: int
-    oldest_us: int | None = field(default=None, compare=False)  # when the first of the unfinished was filed
+    oldest_us: int | None = field(default=None, compare=False)  # when the oldest unfinished intent was filed

@@ -1,4 +1,4 @@
-"""Phase one in the catalog: ledgers leave, and intents stand in their place; and its port."""
+"""Port of phase one, which replaces ledgers in the catalog by deletion intents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from logstore.records.tombstones import Compound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContents:
-    """What hangs on a topic, whatever component owns it."""
+    """Counts of a topic's ledgers, copies and subscriptions."""
 
     ledgers: Mapping[str, int]  # by component
     copies: Mapping[str, Mapping[str, int]]  # by component, then by kind of copy
@@ -22,24 +22,27 @@ class TopicContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachChosenResult:
-    """What became of ledgers that were chosen one by one."""
+    """Result for ledgers that were chosen one by one."""
 
-    reason_by_kept_ledger: Mapping[LedgerId, str] = field(default_factory=dict)  # which stay, each with the reason
-    detached: DetachedBatch  # the others
+    reason_by_kept_ledger: Mapping[LedgerId, str] = field(default_factory=dict)
+    detached: DetachedBatch  # all other ledgers
 
 
 class PhaseOne(Protocol):
-    """What leaves the catalog: of one topic by retention or by name, of many topics into one batch, of a whole topic.
+    """Phase one for ledgers of a topic, for many topics in one batch, and for a whole topic.
 
-    Each is one transaction. `detach` raises `NotOwner`, and changes nothing, where the port is `under` a lease that was
-    overtaken. The steps of a topic's deletion go on from whatever an earlier try left.
+    Each method is one transaction. Under a lease that was overtaken, `detach` and `operate` raise `NotOwner` and change
+    nothing.
+
+    `durable` says whether detached ledgers leave tombstones. `None` means the topic's setting. If the topic has none,
+    deletions leave tombstones and retention does not.
     """
 
     def under(self, lease: Lease | None) -> Self:
-        """The same port for the owner of a bundle; None: for any worker, whose writes look at no fence.
+        """Return the port for the owner of a bundle. With `None`, writes check no fence.
 
-        `detach` requires the lease to be its bundle's last before it reads what it is about, and no worker raises the
-        fence before it is committed. The other writes are no owner's: they look at no fence, under a lease either.
+        `detach` and `operate` first require that the lease is the newest of its bundle. No worker raises the fence
+        before they are committed. The other writes check no fence even under a lease.
         """
 
     def preview(
@@ -50,10 +53,9 @@ class PhaseOne(Protocol):
         force: bool,
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
-        """What a detach would take out now; None asks for what retention does not keep. Changes nothing.
+        """Return the ledgers that `detach` would take now. Nothing changes.
 
-        With `rolled`, the list's last ledger, the answer is what a detach would take out right after it was closed and
-        another one was opened behind it.
+        `rolled`, the list's last ledger, counts as closed with another ledger after it.
 
         Raises:
             UnknownObject, LedgerStillNeeded: As `detach`.
@@ -70,25 +72,25 @@ class PhaseOne(Protocol):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        """Phase one in one transaction: take ledgers out of the list and file an intent per copy.
+        """Take ledgers out of the list and file an intent for each copy.
 
-        Locks the list row, evaluates the whole rule, raises the version. With `ledger_ids` None, retention
-        decides, and intents of this topic without a live claim and newborn ledgers that were never attached
-        join the batch. `force` moves cursors over the hole. All or nothing for given ids.
+        The call locks the list's row, evaluates the whole rule, and raises the list version.
 
-        `durable` says whether the ledgers leave tombstones; None: as the topic says, otherwise given ids do and what
-        retention takes does not. Their intents say so too.
+        - With ids, all of them are detached or none. `force` detaches ledgers that subscriptions need, and moves
+          their cursors over the hole.
+        - With `None`, retention selects the ledgers. Stalled intents of the topic and abandoned newborn ledgers join
+          the batch.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did, also where the topic was
-        deleted since. One that retention gave nothing to do leaves no trace, and may find something when repeated.
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result, even if the topic was deleted since.
+        A call for which retention found nothing leaves no trace, and may find something when it is repeated.
 
         Raises:
-            UnknownObject: No such topic, or an id that was never of this topic's list.
-            LedgerStillNeeded: Not forced and still needed, or the open last ledger.
+            UnknownObject: No such topic, or an id that was never in this topic's list.
+            LedgerStillNeeded: A ledger is needed and not forced, or is the open last ledger.
         """
 
     def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        """Those of the ledgers that `detach_chosen` would leave where they are, each with the reason. Changes nothing.
+        """Return the ledgers that `detach_chosen` would keep, with the reason for each. Nothing changes.
 
         Raises:
             UnknownObject: No such topic.
@@ -104,19 +106,16 @@ class PhaseOne(Protocol):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
-        """As `detach` of given ledgers, but each for itself: one that is needed stays, and the others go.
+        """Detach ledgers one by one: a ledger that is needed, or that changed since it was read, stays.
 
-        One stays, too, that is not as it was read: in its list, and equal to what is given. Into a batch of many
-        topics, which is opened, or held until `ttl_s` from now.
+        They join a batch of many topics, which is opened, or claimed for `ttl_s` from now.
 
-        They leave tombstones, unless `durable`, or if that is None the topic, says otherwise.
-
-        Idempotency: a repeated call finds what went no more in the list, and says so of it.
+        Idempotency: a repeated call reports ledgers that are gone as no longer listed.
 
         Raises:
             UnknownObject: No such topic.
             CorruptData: A cursor's row cannot be read.
-            ClaimHeld: The batch is finished, or another workflow's; nothing was changed.
+            ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
         """
 
     def operate(
@@ -129,98 +128,84 @@ class PhaseOne(Protocol):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        """Several changes of one ledger in one transaction: all of them, or none; the last of them may end it.
+        """Apply several changes to one ledger, all or none, and write an audit row.
 
-        A ledger from which every copy was taken ends, as by `detach`; subscriptions that are passed over do not keep
-        it, and move over the hole as all others do. It leaves a tombstone, unless `durable`, or if that is None the
-        topic, says otherwise. Of a ledger that stays the list's version and its generation rise, and its copy gets an
-        intent. Audited.
+        A ledger that loses its last copy ends, as by `detach`. Subscriptions that are passed over do not keep it, and
+        their cursors move over the hole. If the ledger stays, the list version and its generation rise.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result.
 
         Raises:
             UnknownObject: No such topic, no such ledger in its list, or no such subscription.
-            PreconditionFailed: The ledger is not as the operation expects it; see `logstore.records.tombstones`.
-            LedgerStillNeeded: It would end, and is needed.
+            PreconditionFailed: The ledger is not as the operation expects it.
+            LedgerStillNeeded: The ledger would end and is needed.
         """
 
     def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
-        """Whether `operate` would end the ledger; otherwise a copy of it would go. Changes nothing.
-
-        Raises:
-            UnknownObject, PreconditionFailed, LedgerStillNeeded: It would refuse so.
-        """
+        """Return whether `operate` would end the ledger, with its errors. Nothing changes."""
 
     def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
-        """Those of the topics in which a detach could find something: most have nothing, and need no lock."""
+        """Return the topics in which a detach may find something. Most topics have nothing, and need no lock."""
 
     def detach_into(self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause) -> DetachedBatch:
-        """As `detach` by retention, in one transaction for the topic, into a batch of many topics.
+        """Detach by retention into a batch of many topics, which is opened, or claimed for `ttl_s` from now.
 
-        Opens the batch, or holds it until `ttl_s` from now. Newborn ledgers that were never attached count as
-        ledgers too.
+        Newborn ledgers count as ledgers too.
 
-        Idempotency: keyed by batch and topic: where intents of the topic are in the batch, they are counted and
-        nothing else happens.
+        Idempotency: keyed by batch and topic; if the batch has intents of the topic, they are only counted.
 
         Raises:
             UnknownObject: No such topic.
             CorruptData: A cursor's row cannot be read.
-            ClaimHeld: The batch is finished, or another workflow's; nothing was changed.
+            ClaimHeld: The batch is finished, or another workflow holds it. Nothing changed.
         """
 
     def count_detached(self, batch_id: str) -> DetachedBatch:
-        """The whole batch, counted from its rows; all zero when nothing was detached into it."""
+        """Count the batch from its rows. All counts of an unknown batch are zero."""
 
     def count_contents(self, topic_id: TopicId) -> TopicContents:
-        """Count what a deletion would take. Changes nothing.
+        """Count what a deletion of the topic would take. Nothing changes.
 
         Raises:
             UnknownObject: No such topic.
         """
 
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
-        """Set the topic DELETING and write the audit row; when that was, microseconds by the catalog's clock.
+        """Set the topic DELETING and write an audit row. Return the time, in microseconds by the catalog's clock.
 
-        After its commit nothing can be attached to the topic, because that requires ACTIVE under a lock. It
-        does not wait for holders of that lock, or a busy topic would never begin to go: `detach_all` does.
+        After the commit nothing can be attached to the topic, because that requires ACTIVE under a lock. The call does
+        not wait for holders of that lock, which a busy topic always has. `detach_all` waits for them.
 
-        Idempotency: a topic that is DELETING, or that was deleted, answers when it began, and is audited once.
+        Idempotency: a topic that is DELETING or deleted returns the first call's time, and is audited once.
 
         Raises:
-            UnknownObject: There is no such topic, and never was.
-            PreconditionFailed: The topic of that id bears another name.
+            UnknownObject: The topic never existed.
+            PreconditionFailed: The topic has another name.
         """
 
     def detach_all(
         self, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause, durable: bool | None = None
     ) -> DetachedBatch:
-        """Phase one for everything of the topic, in one transaction: an intent for each copy of each ledger.
+        """File an intent for each copy of each ledger of the topic, whatever its component and state.
 
-        Each ledger leaves a tombstone, unless `durable`, or if that is None the topic, says otherwise.
+        Cursors, schema versions and other rows that name ledgers are removed. Stalled intents of the topic join the
+        batch.
 
-        Whatever the component, and whatever the state: newborn and open ledgers, copies that are being written.
-        Rows that name ledgers, cursors and schema versions, go with them. The topic's intents without a live claim
-        join the batch.
-
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. A topic that is gone has
-        nothing left to detach.
+        Idempotency: keyed by `batch_id`; a repeated call returns the first result. A topic that is gone has nothing to
+        detach.
 
         Raises:
-            PreconditionFailed: The topic is not DELETING, or the batch id is one of another request.
+            PreconditionFailed: The topic is not DELETING, or the batch id belongs to another request.
         """
 
     def remove_topic(self, topic_id: TopicId, cause: Cause, *, durable: bool | None = None) -> bool:
-        """Remove what the topic is besides ledgers, and its own row; its name is free from then on.
+        """Remove the topic's rows. Its name is free afterwards.
 
-        It leaves a tombstone, unless `durable`, or if that is None the topic, says otherwise.
-
-        Returns:
-            Whether the topic is gone now; False when a ledger is attached to it still, and nothing was changed.
+        Return whether the topic is gone. If a ledger is still attached, return `False` and change nothing.
 
         Raises:
             PreconditionFailed: The topic is not DELETING.
         """
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
-        """Count intents of the topic that ended since then, and all of them that have not succeeded."""
+        """Count the topic's intents that ended since then or that have not succeeded."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.clock import Clock
 from logstore.deletion.intents import DeletionIntent, find_missing_property
-from logstore.deletion.services.absence import find_standing, registered_names
+from logstore.deletion.services.absence import find_existing, registered_keys
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
@@ -279,7 +279,7 @@ class Raider:
                 damaged.add(intent.ledger_id)
             told.add(intent.ledger_id)
         guessed = ((one, segment_key(LedgerId(one), 0)) for one in ids if one not in told)
-        return damaged | find_standing(self._primary, chain(guessed, *remembered))
+        return damaged | find_existing(self._primary, chain(guessed, *remembered))
 
     def _holds(self, ledger_id: int) -> bool:
         raise_if_stopped()
@@ -367,5 +367,5 @@ def _names(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
     """
     if lacking := intent.damage or find_missing_property(intent):
         raise CorruptData(f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {lacking}")
-    keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_names(intent))
+    keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_keys(intent))
     return ((intent.ledger_id, key) for key in keys)

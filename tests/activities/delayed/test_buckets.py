@@ -114,8 +114,8 @@ def test_claim_that_has_lapsed_is_taken_up(topic: Stored) -> None:
 
 def test_claim_is_renewed_while_a_seal_takes_long(topic: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """With heartbeats; another job finds it held all the time."""
-    monkeypatch.setattr(heartbeats, "_BEAT_EVERY_S", 0.01)
-    monkeypatch.setattr(heartbeats, "_RENEW_EVERY_S", 0.01)
+    monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(heartbeats, "_RENEWAL_INTERVAL_S", 0.01)
     topic.append(1, 2, 3, 4)
 
     def lapse_and_wait() -> None:

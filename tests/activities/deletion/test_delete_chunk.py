@@ -359,7 +359,7 @@ def test_chunk_of_a_batch_that_another_workflow_holds_is_not_touched(world: Worl
 
 def test_chunk_heartbeats_count_ledgers_and_confirmed_objects(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life per ledger and per page, so that a killed worker is noticed (dust-tt/dust#4272)."""
-    monkeypatch.setattr(heartbeats, "_LEAST_S", 0.0)
+    monkeypatch.setattr(heartbeats, "_MIN_BEAT_INTERVAL_S", 0.0)
     world.fill(2)
     world.detach()
     env = environment()
@@ -430,7 +430,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
+    found = Examination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:

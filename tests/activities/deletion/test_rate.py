@@ -141,7 +141,7 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
     """Who waits holds the claim as who works does: taken over, it asks nothing more of storage."""
     world.fill(1, segments=9, acknowledged=False)
     world.detach()
-    for name in ("_BEAT_EVERY_S", "_RENEW_EVERY_S", "_QUIET_S"):
+    for name in ("_BEAT_INTERVAL_S", "_RENEWAL_INTERVAL_S", "_QUIET_S"):
         monkeypatch.setattr(heartbeats, name, 0.0, raising=False)
     taken = "UPDATE run SET claim_workflow = 'other', claim_until_us = 9000000000000000"
 

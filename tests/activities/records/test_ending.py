@@ -69,8 +69,8 @@ def test_function_that_is_slow_gets_shorter_pages_and_is_asked_of_all(world: Wor
 
 def test_batch_is_held_while_the_function_is_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep would else take up what earlier pages have detached, and the job would not tell of its deletion."""
-    monkeypatch.setattr("activities.heartbeats._BEAT_EVERY_S", 0.01)
-    monkeypatch.setattr("activities.heartbeats._RENEW_EVERY_S", 0.01)
+    monkeypatch.setattr("activities.heartbeats._BEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("activities.heartbeats._RENEWAL_INTERVAL_S", 0.01)
     world.fill(2)
     renewed, real = threading.Semaphore(0), world.catalog.deletions.renew
 

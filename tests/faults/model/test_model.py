@@ -105,7 +105,9 @@ def test_program_that_oversleeps_and_says_nothing_is_found(monkeypatch: pytest.M
 
 def _without_still_in_use(patch: pytest.MonkeyPatch) -> None:
     """Phase two acts on its intent, whatever the list says now."""
-    patch.setattr("activities.deletion.phase_two.refusal", lambda one: find_refusal(replace(one, referenced=False)))
+    patch.setattr(
+        "activities.deletion.phase_two.find_refusal", lambda one: find_refusal(replace(one, referenced=False))
+    )
 
 
 def _without_meta_last(patch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ async def test_claims_are_renewed_while_the_bulk_job_works_and_while_topics_are_
     house: House, topic: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With heartbeats: another job finds the list held all the time, and no longer than a minute after a death."""
-    monkeypatch.setattr(heartbeats, "_RENEW_EVERY_S", 0.01)
+    monkeypatch.setattr(heartbeats, "_RENEWAL_INTERVAL_S", 0.01)
     workflow_id = BUILD_DELAYED_INDEX.id(run_id(house, BUILD_DELAYED_INDEX))
     renewed: list[str] = []
 

@@ -218,7 +218,7 @@ async def test_delete_ledgers_continued_as_new_carries_totals(house: House, monk
 
 def _page_of(monkeypatch: pytest.MonkeyPatch, *, ranges: int) -> None:
     """Pages so small that a few ledgers fill many; the sandbox passes our modules through."""
-    monkeypatch.setattr("workflows.deletion.delete_ledgers._PAGE", ranges)
+    monkeypatch.setattr("workflows.deletion.delete_ledgers._RANGES_PER_PAGE", ranges)
 
 
 async def test_delete_ledgers_cancelled_midway_leaves_rows_to_be_taken_up(house: House) -> None:

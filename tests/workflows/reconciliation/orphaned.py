@@ -5,7 +5,7 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
-from activities.deletion.phase_two import key_of
+from activities.deletion.phase_two import intent_key
 from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
@@ -30,7 +30,7 @@ Plan = WorkflowHandle[ReconcileOrphans, ReconcileOrphansResult]
 Apply = WorkflowHandle[ApplyOrphans, ApplyOrphansResult]
 Scrub = WorkflowHandle[ScrubLedgers, ScrubLedgersResult]
 
-__all__ = ["key_of"]
+__all__ = ["intent_key"]
 
 
 def run_id(house: House) -> str:
