@@ -14,7 +14,7 @@ from infra.catalog.deletion.detachable import Detachable, ListView, find_detacha
 from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
 from infra.catalog.deletion.intents import count_filed
 from infra.catalog.deletion.runs import fingerprint, open_run, share_run
-from infra.catalog.log.ledger_rows import lock_lists, is_abandoned_newborn
+from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
 from infra.catalog.log.ledgers import filter_listed
 from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
 from logstore.errors import UnknownObject

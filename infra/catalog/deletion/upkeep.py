@@ -25,7 +25,7 @@ from infra.catalog.deletion.runs import (
 )
 from infra.catalog.engine.database import CatalogAdapter, Database, reads, writes
 from infra.catalog.engine.dialects import among
-from infra.catalog.log.ledger_rows import lock_lists, is_abandoned_newborn
+from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
 from logstore.deletion.intents import DeletionState

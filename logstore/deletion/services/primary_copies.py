@@ -25,11 +25,11 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import (
     Component,
     ledger_prefix,
-    owner_digest_from_key,
     meta_key,
+    owner_digest_from_key,
+    parse_meta_fields,
     segment_key,
     segment_number_from_key,
-    parse_meta_fields,
 )
 from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
 from logstore.units import raise_if_stopped
@@ -181,7 +181,9 @@ class PrimaryCopies:
         stored = self._objects.head(listed_keys[0]) if listed_keys else None
         return dict(stored[1]) if stored else None
 
-    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, RemovalResult]:
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, RemovalResult]:
         """Abort dead uploads, delete the segments of every copy, then `meta.json` of each copy that lost them."""
         objects = self._objects.begin_removal()
         for key in {key for copy in copies.values() for key in copy.uploads}:

@@ -84,7 +84,9 @@ class TieredCopies:
             message = f"ledger {intent.ledger_id}: its upload {intent.context['uuid']} may go on"
             raise UploadOpen(f"{message} for {remaining_us / 1e6:.0f} s", after_s=remaining_us / 1e6)
 
-    def remove(self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]) -> Mapping[int, RemovalResult]:
+    def remove(
+        self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+    ) -> Mapping[int, RemovalResult]:
         removals: dict[int, RemovalResult] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
             copies_there = {row: copy for row, copy in copies.items() if copy.location == location}
