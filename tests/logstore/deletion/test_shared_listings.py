@@ -68,7 +68,7 @@ def test_ledgers_far_from_each_other_share_nothing() -> None:
 
 def test_walk_that_meets_too_many_others_shows_what_it_passed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was expected to be small was not; the rest is listed alone."""
-    monkeypatch.setattr(shared_requests, "_BETWEEN", 9)
+    monkeypatch.setattr(shared_requests, "_MAX_FOREIGN_KEYS", 9)
     objects = _store([SHARDS * number for number in range(4)], segments=30)
     asked = [0, 2 * SHARDS, 3 * SHARDS]
     assert _shown(objects, asked, segments=1) == _alone(objects, [0])
