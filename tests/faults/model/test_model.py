@@ -143,7 +143,7 @@ def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
     """A row may be taken whoever is at work on it."""
-    patch.setattr("tests.fakes.catalog.deletions.require_free", lambda *_args, **_options: None)
+    patch.setattr("tests.fakes.catalog.deletions.require_unclaimed", lambda *_args, **_options: None)
 
 
 def _without_cursors(patch: pytest.MonkeyPatch) -> None:
