@@ -49,6 +49,8 @@ from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
 
 _K = RecordKind
+_HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
+"""Kinds that keep messages from readers. Without them, messages of open and aborted transactions look committed."""
 _KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
 _MAX_VERSIONS_PER_RANGE: Final = 500_000  # some 300 MB while they are sorted
 _MAX_SKIPPED_FACTS: Final = 1_000
@@ -82,7 +84,8 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
     """Run the job on the driver.
 
     Raises:
-        CorruptData: A block is missing or differs from the manifest, and the job does not skip such blocks.
+        CorruptData, MissingData: A block differs from the manifest or is missing, and the job does not skip such
+            blocks, or the block may hide messages from readers. Such a block is never skipped.
         Unsupported: A block has a newer format, which is never skipped.
         StoreUnavailable: Storage did not answer.
     """
@@ -233,6 +236,11 @@ class _Rebuilder:
             except (CorruptData, MissingData) as error:
                 if not self._skip_unreadable:
                     raise
+                if kind in _HIDING_KINDS:
+                    raise type(error)(
+                        f"{error}; a block of kind {kind} is never left out: consumers would get messages of open and"
+                        " aborted transactions. Restore the object from a version of the bucket or from a replica."
+                    ) from error
                 self.result.error_by_block[block.key] = str(error)
         return pa.concat_tables(tables) if tables else schema(kind).empty_table()
 

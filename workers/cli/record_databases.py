@@ -56,7 +56,11 @@ MaxAbsentShare = Annotated[
     ),
 ]
 SkipUnreadable = Annotated[
-    bool, typer.Option("--skip-unreadable", help="Go on without blocks that are corrupt or gone, and name them.")
+    bool,
+    typer.Option(
+        "--skip-unreadable",
+        help="Go on without corrupt or missing blocks, and name them. Blocks of transactions are never skipped.",
+    ),
 ]
 _TAKE_OVER_HELP = "Begin while workers of the catalog live; their appends are adopted until they know."
 TakeOver = Annotated[bool, typer.Option("--take-over", help=_TAKE_OVER_HELP)]

@@ -8,7 +8,7 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
+from infra.catalog.transactions.buffer_rows import forget_entries_from, hide_entries, insert_ranges
 from infra.catalog.transactions.deciding import settle_cursors, store_decisions
 from infra.catalog.transactions.participant_rows import insert_participants, replace_held
 from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, read_states
@@ -71,6 +71,7 @@ class _Told:
         joined = {(txn, Participant(self._topic_id), self._name) for *_, txn in runs}
         joined |= {(one.txn, self._of(one), self._name) for one in self._markers if one.subscription}
         insert_participants(self._connection, joined)
+        self._forget_former_entries()
         rows = [(*run[:-1], run[-1].tc_id, run[-1].sequence) for run in runs]
         insert_ranges(self._connection, rows)
         hidden: dict[LedgerId, BitMap] = {}
@@ -80,6 +81,14 @@ class _Told:
                 hidden[one.ledger_id] = hidden.get(one.ledger_id, BitMap()) | bits
         hide_entries(self._connection, dict.fromkeys(hidden, self._topic_id), hidden)
         self._decide()
+
+    def _forget_former_entries(self) -> None:
+        """A rebuild that skips a block of segments or ledgers still has the buffers of the entries that it lost."""
+        first_entry_by_ledger: dict[LedgerId, int] = {}
+        for one in self._taken:
+            first = first_entry_by_ledger.get(one.ledger_id, one.first_entry)
+            first_entry_by_ledger[one.ledger_id] = min(first, one.first_entry)
+        forget_entries_from(self._connection, first_entry_by_ledger)
 
     def _decide(self) -> None:
         known = decided_at_flush(self._connection, {one.txn for one in self._markers}) if self._markers else set()

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_, update
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
@@ -109,6 +109,17 @@ def hide_entries(
     put = dialect_insert(connection.dialect.name, t.buffer_hidden)
     put = put.on_conflict_do_update(index_elements=["ledger_id"], set_={"entries": put.excluded.entries})
     connection.execute(put, rows)
+
+
+def forget_entries_from(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
+    """Remove what buffers say of entries from these on, so that adoption can register other entries there."""
+    for ledger_id, first_entry in first_entry_by_ledger.items():
+        connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
+    rows = connection.execute(select(t.buffer_hidden).where(among(connection, _H.ledger_id, first_entry_by_ledger)))
+    for row in rows.all():
+        remaining = BitMap.deserialize(row.entries) & BitMap(range(first_entry_by_ledger[row.ledger_id]))
+        mine = _H.ledger_id == row.ledger_id
+        connection.execute(update(t.buffer_hidden).where(mine).values(entries=remaining.serialize()))
 
 
 def settle_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:

@@ -240,6 +240,19 @@ def test_unreadable_block_is_named_and_ends_the_job_unless_it_is_to_be_skipped(
     assert found.counts.get(kind, 0) == 0
 
 
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+@pytest.mark.parametrize("kind", ["transaction", "hidden"])
+def test_unreadable_block_that_hides_messages_is_never_skipped(
+    lost: LostWorld, tmp_path: Path, kind: str, how: str
+) -> None:
+    """Without it, consumers would get messages of open and of aborted transactions."""
+    lost.fill()
+    lost.flush()
+    key = _damage(lost, kind, how)
+    with pytest.raises((CorruptData, MissingData), match=f"{key}: .*never left out: .*Restore the object"):
+        lost.rebuild_rows(tmp_path / "rows", skip_unreadable=True)
+
+
 def test_newer_format_is_refused_even_where_blocks_are_skipped(
     lost: LostWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,33 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(adopting, "_OBJECTS", 1)
 
 
+@pytest.mark.parametrize(
+    "lost_rows",
+    [
+        ("DELETE FROM segment", "UPDATE ledger SET entries = 0, size_bytes = 0, segments = 0, last_segment = -1"),
+        tuple(f"DELETE FROM {table}" for table in ("segment", "buffer_hidden", "ledger_copy", "ledger")),
+    ],
+    ids=["segments", "ledgers"],
+)
+def test_messages_of_an_open_transaction_stay_hidden_where_a_block_of_their_rows_was_skipped(
+    losing: Losing, lost_rows: tuple[str, ...]
+) -> None:
+    """Adoption takes the uploads in again, with the ranges of the transaction, of which the record still knows."""
+    with losing.process() as log:
+        topic = _topic(log)
+        open_txn = _begin(log)
+        log.managed.append(topic, _plain("first"))
+        log.managed.append(topic, _inside(open_txn, "open"))
+        log.managed.append(topic, _plain("last"))
+        losing.flush()
+    losing.lose(*lost_rows)
+    losing.adopt()
+    with losing.process() as log:
+        assert list(_read(log, topic).values()) == ["first"], "readers wait for the open transaction"
+        _end(log, open_txn, commit=False)
+        assert sorted(_read(log, topic).values()) == ["first", "last"]
+
+
 @pytest.mark.usefixtures("pages")
 def test_transactions_of_the_tail_are_as_their_markers_say(losing: Losing) -> None:
     """Begun before the flush or after it: committed, aborted, or open and past its time."""
