@@ -1,4 +1,4 @@
-"""Records that a function ends: the function is asked page by page, and what it ends leaves its list (phase one)."""
+"""End of records by a function. The ledgers that it ends are detached (phase one), page by page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,24 +20,22 @@ from logstore.records.jobs import Place
 from logstore.records.tombstones import asked_for
 from logstore.units import raise_if_stopped
 
-_TOPICS: Final = 100  # of a page: each costs two reads
-_SAMPLE: Final = 10  # reasons told of a page
-_ASKED_S: Final = 600.0
-"""For so long a function is asked in one page: a slow one gets shorter pages, and none that outlasts its timeout."""
+_MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
+_MAX_NAMED_LEDGERS: Final = 10  # ids and reasons in the result of a page
+_MAX_ASKING_S: Final = 600.0
+"""Time for the function in one page. A slow function gets shorter pages, so that no page outlasts its timeout."""
 
 
 @dataclass(slots=True)
-class _Found:
-    """What was found and ended of one page so far."""
-
-    going: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # what the function ends, by topic
-    ledgers: int = 0  # looked at
-    records: int = 0  # of them, that the function was asked of
-    after: Place | None = None  # where the next page begins; None: there is none
+class _PageProgress:
+    ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function ends
+    ledgers: int = 0  # read so far
+    records: int = 0  # ledgers that the function was asked about
+    after: Place | None = None  # start of the next page; `None`: there is none
 
 
 class RecordEnding:
-    """The activities, over ports."""
+    """Activities of `end-records`."""
 
     def __init__(
         self,
@@ -50,7 +48,6 @@ class RecordEnding:
         functions: RecordFunctions,
         clock: Clock | None = None,
     ) -> None:
-        """Take the ports, the functions that an operator has registered, and by which clock they are slow."""
         self._topics, self._ledgers = topics, ledgers
         self._phase_one, self._deletions = phase_one, deletions
         self._records, self._functions, self._clock = records, functions, clock or Clock()
@@ -58,9 +55,9 @@ class RecordEnding:
     @defined(name="records.begin_ending")
     @beating()
     def begin_ending(self, request: BeginEndingInput) -> EndingBegun:
-        """Look whether the function may be asked at all, before anything is changed.
+        """Check the function, the topic and the catalog's epoch before anything changes.
 
-        Idempotency: reads only; the time is that of the attempt whose answer counts.
+        Idempotency: reads only. The time is that of the attempt whose answer counts.
         Raises: InvalidInput, UnknownObject, Unsupported, CatalogAdopting, StaleCatalog (terminal); StoreUnavailable,
             CatalogBusy (retry).
         """
@@ -78,15 +75,14 @@ class RecordEnding:
 
     @defined(name="records.end_page")
     def end_page(self, request: EndPageInput) -> EndedPage:
-        """Ask the function of each closed ledger of a page; then detach those that it ends, topic by topic.
+        """Ask the function about each closed ledger of a page, then detach the ledgers that it ends, topic by topic.
 
-        The function has answered for the whole page before anything is detached: where it fails nothing of the page
-        ends. What is needed stays, and so does what has changed since; a topic that is gone has nothing to end,
-        and of one with a cursor that cannot be read everything stays.
+        The function answers for the whole page before the first detach. If it fails, nothing of the page ends. Ledgers
+        that are needed or that changed meanwhile stay. So do all ledgers of a topic with an unreadable cursor.
 
-        Idempotency: what an earlier attempt has detached is listed no more, and is in the batch; the rest of the page
-        is asked again.
-        Heartbeat: while it runs; the batch is held as well, so that no sweep takes up what is in it.
+        Idempotency: ledgers that an earlier attempt detached are no longer listed, and are in the batch. The rest of
+            the page is asked again.
+        Heartbeat: while it runs. It also renews the batch, so that no sweep takes it up.
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -96,80 +92,76 @@ class RecordEnding:
             with beating():
                 return self._end_page(request)
         claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
-        with suppress(UnknownObject):  # nothing was detached into it yet
+        with suppress(UnknownObject):  # nothing is detached into the batch yet
             self._deletions.renew(request.batch_id, claim)
         with renewing_many(lambda: self._deletions.renew(request.batch_id, claim)):
             return self._end_page(request)
 
     def _end_page(self, request: EndPageInput) -> EndedPage:
-        found = self._ask(request, self._functions.named(request.function))
-        ended, because, kept = list[LedgerId](), list[str](), 0
-        for topic_id, going in found.going.items():
+        progress = self._ask_function(request)
+        ended_ids, reasons, kept = list[LedgerId](), list[str](), 0
+        for topic_id, ledgers in progress.ledgers_by_topic.items():
             raise_if_stopped()
-            stays = self._stay(request, topic_id, going)
-            if stays is None:
+            try:
+                kept_ledgers = self._detach(request, topic_id, ledgers)
+            except UnknownObject:  # the topic is deleted
                 continue
-            ended += [one.ledger_id for one in going if one.ledger_id not in stays]
-            because += [f"ledger {ledger_id}: {why}" for ledger_id, why in sorted(stays.items())]
-            kept += len(stays)
+            except CorruptData as error:  # a cursor is unreadable, so it may need every ledger
+                kept_ledgers = dict.fromkeys((ledger.ledger_id for ledger in ledgers), str(error))
+            ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in kept_ledgers]
+            reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(kept_ledgers.items())]
+            kept += len(kept_ledgers)
         return EndedPage(
-            records=found.records,
-            ended=len(ended),
+            records=progress.records,
+            ended=len(ended_ids),
             kept=kept,
-            ledger_ids=[int(one) for one in ended[:_SAMPLE]],
-            because=because[:_SAMPLE],
-            after=found.after,
+            ledger_ids=[int(ledger_id) for ledger_id in ended_ids[:_MAX_NAMED_LEDGERS]],
+            because=reasons[:_MAX_NAMED_LEDGERS],
+            after=progress.after,
         )
 
-    def _ask(self, request: EndPageInput, function: RecordFunction) -> _Found:
-        """Ask the function of ledgers, at least one, until the page is full or the time for a page is over."""
-        found, until_s = _Found(), self._clock.monotonic_s() + _ASKED_S
-        for topic in self._of_page(request):
+    def _ask_function(self, request: EndPageInput) -> _PageProgress:
+        """Ask about ledgers, at least one, until the page is full or its time is over."""
+        function = self._functions.named(request.function)
+        progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
+        for topic in self._read_topics(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
-            left = request.page - found.ledgers
-            for ledger in self._ledgers.list_ledgers(topic.topic_id, from_ledger=LedgerId(first), limit=left):
-                if found.ledgers and self._clock.monotonic_s() > until_s:
-                    return found
-                found.ledgers += 1
-                found.after = Place(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
+            remaining = request.page - progress.ledgers
+            for ledger in self._ledgers.list_ledgers(topic.topic_id, from_ledger=LedgerId(first), limit=remaining):
+                if progress.ledgers and self._clock.monotonic_s() > deadline_s:
+                    return progress
+                progress.ledgers += 1
+                progress.after = Place(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
                 if ledger.state is LedgerState.CLOSED:
-                    found.records += 1
+                    progress.records += 1
                     if _is_ended(request, function, topic, ledger):
-                        found.going.setdefault(topic.topic_id, []).append(ledger)
-            if found.ledgers >= request.page:
-                return found
-            found.after = None if request.topic_id else Place(topic_id=topic.topic_id + 1)
-        return found
+                        progress.ledgers_by_topic.setdefault(topic.topic_id, []).append(ledger)
+            if progress.ledgers >= request.page:
+                return progress
+            progress.after = None if request.topic_id else Place(topic_id=topic.topic_id + 1)
+        return progress
 
-    def _of_page(self, request: EndPageInput) -> Iterator[Topic]:
-        """ACTIVE topics from the place on; the one that was asked for, if it is that still."""
+    def _read_topics(self, request: EndPageInput) -> Iterator[Topic]:
+        """Yield ACTIVE topics from the page's start on, or the requested topic if it is ACTIVE."""
         if not request.topic_id:
-            yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_TOPICS)
+            yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
             return
         topic = self._topics.get_by_id(TopicId(request.topic_id))
         if topic.state is TopicState.ACTIVE:
             yield topic
 
-    def _stay(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str] | None:
-        """Detach the ledgers, or only look; returns those that stay, with the reasons. None: their topic is gone."""
-        try:
-            return self._end(request, topic_id, going)
-        except UnknownObject:
-            return None
-        except CorruptData as error:  # of a cursor: what it needs is not known
-            return dict.fromkeys((one.ledger_id for one in going), str(error))
-
-    def _end(self, request: EndPageInput, topic_id: TopicId, going: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def _detach(self, request: EndPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        """Detach ledgers of a topic, or only look in a dry run. Return the reasons of those that stay."""
         if request.dry_run:
-            return self._phase_one.reasons_to_keep(topic_id, going)
-        done = self._phase_one.detach_chosen(
+            return self._phase_one.reasons_to_keep(topic_id, ledgers)
+        chosen = self._phase_one.detach_chosen(
             topic_id,
-            going,
+            ledgers,
             durable=asked_for(request.durable_delete),
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.count_filed(done.detached.filed_counts)
-        return done.reason_by_kept_ledger
+        metrics.count_filed(chosen.detached.filed_counts)
+        return chosen.reason_by_kept_ledger
 
 
 def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:

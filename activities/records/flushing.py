@@ -1,7 +1,7 @@
-"""Flushes of the record log: what has changed in the catalog is written into blocks.
+"""Flushes of the record log: changes of the catalog are written into blocks.
 
-Any number of flushes may run at once: the store decides by the number of the manifest which of them counts, and what
-was flushed twice is equal. Claims spare work alone.
+Any number of flushes may run at once. The store decides by the number of the manifest which flush counts, and a change
+that two flushes write is equal in both. Claims only save work.
 """
 
 import time
@@ -21,87 +21,82 @@ from logstore.records.jobs import FlushedRecords
 from logstore.records.services.flushing import Flusher, raised
 from logstore.units import raise_if_stopped
 
-_LEAST_S: Final = 0.05  # between two looks
+_MIN_INTERVAL_S: Final = 0.05
 
 
 class RecordFlushing:
-    """The activity, over ports."""
+    """Activity of `flush-records`."""
 
     def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
-        """Take the outbox, what flushes it, and how long to wait between two looks."""
         self._records, self._flusher = records, flusher
-        self._interval_s = max(interval_s, _LEAST_S)
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two looks for changes
 
     @defined(name="records.flush")
     def flush(self, request: FlushInput) -> FlushedRecords:
-        """Flush what has changed: once, or whenever something has, for `watch_s`; a worker that ends does not wait.
+        """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
 
-        While another job is at work on the record log, a look finds nothing to do: `held`.
+        `held` says that another job works on the record log.
 
-        Idempotency: what is flushed is not flushed again; what an attempt that died had written is swept later.
-        Heartbeat: records written so far, every two seconds; the claim of the record log is renewed with it.
+        Idempotency: what is flushed is not flushed again. A sweep removes what an attempt that died has written.
+        Heartbeat: records written so far, every two seconds. It also renews the claim of the record log.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        done = FlushedRecords()
-        until = time.monotonic() + request.watch_s
+        total = FlushedRecords()
+        deadline_s = time.monotonic() + request.watch_s
 
-        def far() -> tuple[int]:
-            return (done.records,)
+        def progress() -> tuple[int]:
+            return (total.records,)
 
-        with beating(far):
+        with beating(progress):
             while True:
                 raise_if_stopped()
-                done = done.plus(self._look(now=not request.watch_s, far=far))
-                left_s = until - time.monotonic()
-                if left_s <= 0 or activity.is_worker_shutdown():
-                    return done
-                activity.wait_for_worker_shutdown_sync(min(self._interval_s, left_s))
+                total = total.plus(self._flush_changes(now=not request.watch_s, progress=progress))
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0 or activity.is_worker_shutdown():
+                    return total
+                activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
-    def _look(self, *, now: bool, far: Callable[[], tuple[int]]) -> FlushedRecords:
-        """One look; with `now`, what no job would wait for is flushed too: cursors that are not due yet."""
+    def _flush_changes(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
+        """Flush if there is something to flush. With `now`, flush changes of cursors that could still wait, too."""
         state = self._records.state()
-        nothing = not (state.outbox or state.staged) and raised(state.ceilings, state.next_ids) == state.ceilings
-        if not now and nothing and state.manifest:
+        has_changes = bool(state.outbox or state.staged) or raised(state.ceilings, state.next_ids) != state.ceilings
+        if state.manifest and not has_changes and not now:
             return FlushedRecords(manifest=state.manifest)
-        with _own_turn(self._records, far) as mine:
-            if not mine:
+        with _claiming(self._records, progress) as is_claimed:
+            if not is_claimed:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox, held=True)
-            done = flushed(self._flusher, now=now)
-        metrics.flushed(done)
-        return done
+            flushed = _flush_once(self._flusher, now=now)
+        metrics.count_flush(flushed)
+        return flushed
 
 
-def flushed(flusher: Flusher, *, now: bool) -> FlushedRecords:
-    """One flush, as it is told."""
-    found = flusher.flush(cursors=now)
+def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
+    flushed = flusher.flush(cursors=now)
     return FlushedRecords(
-        manifest=found.manifest,
-        flushes=int(bool(found.blocks or found.changes)),
-        records=found.records,
-        tombstones=found.tombstones,
-        blocks=found.blocks,
-        bytes=found.bytes,
-        left=found.left,
-        named=found.named,
-        refused=len(found.refused),
-        refusal=str(found.refused[0]) if found.refused else "",
+        manifest=flushed.manifest,
+        flushes=int(bool(flushed.blocks or flushed.changes)),
+        records=flushed.records,
+        tombstones=flushed.tombstones,
+        blocks=flushed.blocks,
+        bytes=flushed.bytes,
+        left=flushed.left,
+        named=flushed.named,
+        refused=len(flushed.refused),
+        refusal=str(flushed.refused[0]) if flushed.refused else "",
     )
 
 
 @contextmanager
-def _own_turn(records: Records, far: Callable[[], tuple[int]]) -> Iterator[bool]:
-    """Whether the record log is this workflow's to work on; while the block runs, if so.
-
-    It spares work alone: two that put the same manifest's number are told apart by the store.
-    """
+def _claiming(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
+    """Hold the claim of the record log during the block, or yield false if another workflow has it."""
     claim = own_claim()
     if not records.claim(claim):
         yield False
         return
     try:
-        with renewing(lambda: records.claim(claim), far):
+        with renewing(lambda: records.claim(claim), progress):
             yield True
     finally:
-        with suppress(SextonError):  # it lapses
+        with suppress(SextonError):  # the claim ends by itself
             records.release(claim.workflow_id)

@@ -1,4 +1,4 @@
-"""A database that follows the record log, step by step. It runs only in the process of its command."""
+"""A replica's database that follows the record log. The activity runs only in the process of its command."""
 
 import logging
 import time
@@ -15,47 +15,47 @@ from logstore.units import raise_if_stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowInput:
-    """What is new in the record log is to be in the replica's database."""
+    """Input of `records.follow`."""
 
     seed: bool = False  # empty the database first, and apply all
-    watch_s: float = 0.0  # for how long changes are looked for; 0: what there is now
+    watch_s: float = 0.0  # how long to look for changes; 0: apply once
 
 
-_LEAST_S: Final = 0.05  # between two looks
+_MIN_INTERVAL_S: Final = 0.05
 _LOG: Final = logging.getLogger(__name__)
 
 
 class RecordFollowing:
-    """The activity, over one replica."""
+    """Activity of `follow-records`, for one replica."""
 
     def __init__(self, follower: Follower, *, interval_s: float) -> None:
-        """Take the replica, and how long to wait between two looks."""
-        self._follower, self._interval_s = follower, max(interval_s, _LEAST_S)
+        self._follower = follower
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two looks for changes
 
     @defined(name="records.follow")
     def follow(self, request: FollowInput) -> FollowedRecords:
-        """Apply what is new: once, or whenever something is, for `watch_s`; a worker that ends does not wait.
+        """Apply new manifests once, or repeatedly for `watch_s` until the worker shuts down.
 
-        Idempotency: what was applied is not applied again, because its manifest stands in the same transaction. An
-            attempt that died after it had seeded the database seeds it once more. Heartbeat: the manifest that it has
-            and the records written so far, every two seconds.
+        Idempotency: what is applied is not applied again, because its transaction stores its manifest. After an attempt
+            that died behind its seed, the database is seeded again.
+        Heartbeat: the applied manifest and the records written so far, every two seconds.
         Raises: PreconditionFailed, CatalogMismatch, CatalogVersionMismatch, MissingData, CorruptData, Unsupported
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        until, done = time.monotonic() + request.watch_s, FollowedRecords(replica="")
-        with beating(lambda: (done.manifest, done.records)):
-            done = self._step(seed=request.seed)
-            while (left_s := until - time.monotonic()) > 0 and not activity.is_worker_shutdown():
+        deadline_s, total = time.monotonic() + request.watch_s, FollowedRecords(replica="")
+        with beating(lambda: (total.manifest, total.records)):
+            total = self._step(seed=request.seed)
+            while (remaining_s := deadline_s - time.monotonic()) > 0 and not activity.is_worker_shutdown():
                 raise_if_stopped()
-                activity.wait_for_worker_shutdown_sync(min(self._interval_s, left_s))
-                done = done.plus(self._step(seed=False))
-        return done
+                activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
+                total = total.plus(self._step(seed=False))
+        return total
 
     def _step(self, *, seed: bool) -> FollowedRecords:
-        done = self._follower.step(seed=seed, proceed=raise_if_cancelled)
-        if done.steps:
+        step = self._follower.step(seed=seed, proceed=raise_if_cancelled)
+        if step.steps:
             _LOG.info(
                 "replica %s has manifest %d: %d records and %d tombstones applied, %d topics and ledgers removed",
-                *(done.replica, done.manifest, done.records, done.tombstones, done.removed),
+                *(step.replica, step.manifest, step.records, step.tombstones, step.removed),
             )
-        return done
+        return step

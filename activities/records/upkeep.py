@@ -1,6 +1,6 @@
-"""Upkeep of the record log: blocks are rewritten and joined, tombstones raided, replicas brought up to date.
+"""Upkeep of the record log: defragmentation of blocks, raids for tombstones, and replication.
 
-Each is one activity over a service of `logstore/records/services`, which goes on for long and tells how far it is.
+Each activity runs one long service of `logstore/records/services` and reports its progress.
 """
 
 import logging
@@ -23,48 +23,48 @@ from logstore.records.services.sweeping import Sweeper
 from logstore.units import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
-_TOLD: Final = 300  # characters of why a replica was left out
+_MAX_ERROR_CHARACTERS: Final = 300  # of a replica's failure
 
 
 class RecordDefragmentation:
-    """The activity, over its services."""
+    """Activity of `defragment-records`."""
 
     def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
-        """Take the catalog's side, what rewrites blocks, and what deletes those that no manifest names."""
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
     @defined(name="records.defragment")
     def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
-        """Go through all kinds once, then sweep manifests and blocks. Flushes may go on meanwhile.
+        """Rewrite blocks of each kind once, then delete unnamed manifests and blocks. Flushes may go on meanwhile.
 
-        Idempotency: what was rewritten is not worth rewriting; blocks of an attempt that died are named by no manifest,
-            and are swept a day later. Heartbeat: blocks rewritten so far and versions dropped, every two seconds.
+        Idempotency: a rewritten block is not worth rewriting. Blocks of an attempt that died have no manifest, and are
+            swept a day later.
+        Heartbeat: blocks rewritten and versions dropped so far, every two seconds.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         del request  # actor and reason are in the workflow's input
-        far = Defragmented()
+        progress = Defragmented()
 
-        def told(so_far: Defragmented) -> None:
-            nonlocal far
-            far = so_far
+        def set_progress(so_far: Defragmented) -> None:
+            nonlocal progress
+            progress = so_far
 
-        with beating(lambda: (far.rewritten, far.dropped)):
-            done = self._defragmenter.defragment(progress=told)
+        with beating(lambda: (progress.rewritten, progress.dropped)):
+            defragmented = self._defragmenter.defragment(progress=set_progress)
             state = self._records.state()
             swept = self._sweeper.sweep(state.now_us, staged=state.staged)
         total = DefragmentedBlocks(
-            manifest=done.manifest,
-            rewritten=done.rewritten,
-            written=done.written,
-            dropped=done.dropped,
-            bytes_before=done.bytes_before,
-            bytes_after=done.bytes_after,
+            manifest=defragmented.manifest,
+            rewritten=defragmented.rewritten,
+            written=defragmented.written,
+            dropped=defragmented.dropped,
+            bytes_before=defragmented.bytes_before,
+            bytes_after=defragmented.bytes_after,
             manifests=swept.manifests,
             unlinked=swept.blocks,
             unlinked_bytes=swept.bytes,
         )
-        metrics.defragmented(total)
+        metrics.count_defragmentation(total)
         _LOG.info(
             "record log defragmented: %d blocks became %d, %d bytes became %d, %d versions dropped;"
             " %d manifests and %d blocks of %d bytes deleted; the newest manifest is %d",
@@ -75,42 +75,42 @@ class RecordDefragmentation:
 
 
 class TombRaider:
-    """The activity, over its service."""
+    """Activity of `raid-tombstones`."""
 
-    def __init__(self, raider: Callable[[float | None], Raider]) -> None:
-        """Take how a raider is made that leaves tombstones of an age in seconds; None: as the settings say."""
-        self._raider = raider
+    def __init__(self, make_raider: Callable[[float | None], Raider]) -> None:
+        """Keep a function that makes a raider for an eligible age in seconds. `None` is the age of the settings."""
+        self._make_raider = make_raider
 
     @defined(name="records.raid")
     def raid(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough, scan every block for what they cover, and remove those that are left.
+        """Mark tombstones that are old enough, and remove those that cover no version in any block.
 
-        Idempotency: keyed by run_id and attempt; a second attempt begins the scan anew, takes the marks of the first
-        away, and finds fewer candidates.
+        Idempotency: keyed by run_id and attempt. A second attempt removes the marks of the first, scans again, and
+            finds fewer candidates.
         Heartbeat: candidates, blocks read and tombstones removed, every two seconds.
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        begun, far = time.monotonic(), Raided()
+        start_s, progress = time.monotonic(), Raided()
 
-        def told(so_far: Raided) -> None:
-            nonlocal far
-            far = so_far
+        def set_progress(so_far: Raided) -> None:
+            nonlocal progress
+            progress = so_far
 
-        with beating(lambda: (far.candidates, far.blocks, far.removed)):
-            done = self._raider(request.eligible_age_s).raid(
-                request.run_id, attempt=activity.info().attempt, progress=told
+        with beating(lambda: (progress.candidates, progress.blocks, progress.removed)):
+            raided = self._make_raider(request.eligible_age_s).raid(
+                request.run_id, attempt=activity.info().attempt, progress=set_progress
             )
         total = RaidedTombstones(
-            candidates=done.candidates,
-            kept=done.kept,
-            removed=done.removed,
-            blocks=done.blocks,
-            versions=done.versions,
-            seconds=time.monotonic() - begun,
-            held_by=list(done.held_by),
+            candidates=raided.candidates,
+            kept=raided.kept,
+            removed=raided.removed,
+            blocks=raided.blocks,
+            versions=raided.versions,
+            seconds=time.monotonic() - start_s,
+            held_by=list(raided.held_by),
         )
-        metrics.raided(total)
+        metrics.count_raid(total)
         _LOG.info(
             "raid %s: %d tombstones were old enough, %d removed, %d kept; %d blocks with %d versions read in %.1f s",
             *(request.run_id, total.candidates, total.removed, total.kept, total.blocks, total.versions, total.seconds),
@@ -119,38 +119,35 @@ class TombRaider:
 
 
 class RecordReplication:
-    """The activity, over its service."""
+    """Activity of `replicate-records`."""
 
     def __init__(self, replication: Replication) -> None:
-        """Take the replicas."""
         self._replication = replication
 
     @defined(name="records.ship")
     def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
-        """Bring every replica to the newest manifest.
-
-        A replica that fails is logged and reported, and the others are still shipped to.
+        """Ship the newest manifest and its blocks to every replica. A replica that fails does not stop the others.
 
         Idempotency: a block that a replica has is not copied again, and a manifest is put once.
         Heartbeat: replicas done, every two seconds.
-        Raises: nothing of its own; a cancellation ends it between two blocks.
+        Raises: nothing of its own. A cancellation ends it between two blocks.
         """
         del request  # actor and reason are in the workflow's input
-        done: list[ShippedBlocks] = []
-        with beating(lambda: (len(done),)):
+        shipments: list[ShippedBlocks] = []
+        with beating(lambda: (len(shipments),)):
             for name in self._replication.names:
                 raise_if_stopped()
-                done.append(self._one(name))
-        return done
+                shipments.append(self._ship(name))
+        return shipments
 
-    def _one(self, name: str) -> ShippedBlocks:
+    def _ship(self, name: str) -> ShippedBlocks:
         try:
             shipped = self._replication.ship(name)
         except SextonError as error:
-            guarded = isinstance(error, PreconditionFailed | CatalogMismatch)
-            (_LOG.error if guarded else _LOG.warning)("replica %s is not brought up to date: %s", name, error)
-            shipped = ShippedBlocks(replica=name, error=f"{type(error).__name__}: {error}"[:_TOLD])
-        metrics.shipped(shipped)
+            needs_person = isinstance(error, PreconditionFailed | CatalogMismatch)
+            (_LOG.error if needs_person else _LOG.warning)("replica %s is not brought up to date: %s", name, error)
+            shipped = ShippedBlocks(replica=name, error=f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS])
+        metrics.count_shipment(shipped)
         if shipped.blocks:
             _LOG.info(
                 "replica %s: %d blocks, %d bytes shipped, manifest %d",

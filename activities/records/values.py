@@ -1,4 +1,4 @@
-"""What travels to and from the activities of the record log; `logstore/records/jobs.py` has more of their results."""
+"""Inputs and results of the activities of the record log. `logstore/records/jobs.py` has more of the results."""
 
 from dataclasses import dataclass, field
 
@@ -7,16 +7,16 @@ from logstore.records.jobs import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushInput:
-    """Changes that are in no block are to be in one."""
+    """Input of `records.flush`."""
 
-    watch_s: float = 0.0  # for how long changes are looked for; 0: what there is now, those of cursors too
+    watch_s: float = 0.0  # how long to look for changes; 0: flush all changes once, those of cursors too
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentInput:
-    """One pass over all blocks."""
+    """Input of `records.defragment`."""
 
     actor: str = ""
     reason: str = ""
@@ -24,7 +24,7 @@ class DefragmentInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidInput:
-    """A raid for tombstones that cover nothing."""
+    """Input of `records.raid`."""
 
     run_id: str
     eligible_age_s: float | None = None  # None: as the workers' settings say
@@ -34,7 +34,7 @@ class RaidInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateInput:
-    """Every replica that the workers' settings name is to have the newest manifest."""
+    """Input of `records.ship`."""
 
     actor: str = ""
     reason: str = ""
@@ -42,35 +42,35 @@ class ReplicateInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEndingInput:
-    """A function is to be asked of a selection of records."""
+    """A function, and the records about which it will be asked."""
 
     function: str
     topic_id: int = 0  # 0: all topics
-    topic: str = ""  # encoded; the topic of that id must bear it
+    topic: str = ""  # encoded; the topic of that id must have this name
     durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
-    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    catalog_epoch: int | None = None  # that the catalog must have; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingBegun:
-    """What holds for the whole selection."""
+    """Facts that hold for all pages of an ending."""
 
-    now_us: int  # by the catalog's clock: what records say of the time
+    now_us: int  # by the catalog's clock: the time that every record has
     catalog_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPageInput:
-    """One page of the selection, and the batch that its ledgers join."""
+    """One page of ledgers, and the batch that its ended ledgers join."""
 
     function: str
     topic_id: int  # 0: all topics
     after: Place
-    page: int  # ledgers; fewer where they are of many topics
+    page: int  # ledgers; fewer if they are of many topics
     now_us: int
     catalog_epoch: int
     batch_id: str
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    batch_workflow_id: str  # the workflow of phase two, which gets the claim
     dry_run: bool = False
     durable_delete: str | None = None
     actor: str = ""
@@ -79,22 +79,22 @@ class EndPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedPage:
-    """What became of a page."""
+    """Result of a page."""
 
-    records: int = 0  # that the function was asked of
-    ended: int = 0  # of them, that left their lists; in a dry run, that would
-    kept: int = 0  # that the function ended, and that stay
-    ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
+    records: int = 0  # ledgers that the function was asked about
+    ended: int = 0  # ledgers that left their lists, or would leave them in a dry run
+    kept: int = 0  # ledgers that the function ended, and that stay
+    ledger_ids: list[int] = field(default_factory=list)  # ended ones: a sample
     because: list[str] = field(default_factory=list)  # why some stay: a sample
-    after: Place | None = None  # where the next page begins; None: this was the last one
+    after: Place | None = None  # start of the next page; None: this was the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildStep:
-    """One step of one rebuild."""
+    """Input of most steps of a rebuild."""
 
     rebuild: str  # its id
-    skip_unreadable: bool = False  # blocks that cannot be read are left out, and named
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except those that hide messages
     master: str = ""  # of the Spark cluster; empty: that of the settings
     max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
     take_over: bool = False  # processes of the old catalog may live
@@ -102,9 +102,9 @@ class RebuildStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildBegun:
-    """From what the catalog is rebuilt."""
+    """Source of a rebuild."""
 
-    loaded: bool  # an earlier run of the command got so far
+    loaded: bool  # an earlier run of the command has loaded the database
     flushed_us: int  # the moment of the lost catalog that the manifest shows
     blocks: int
     versions: int
@@ -112,11 +112,11 @@ class RebuildBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltRows:
-    """What the blocks came to."""
+    """Counts of the rows that the bulk job has written."""
 
     records: int
     tombstones: int
-    skipped: list[str] = field(default_factory=list)  # `key: why` of blocks that were left out, capped
+    skipped: list[str] = field(default_factory=list)  # `key: error` of skipped blocks, capped
     skipped_blocks: int = 0
 
 
@@ -131,7 +131,7 @@ class AdoptShardsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedShards:
-    """What they held."""
+    """Counts of a look at some shards."""
 
     objects: int
     staged: int  # ledgers of which storage holds something else than the catalog says
@@ -139,6 +139,6 @@ class AdoptedShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedManifest:
-    """The manifest of the new epoch."""
+    """Number of the manifest of the new epoch."""
 
     manifest: int

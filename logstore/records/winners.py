@@ -2,7 +2,7 @@
 
 One rule, by `(epoch, version)` and no clock, for every reader: the cold start takes the winners, the defragmentation
 drops what is superseded, and the raid keeps a tombstone while it covers a version of its record. Of two topics
-with one name `newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer one.
+with one name `select_newest` in `infra/catalog/records/version_rows.py` takes the newer one.
 
 Everything works on columns. Memory is bounded by working range by range of ids: no record is in two ranges.
 

@@ -21,18 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.catalog.records.version_rows import (
-    UNIQUE,
+    UNIQUE_COLUMNS,
     Ids,
-    Rows,
-    ids_of,
+    TableRows,
+    id_column,
     index_rows,
     ledger_rows,
-    listed_by,
-    newest_of_each,
-    rows_of,
+    listed_ledger_ids,
+    select_newest,
+    select_with_parent,
+    to_table_rows,
     tombstone_rows,
     transaction_rows,
-    with_parent,
 )
 from logstore.errors import CorruptData, MissingData
 from logstore.identity.markers import NamedBucket, Role
@@ -67,7 +67,7 @@ class _IdRange:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One range of ids of some kinds, or all ranges of kinds whose names are unique."""
+    """Work of one executor: a range of ids of some kinds, or all ranges of kinds whose names are unique."""
 
     kinds: tuple[RecordKind, ...]
     ranges: tuple[_IdRange, ...]
@@ -164,29 +164,29 @@ class _Rebuilder:
     def rebuild_topics_and_lists(self, task: _Task) -> None:
         """Write all topics and lists, and save the ids of topics and of listed ledgers for the second step."""
         topics = self._read_unique(task, _K.TOPIC)
-        topic_ids = ids_of(topics)
-        self._write(0, [rows_of(_K.TOPIC, topics)])
+        topic_ids = id_column(topics)
+        self._write(0, [to_table_rows(_K.TOPIC, topics)])
         lists = self._read_unique(task, _K.LIST, topic_ids)
-        self._write(0, [rows_of(_K.LIST, lists)])
-        _save_ids(self._files, topic_ids, listed_by(lists))
+        self._write(0, [to_table_rows(_K.LIST, lists)])
+        _save_ids(self._files, topic_ids, listed_ledger_ids(lists))
 
     def rebuild_cursors(self, task: _Task) -> None:
         """Write all cursors."""
         cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics()))
-        self._write(0, [rows_of(_K.CURSOR, cursors)])
+        self._write(0, [to_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _Task) -> None:
         """Write ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
         ledgers = self._read_live(_K.LEDGER, id_range)
-        ledger_ids, all_listed = ids_of(ledgers), np.load(self._files.listed(), mmap_mode="r")
+        ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed(), mmap_mode="r")
         first, last = id_range.ids
         listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
-        segments = with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
+        segments = select_with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
         self._write(id_range.number, ledger_rows(ledgers, segments, listed))
-        self._write(id_range.number, [rows_of(_K.SEGMENT, segments)])
-        hidden = with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
-        self._write(id_range.number, [rows_of(_K.HIDDEN, hidden)])
+        self._write(id_range.number, [to_table_rows(_K.SEGMENT, segments)])
+        hidden = select_with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
+        self._write(id_range.number, [to_table_rows(_K.HIDDEN, hidden)])
         self._count_records(ledgers, segments, hidden)
 
     def rebuild_range(self, task: _Task) -> None:
@@ -194,14 +194,14 @@ class _Rebuilder:
         (kind,), (id_range,) = task.kinds, task.ranges
         live = self._read_live(kind, id_range)
         if PARENTS.get(kind) is _K.TOPIC:
-            live = with_parent(live, np.load(self._files.topics()))
+            live = select_with_parent(live, np.load(self._files.topics()))
         self._count_records(live)
         if kind is _K.TRANSACTION:
             self._write(id_range.number, transaction_rows(live))
         elif kind is _K.INDEX:
             self._write(id_range.number, index_rows(live))
         else:
-            self._write(id_range.number, [rows_of(kind, live)])
+            self._write(id_range.number, [to_table_rows(kind, live)])
 
     def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
         """Read all records of a kind whose names are unique, ascending by id; of `topic_ids` only, if given."""
@@ -209,8 +209,8 @@ class _Rebuilder:
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):
                 live = self._read_live(kind, id_range)
-                tables.append(live if topic_ids is None else with_parent(live, topic_ids, "topic_id"))
-        unique = newest_of_each(pa.concat_tables(tables), UNIQUE[kind])
+                tables.append(live if topic_ids is None else select_with_parent(live, topic_ids, "topic_id"))
+        unique = select_newest(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
         self._count_records(unique)
         return unique
 
@@ -244,7 +244,7 @@ class _Rebuilder:
                 self.result.error_by_block[block.key] = str(error)
         return pa.concat_tables(tables) if tables else schema(kind).empty_table()
 
-    def _write(self, number: int, tables: Iterable[Rows]) -> None:
+    def _write(self, number: int, tables: Iterable[TableRows]) -> None:
         """Write rows of tables into files with this number."""
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         for table, rows in tables:

@@ -11,7 +11,7 @@ from functools import partial
 from threading import Lock
 
 from activities.records.following import RecordFollowing
-from activities.records.rebuilding import Loaded, Rebuilding
+from activities.records.rebuilding import LoadedCatalog, Rebuilding
 from infra.catalog import open_catalog
 from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.records.following import open_replica
@@ -78,13 +78,13 @@ def open_rebuild(
             database=database,
             start=start,
             markers=list_marked,
-            opened=_call_once(partial(_open_loaded, settings, log, stack)),
+            open_loaded=_call_once(partial(_open_loaded, settings, log, stack)),
             require_no_workers=require_no_workers,
         )
         yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
 
 
-def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded:
+def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
     """Open the loaded catalog until the stack closes."""
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
@@ -102,14 +102,14 @@ def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded
         clock_bound_s=settings.clock_bound,
         cursor_interval_s=settings.records_cursor_interval,
     )
-    return Loaded(catalog.records, adopter, flusher)
+    return LoadedCatalog(catalog.records, adopter, flusher)
 
 
-def _call_once(open_loaded: Callable[[], Loaded]) -> Callable[[], Loaded]:
+def _call_once(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
     """Return a thread-safe function that opens at its first call. A failed call is repeated by the next."""
-    lock, results = Lock(), list[Loaded]()
+    lock, results = Lock(), list[LoadedCatalog]()
 
-    def get() -> Loaded:
+    def get() -> LoadedCatalog:
         with lock:
             if not results:
                 results.append(open_loaded())

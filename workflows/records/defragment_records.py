@@ -1,11 +1,11 @@
-"""`defragment-records`: blocks of the record log that are mostly dead are rewritten, and small ones are joined.
+"""`defragment-records`: rewrite blocks of the record log that are mostly dead, and join small blocks.
 
-Destroys versions of records that no rebuild needs, and objects of blocks that no manifest names. Invariant: a rebuild
-from the newest manifest comes to the same catalog before and after. To stop it, cancel or terminate it, and pause the
-schedule `sexton-defragment`: a pass that ends early has published nothing, or all.
+Destroys versions of records that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the
+newest manifest makes the same catalog before and after. To stop it, cancel or terminate it, and pause the schedule
+`sexton-defragment`. A pass that ends early has published nothing or everything.
 
-1. A run of a schedule: run the job under its one id, and tell what that came to.
-2. One pass over all blocks, in one activity.
+1. In a run of a schedule, run the job under its one id, and return its result.
+2. Otherwise pass over all blocks, in one activity.
 
 Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.
 """
@@ -30,34 +30,33 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="defragment-records", versioning_behavior=VersioningBehavior.PINNED)
 class DefragmentRecords:
-    """See the module's text."""
+    """One pass over all blocks of the record log."""
 
     @workflow.run
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
-        """Do the numbered steps."""
         if request.scheduled:
-            told = await passes.run_single(
+            child_result = await passes.run_single(
                 DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
             )
-            result = told or DefragmentRecordsResult(joined=True)
+            result = child_result or DefragmentRecordsResult(joined=True)
         else:
             result = await self._defragment(request)
-        workflow.set_current_details(shown(result))
+        workflow.set_current_details(describe_result(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([_outcome(result)])])
         return result
 
     async def _defragment(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
-        asked = DefragmentInput(actor=request.actor, reason=request.reason)
-        options = passes.of_pass(request.queue)
+        pass_input = DefragmentInput(actor=request.actor, reason=request.reason)
+        options = passes.pass_options(request.queue)
         try:
-            done = await workflow.execute_activity_method(RecordDefragmentation.defragment, asked, **options)
+            done = await workflow.execute_activity_method(RecordDefragmentation.defragment, pass_input, **options)
         except ActivityError as error:
             return DefragmentRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
         return DefragmentRecordsResult(done=done)
 
 
-def shown(result: DefragmentRecordsResult) -> str:
-    """What was done, as the Web UI shows it."""
+def describe_result(result: DefragmentRecordsResult) -> str:
+    """Return the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:

@@ -1,12 +1,12 @@
-"""`end-records`: every record of a selection that a registered function ends is detached, and gone from storage.
+"""`end-records`: detach the ledgers that a registered function ends, and delete them from storage.
 
-Destroys closed ledgers of messages that the function answers None for and that nothing needs. Invariant: what a
-subscription, a transaction or an offload needs stays, and so does a record that changed since the function saw it.
-To stop it, cancel or terminate it: pages that are through stay detached, and the next sweep or trim takes them up.
+Destroys closed ledgers of messages for which the function returns None and that nothing needs. Invariant: a ledger
+stays if a subscription, a transaction or an offload needs it, or if it changed since the function saw it. To stop it,
+cancel or terminate it. Ledgers of finished pages stay detached, and the next sweep or trim deletes them.
 
-1. Look whether there is such a function, and the topic; what a guard refuses ends the job, and nothing changed.
-2. Page by page of ledgers: ask the function of each, then detach those that it ends (phase one), all into one batch.
-   A function that fails ends nothing more, and is named with its record. In a dry run nothing is detached.
+1. Check the function and the topic. A refusal ends the job, and nothing changed.
+2. Ask the function about a page of ledgers, and detach those that it ends into one batch (phase one). Repeat for each
+   page. If the function fails, the job names its record and stops asking. A dry run detaches nothing.
 3. Run `delete-ledgers` on the batch (phase two), and wait for it.
 
 Source: Aerospike's scans and queries with record functions; ADR 15.
@@ -32,13 +32,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import passes
     from workflows.records.values import EndRecordsInput, EndRecordsResult
 
-_STOPS = {one.__name__ for one in (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)}
-GUARDS = frozenset({*_STOPS, *passes.GUARDS})
-"""Types of refusals by which an end of records ends: nothing changed, or nothing more from some page on."""
-_SAMPLE = 20  # ledgers and reasons that the result names
+_REFUSALS = (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)
+GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *passes.GUARDS})
+"""Error types that refuse the job, or stop it at some page."""
+_MAX_NAMED_LEDGERS = 20  # ids and reasons in the result
 
 _PAGE = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=1),  # ten minutes of calls, the last of which may be long, and 500 detaches
+    start_to_close_timeout=timedelta(hours=1),  # ten minutes of calls, of which the last may be long, and 500 detaches
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
@@ -46,41 +46,39 @@ _PAGE = workflow.ActivityConfig(
 
 @workflow.defn(name="end-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class EndRecords:
-    """See the module's text."""
+    """One selection of records, and the function that may end them."""
 
     @workflow.init
     def __init__(self, request: EndRecordsInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._result = request.carried
 
     @workflow.run
     async def run(self, request: EndRecordsInput) -> EndRecordsResult:
-        """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         if not await self._begin():
-            return self._ended()
+            return self._conclude()
         place: Place | None = self._request.after
-        while place is not None and (page := await self._page(place)):
+        while place is not None and (page := await self._end_page(place)):
             self._add(page)
             place = page.after
             if place is not None and workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=place, carried=self._result))
         if not request.dry_run:
-            await self._delete()
-        return self._ended()
+            await self._delete_batch()
+        return self._conclude()
 
     @workflow.query
     def progress(self) -> EndRecordsResult:
-        """How far it is."""
+        """Return the counts so far."""
         return self._result
 
     async def _begin(self) -> bool:
-        """Whether the selection may be gone through; an earlier run of this job has asked already."""
+        """Return whether the selection may be worked on. A continued run does not ask again."""
         request = self._request
         if request.now_us:
             return True
-        asked = BeginEndingInput(
+        begin_input = BeginEndingInput(
             function=request.function,
             topic_id=request.topic_id,
             topic=request.topic,
@@ -89,7 +87,7 @@ class EndRecords:
         )
         try:
             begun: EndingBegun = await workflow.execute_activity_method(
-                RecordEnding.begin_ending, asked, **options.CATALOG
+                RecordEnding.begin_ending, begin_input, **options.CATALOG
             )
         except ActivityError as error:
             self._result = replace(self._result, refused=refusals.require_refusal(error, GUARDS))
@@ -97,10 +95,10 @@ class EndRecords:
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
 
-    async def _page(self, place: Place) -> EndedPage | None:
-        """What became of the page; None where nothing more ends."""
+    async def _end_page(self, place: Place) -> EndedPage | None:
+        """Return the result of a page, or `None` if the job stops here."""
         request = self._request
-        asked = EndPageInput(
+        page_input = EndPageInput(
             function=request.function,
             topic_id=request.topic_id,
             after=place,
@@ -115,16 +113,16 @@ class EndRecords:
             reason=request.cause,
         )
         try:
-            page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, asked, **_PAGE)
+            page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, page_input, **_PAGE)
         except ActivityError as error:
             self._result = replace(self._result, stopped=refusals.require_refusal(error, GUARDS))
             return None
         return page
 
-    async def _delete(self) -> None:
-        """Phase two of what was detached, counted from rows: an attempt whose answer was lost has detached, too.
+    async def _delete_batch(self) -> None:
+        """Run phase two. Count detached ledgers by their rows, as an activity whose result was lost detaches too.
 
-        Of rows that a sweep has taken up, while no worker held the batch, the pages' own answers tell.
+        The counts of the pages include rows that a sweep has taken up meanwhile.
         """
         request = self._request
         batch = CountBatchInput(batch_id=request.batch_id)
@@ -133,35 +131,36 @@ class EndRecords:
         if not detached.intents:
             return
         summary = f"{detached.intents} copies by {request.function}"
-        done = await batches.run_phase_two(request, request.batch_id, detached, summary=summary)
-        self._result = replace(self._result, certificate=done)
+        certificate = await batches.run_phase_two(request, request.batch_id, detached, summary=summary)
+        self._result = replace(self._result, certificate=certificate)
 
     def _add(self, page: EndedPage) -> None:
-        before = self._result
+        total = self._result
         self._result = replace(
-            before,
-            records=before.records + page.records,
-            ended=before.ended + page.ended,
-            kept=before.kept + page.kept,
-            ledger_ids=[*before.ledger_ids, *page.ledger_ids][:_SAMPLE],
-            because=[*before.because, *page.because][:_SAMPLE],
+            total,
+            records=total.records + page.records,
+            ended=total.ended + page.ended,
+            kept=total.kept + page.kept,
+            ledger_ids=[*total.ledger_ids, *page.ledger_ids][:_MAX_NAMED_LEDGERS],
+            because=[*total.because, *page.because][:_MAX_NAMED_LEDGERS],
         )
-        workflow.set_current_details(shown(self._request, self._result))
+        workflow.set_current_details(describe_result(self._request, self._result))
 
-    def _ended(self) -> EndRecordsResult:
-        done = self._result
-        workflow.set_current_details(shown(self._request, done))
-        outcomes = ["REFUSED"] if done.refused else [*(["STOPPED"] if done.stopped else []), *sorted(done.outcomes)]
-        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes or ["NOTHING"])])
-        return done
+    def _conclude(self) -> EndRecordsResult:
+        result = self._result
+        workflow.set_current_details(describe_result(self._request, result))
+        outcomes = [*(["STOPPED"] if result.stopped else []), *sorted(result.outcomes)]
+        outcomes = ["REFUSED"] if result.refused else outcomes or ["NOTHING"]
+        workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
+        return result
 
 
-def shown(request: EndRecordsInput, done: EndRecordsResult) -> str:
-    """What was done, as the Web UI shows it."""
-    if done.refused:
-        return refusals.format_refusal(done.refused)
-    would = "would end" if request.dry_run else "ended"
-    counts = f"**{request.function}**: {done.records:,} records, {done.ended:,} {would}, {done.kept:,} kept"
-    stopped = f"\n\n**Stopped**: {done.stopped.message} ({done.stopped.type})" if done.stopped else ""
-    outcomes = "".join(f"\n- **{name}** — {count:,} copies" for name, count in sorted(done.outcomes.items()))
-    return f"{counts}{stopped}\n{outcomes}" + "".join(f"\n- kept: {one}" for one in done.because)
+def describe_result(request: EndRecordsInput, result: EndRecordsResult) -> str:
+    """Return the result so far as Markdown for the Web UI."""
+    if result.refused:
+        return refusals.format_refusal(result.refused)
+    verb = "would end" if request.dry_run else "ended"
+    counts = f"**{request.function}**: {result.records:,} records, {result.ended:,} {verb}, {result.kept:,} kept"
+    stopped = f"\n\n**Stopped**: {result.stopped.message} ({result.stopped.type})" if result.stopped else ""
+    outcomes = "".join(f"\n- **{name}** — {count:,} copies" for name, count in sorted(result.outcomes.items()))
+    return f"{counts}{stopped}\n{outcomes}" + "".join(f"\n- kept: {reason}" for reason in result.because)

@@ -1,13 +1,12 @@
-"""`flush-records`: what changes in the catalog is in blocks of the record log some seconds later.
+"""`flush-records`: write changes of the catalog into blocks of the record log within seconds.
 
-Destroys nothing. Invariant: a change leaves the outbox only once a manifest names a block with it; SQL is the queue, so
-that neither a lost signal nor a restart loses one. It runs for as long as the catalog does. To stop it, pause the
-schedule `sexton-records` and terminate it: changes wait in the outbox, and so do the deletions that are durable.
+Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The queue is a table,
+so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog exists. To stop it,
+pause the schedule `sexton-records` and terminate it. Changes and durable deletions wait meanwhile.
 
-1. Flush: again and again for a while, in one activity; or once.
-2. Asked to flush once: end, unless it was asked for meanwhile or another job was at work on the record log.
-3. Otherwise start `defragment-records` where many blocks have come since it was started last, unless it runs; go on
-from 1.
+1. Flush in one activity: repeatedly for a while, or once.
+2. If one flush was requested, end. Flush again if a signal has come or another job works on the record log.
+3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
 """
@@ -28,44 +27,42 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records import passes
     from workflows.records.values import (
         DEFRAGMENT_RECORDS,
-        HELD,
-        HELD_TIMES,
+        HELD_RETRY_INTERVAL,
+        MAX_HELD_FLUSHES,
         DefragmentRecordsInput,
         FlushRecordsInput,
         FlushRecordsResult,
     )
 
 
-_MANY = 1_000
-"""Blocks that flushes may add before they are joined: each manifest names all of them."""
+_MAX_NEW_BLOCKS = 1_000
+"""Blocks that flushes may add before a defragmentation joins them. Each manifest names all blocks."""
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class FlushRecords:
-    """See the module's text."""
+    """Flushes of the record log, repeated or once."""
 
     @workflow.init
     def __init__(self, request: FlushRecordsInput) -> None:
-        """Start from what an earlier run carried over; the first flush finds all that it may have missed."""
         self._request = request
         self._result = request.carried
-        self._woken = True
-        self._few: int | None = None  # the fewest blocks that a manifest named since the last start of that job
+        self._is_woken = True  # the first flush finds what an earlier run may have missed
+        self._min_blocks: int | None = None  # lowest number of named blocks since `defragment-records` was started
 
     @workflow.run
     async def run(self, request: FlushRecordsInput) -> FlushRecordsResult:
-        """Do the numbered steps."""
-        held = 0
-        while (done := await self._flush()) is not None:
+        held_flushes = 0
+        while (flushed := await self._flush()) is not None:
             if request.once:
-                held = held + 1 if done.held else 0
-                if held >= HELD_TIMES or not (held or self._woken):
+                held_flushes = held_flushes + 1 if flushed.held else 0
+                if held_flushes >= MAX_HELD_FLUSHES or not (held_flushes or self._is_woken):
                     break
-                await asyncio.sleep(HELD.total_seconds() if held else 0)
+                await asyncio.sleep(HELD_RETRY_INTERVAL.total_seconds() if held_flushes else 0)
                 continue
-            await self._join_many(done.named)
+            await self._defragment_if_many(flushed.named)
             if not request.watch_s:
-                await workflow.wait_condition(lambda: self._woken)
+                await workflow.wait_condition(lambda: self._is_woken)
             if workflow.info().is_continue_as_new_suggested():  # a signal that comes now is in the next run's history
                 workflow.continue_as_new(replace(request, carried=self._result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([_outcome(self._result)])])
@@ -73,19 +70,19 @@ class FlushRecords:
 
     @workflow.signal
     def wake(self) -> None:
-        """Something is to be flushed that the flush in hand may not have seen."""
-        self._woken = True
+        """Flush once more, because the running flush may have missed a change."""
+        self._is_woken = True
 
     @workflow.query
     def progress(self) -> FlushRecordsResult:
-        """What was flushed since it was started."""
+        """Return the counts since the start."""
         return self._result
 
-    async def _join_many(self, named: int) -> None:
-        self._few = named if self._few is None else min(self._few, named)
-        if named - self._few < _MANY:
+    async def _defragment_if_many(self, named_blocks: int) -> None:
+        self._min_blocks = named_blocks if self._min_blocks is None else min(self._min_blocks, named_blocks)
+        if named_blocks - self._min_blocks < _MAX_NEW_BLOCKS:
             return
-        self._few = named
+        self._min_blocks = named_blocks
         request = DefragmentRecordsInput(queue=self._request.queue, actor="flush-records", reason="many blocks")
         with suppress(WorkflowAlreadyStartedError):
             await workflow.start_child_workflow(
@@ -98,33 +95,33 @@ class FlushRecords:
             )
 
     async def _flush(self) -> FlushedRecords | None:
-        """What one activity flushed; None where a guard refused it."""
-        self._woken = False
+        """Run one activity. Return its counts, or `None` if it was refused."""
+        self._is_woken = False
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
-        look = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
-        options = passes.of_flush(request.queue, watch_s)
+        flush_input = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
+        options = passes.flush_options(request.queue, watch_s)
         try:
-            done = await workflow.execute_activity_method(RecordFlushing.flush, look, **options)
+            flushed = await workflow.execute_activity_method(RecordFlushing.flush, flush_input, **options)
         except ActivityError as error:
             refusal = refusals.require_refusal(error, passes.GUARDS)
             self._result = replace(self._result, refused=refusal)
             workflow.set_current_details(refusals.format_refusal(refusal))
             return None
-        self._result = replace(self._result, done=self._result.done.plus(done), looks=self._result.looks + 1)
-        workflow.set_current_details(shown(self._result))
-        return done
+        self._result = replace(self._result, done=self._result.done.plus(flushed), looks=self._result.looks + 1)
+        workflow.set_current_details(describe_result(self._result))
+        return flushed
 
 
-def shown(result: FlushRecordsResult) -> str:
-    """What was flushed, as the Web UI shows it."""
+def describe_result(result: FlushRecordsResult) -> str:
+    """Return the counts as Markdown for the Web UI."""
     done = result.done
-    waits = "\n\nAnother job is at work on the record log." if done.held else ""
+    notes = "\n\nAnother job is at work on the record log." if done.held else ""
     if done.refused:
-        waits += f"\n\nNo block can hold {done.refused:,} records, which are left out: {done.refusal}"
+        notes += f"\n\nNo block can hold {done.refused:,} records, which are left out: {done.refusal}"
     return (
         f"{done.records:,} records in {done.blocks:,} blocks, {done.tombstones:,} of them tombstones;"
-        f" {done.flushes:,} manifests put, the newest is **{done.manifest}**; {done.left:,} changes wait{waits}"
+        f" {done.flushes:,} manifests put, the newest is **{done.manifest}**; {done.left:,} changes wait{notes}"
     )
 
 

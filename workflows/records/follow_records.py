@@ -1,12 +1,12 @@
-"""`follow-records`: the database of a replica has what the record log says, and serves reads.
+"""`follow-records`: apply the record log to the database of a replica, which serves reads.
 
-Destroys rows of that database alone: those that tombstones end, and with `seed` all. Invariant: a record that ended
-durably never comes back there, and an older version never takes the place of a newer one. To stop it, end the command
-that hosts it, or cancel it; run again, the command goes on. A replica that stays away holds raids up until it is STALE.
+Destroys rows of that database only: rows that tombstones end, and all rows with `seed`. Invariant: a durably deleted
+record never returns there, and an older version never replaces a newer one. To stop it, end the command that hosts it,
+or cancel it. The command continues when it is run again. Raids wait for an absent replica until it is STALE.
 
-1. Steps, in one activity: each applies what is new in one transaction, and acknowledges it then.
+1. Apply new manifests in one activity. Each step is one transaction, which is then acknowledged.
 
-Source: Aerospike's cross-datacenter replication (XDR), at the side that receives.
+Source: the receiving side of Aerospike's cross-datacenter replication (XDR).
 """
 
 from datetime import timedelta
@@ -40,24 +40,23 @@ GUARDS = frozenset(
 
 @workflow.defn(name="follow-records", versioning_behavior=VersioningBehavior.PINNED)
 class FollowRecords:
-    """See the module's text."""
+    """Steps of one replica's database."""
 
     @workflow.run
     async def run(self, request: FollowRecordsInput) -> FollowRecordsResult:
-        """Do the numbered step."""
-        steps = FollowInput(seed=request.seed, watch_s=request.watch_s)
+        follow_input = FollowInput(seed=request.seed, watch_s=request.watch_s)
         workflow.set_current_details(f"Replica **{request.replica}** looks for manifests that it lacks.")
         try:
-            done = await workflow.execute_activity_method(RecordFollowing.follow, steps, **_STEPS)
+            done = await workflow.execute_activity_method(RecordFollowing.follow, follow_input, **_STEPS)
             result = FollowRecordsResult(done=done)
         except ActivityError as error:
             result = FollowRecordsResult(refused=refusals.require_refusal(error, GUARDS))
-        workflow.set_current_details(shown(result))
+        workflow.set_current_details(describe_result(result))
         return result
 
 
-def shown(result: FollowRecordsResult) -> str:
-    """What was applied, as the Web UI shows it."""
+def describe_result(result: FollowRecordsResult) -> str:
+    """Return the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     done = result.done

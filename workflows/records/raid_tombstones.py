@@ -1,14 +1,14 @@
-"""`raid-tombstones`: tombstones that cover no version of their record on disk are removed.
+"""`raid-tombstones`: remove tombstones that cover no version of their record in any block.
 
-Destroys tombstones. Invariant: a tombstone stays while an older version of its record is in any block, while its
-deletion is unfinished, while storage holds objects of it, and while a replica that is not STALE lacks it. To stop it,
-cancel or terminate it, and pause the schedule `sexton-raid`: a raid that ends early has removed nothing that the next
-one would not, and its marks are taken over.
+Destroys tombstones. Invariant: a tombstone stays while a block has an older version of its record, while its deletion
+is unfinished, while storage holds objects of it, and while a replica that is not STALE lacks it. To stop it, cancel or
+terminate it, and pause the schedule `sexton-raid`. A raid that ends early has only removed what the next raid would
+remove, and the next raid takes over its marks.
 
-1. A run of a schedule: run the job under its one id, and tell what that came to.
-2. Mark, scan every block, and remove, in one activity that is paced.
+1. In a run of a schedule, run the job under its one id, and return its result.
+2. Otherwise mark tombstones, scan every block, and remove, in one paced activity.
 
-Source: Aerospike's tomb raider: cenotaphs, the scan of all blocks, and the removal of those that are left.
+Source: Aerospike's tomb raider, which marks cenotaphs, scans all blocks, and removes the cenotaphs that remain.
 """
 
 from dataclasses import replace
@@ -27,21 +27,20 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="raid-tombstones", versioning_behavior=VersioningBehavior.PINNED)
 class RaidTombstones:
-    """See the module's text."""
+    """One raid for tombstones."""
 
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
-        """Do the numbered steps."""
         if request.scheduled:
-            told = await passes.run_single(
+            child_result = await passes.run_single(
                 RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
             )
-            result = told or RaidTombstonesResult(joined=True)
+            result = child_result or RaidTombstonesResult(joined=True)
         else:
             result = await self._raid(request)
-        workflow.set_current_details(shown(result))
-        about = [search_attributes.OUTCOME.value_set([_outcome(result)])]
-        workflow.upsert_search_attributes([*about, search_attributes.RUN_ID.value_set(result.run_id)])
+        workflow.set_current_details(describe_result(result))
+        outcome = search_attributes.OUTCOME.value_set([_outcome(result)])
+        workflow.upsert_search_attributes([outcome, search_attributes.RUN_ID.value_set(result.run_id)])
         return result
 
     async def _raid(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
@@ -50,7 +49,7 @@ class RaidTombstones:
         raid = RaidInput(
             run_id=run_id, eligible_age_s=request.eligible_age_s, actor=request.actor, reason=request.reason
         )
-        options = passes.of_pass(request.queue)
+        options = passes.pass_options(request.queue)
         try:
             done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
@@ -58,16 +57,16 @@ class RaidTombstones:
         return RaidTombstonesResult(run_id=run_id, done=done)
 
 
-def shown(result: RaidTombstonesResult) -> str:
-    """What was done, as the Web UI shows it."""
+def describe_result(result: RaidTombstonesResult) -> str:
+    """Return the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another raid was at work, and nothing was done here."
     done = result.done
     held_by = [
-        f"replica **{one.replica}** lacks {one.tombstones:,} of them: it has applied manifest {one.manifest}"
-        for one in done.held_by
+        f"replica **{lag.replica}** lacks {lag.tombstones:,} of them: it has applied manifest {lag.manifest}"
+        for lag in done.held_by
     ]
     counts = (
         f"{done.candidates:,} tombstones were old enough; {done.removed:,} removed, {done.kept:,} kept;"

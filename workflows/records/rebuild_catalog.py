@@ -1,22 +1,23 @@
-"""`rebuild-catalog`: a catalog whose database is lost comes back from its record log, and from what storage holds.
+"""`rebuild-catalog`: rebuild a lost catalog from its record log and from storage, in an empty database.
 
-Destroys nothing and files nothing for deletion; an empty database is filled. Invariant: the database is the catalog
-once the manifest of the new epoch names it, of which only one can be put; until all of storage was looked at, the
-catalog refuses whatever destroys. No ledger is taken for absent on the word of a listing. Too many absent ones end it.
-To stop it, end the command that hosts it, or cancel it; run again, the command goes on where it ended.
+Destroys nothing and files nothing for deletion. Invariant: the database becomes the catalog with the manifest of the
+new epoch, and only one such manifest can be put. The catalog refuses every destructive job until all of storage was
+read. A listing alone never proves that a ledger is absent, and too many absent ledgers end the rebuild. To stop it, end
+the command that hosts it, or cancel it. The command continues when it is run again.
 
-1. Begin: the newest manifest is held, with all blocks that it names.
+1. Pin the newest manifest with all blocks that it names.
 2. Find rows: one bulk job takes the newest version of every record.
-3. Load them into the empty database, as a whole or not at all.
-4. Look at storage shard by shard. Listings that lack what HEAD finds, or too many absent ledgers, end the rebuild here:
-   the old epoch goes on.
-5. Publish the manifest of the new epoch, which shows the moment that was loaded. The old epoch has ended.
-6. Adopt: storage is looked at again, each topic is settled, and all of it is flushed; the catalog is READY.
-7. Release the held blocks, also where it fails or is cancelled.
+3. Load the rows into the empty database, as a whole or not at all.
+4. Look at storage shard by shard. If listings lack an object that HEAD finds, or too many ledgers are absent, the
+   rebuild ends here and the old epoch continues.
+5. Publish the manifest of the new epoch, which shows the loaded moment. The old epoch has ended.
+6. Adopt: look at storage again, settle each topic, and flush the result. The catalog is READY.
+7. Release the pinned blocks, also after a failure or a cancellation.
 
 Source: Aerospike's cold start; for the proof of absence apache/bookkeeper#870.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -35,8 +36,8 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
-_ROWS: workflow.ActivityConfig = options.bulk_job("")
-_PART = 16  # shards of one activity
+_BULK: workflow.ActivityConfig = options.bulk_job("")
+_SHARDS_PER_ACTIVITY = 16
 GUARDS = frozenset(
     {
         "AlreadyExists",
@@ -50,16 +51,15 @@ GUARDS = frozenset(
         "Unsupported",
     }
 )
-"""Types of refusals by which a rebuild ends: it has not published anything, or says so."""
+"""Error types that end a rebuild as refused. It has published nothing, or its message says so."""
 
 
 @workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
 class RebuildCatalog:
-    """See the module's text."""
+    """One rebuild from one manifest into one database."""
 
     @workflow.init
     def __init__(self, request: RebuildCatalogInput) -> None:
-        """Begin."""
         self._step = RebuildStep(
             rebuild=request.rebuild,
             skip_unreadable=request.skip_unreadable,
@@ -71,40 +71,39 @@ class RebuildCatalog:
 
     @workflow.run
     async def run(self, request: RebuildCatalogInput) -> RebuildCatalogResult:
-        """Do the numbered steps."""
         begun_us = round(workflow.info().workflow_start_time.timestamp() * 1_000_000)
         try:
-            result = await self._rebuilt(begun_us)
+            result = await self._rebuild(begun_us)
         except ActivityError as error:
             refusal = refusals.find_refusal(error, GUARDS)
-            if refusal is None:  # it fails, or was cancelled: raids need not wait for it any more
-                await self._let_go()
+            if refusal is None:  # failed or cancelled: raids need not wait any more
+                await self._release()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
-        await self._let_go()
-        self._at("ended", told=refusals.format_refusal(result.refused) if result.refused else "")
+        await self._release()
+        self._set_progress("ended", note=refusals.format_refusal(result.refused) if result.refused else "")
         return result
 
     @workflow.query
     def progress(self) -> RebuildCatalogProgress:
-        """Which step it is at."""
+        """Return the current step and its counts."""
         return self._progress
 
-    async def _let_go(self) -> None:
-        self._at("letting go")
+    async def _release(self) -> None:
+        self._set_progress("letting go")
         await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)
 
-    async def _rebuilt(self, begun_us: int) -> RebuildCatalogResult:
+    async def _rebuild(self, begun_us: int) -> RebuildCatalogResult:
         begun: RebuildBegun = await workflow.execute_activity_method(Rebuilding.begin, self._step, **options.CATALOG)
-        self._at("finding rows", versions=begun.versions)
-        rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_ROWS)
-        self._at("loading", records=rows.records)
+        self._set_progress("finding rows", versions=begun.versions)
+        rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_BULK)
+        self._set_progress("loading", records=rows.records)
         await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
-        await self._look("looking", is_growing=True)
-        self._at("publishing")
+        await self._adopt_shards("looking", is_growing=True)
+        self._set_progress("publishing")
         published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **options.CATALOG)
-        await self._look("adopting")
-        self._at("settling", shards=SHARDS)
+        await self._adopt_shards("adopting")
+        self._set_progress("settling", shards=SHARDS)
         adopted = await workflow.execute_activity_method(Rebuilding.finish_adoption, self._step, **_LONG)
         return RebuildCatalogResult(
             rebuild=self._step.rebuild,
@@ -118,20 +117,18 @@ class RebuildCatalog:
             begun_us=begun_us,
         )
 
-    async def _look(self, step: str, *, is_growing: bool = False) -> None:
-        for first in range(0, SHARDS, _PART):
-            self._at(step, shards=first)
-            part = AdoptShardsInput(first=first, end=min(first + _PART, SHARDS), is_growing=is_growing)
+    async def _adopt_shards(self, step: str, *, is_growing: bool = False) -> None:
+        for first in range(0, SHARDS, _SHARDS_PER_ACTIVITY):
+            self._set_progress(step, shards=first)
+            end = min(first + _SHARDS_PER_ACTIVITY, SHARDS)
+            part = AdoptShardsInput(first=first, end=end, is_growing=is_growing)
             await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
 
-    def _at(self, step: str, *, told: str = "", shards: int = -1, versions: int = -1, records: int = -1) -> None:
-        before = self._progress
-        self._progress = RebuildCatalogProgress(
-            step=step,
-            shards=before.shards if shards < 0 else shards,
-            versions=before.versions if versions < 0 else versions,
-            records=before.records if records < 0 else records,
+    def _set_progress(self, step: str, *, note: str = "", **counts: int) -> None:
+        """Set the step and some counts, `shards`, `versions` or `records`. The other counts stay."""
+        self._progress = progress = replace(self._progress, step=step, **counts)
+        lines = (
+            f"- versions: {progress.versions:,}\n- records: {progress.records:,}\n"
+            f"- shards adopted: {progress.shards} of {SHARDS}"
         )
-        now = self._progress
-        counts = f"- versions: {now.versions:,}\n- records: {now.records:,}\n- shards adopted: {now.shards} of {SHARDS}"
-        workflow.set_current_details(f"**{step}**\n\n{counts}\n\n{told}")
+        workflow.set_current_details(f"**{step}**\n\n{lines}\n\n{note}")

@@ -1,11 +1,11 @@
-"""`replicate-records`: every replica's bucket has the newest manifest of the record log, and the blocks that it names.
+"""`replicate-records`: copy the newest manifest of the record log and its blocks into every replica bucket.
 
-Destroys nothing. Invariant: a replica has every block before it has a manifest that names it, and it acknowledges what
-it has read back. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`: a replica that lags
-behind holds raids up until it is STALE.
+Destroys nothing. Invariant: a replica gets every block before a manifest that names it, and acknowledges only what it
+has read back. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`. Raids wait for a replica
+that lags behind until it is STALE.
 
-1. A run of a schedule: run the job under its one id, and tell what that came to.
-2. Each replica in turn, in one activity; one that cannot be reached keeps no other from its blocks.
+1. In a run of a schedule, run the job under its one id, and return its result.
+2. Otherwise ship to each replica in turn, in one activity. A replica that fails does not stop the others.
 
 Source: Aerospike's cross-datacenter replication (XDR).
 """
@@ -19,6 +19,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.records.upkeep import RecordReplication
     from activities.records.values import ReplicateInput
+    from logstore.records.jobs import ShippedBlocks
     from workflows import refusals, search_attributes
     from workflows.records import passes
     from workflows.records.values import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
@@ -26,34 +27,33 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="replicate-records", versioning_behavior=VersioningBehavior.PINNED)
 class ReplicateRecords:
-    """See the module's text."""
+    """One shipment to every replica bucket."""
 
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
-        """Do the numbered steps."""
         if request.scheduled:
-            told = await passes.run_single(
+            child_result = await passes.run_single(
                 REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
             )
-            result = told or ReplicateRecordsResult(joined=True)
+            result = child_result or ReplicateRecordsResult(joined=True)
         else:
             result = await self._replicate(request)
-        workflow.set_current_details(shown(result))
+        workflow.set_current_details(describe_result(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(_outcomes(result))])
         return result
 
     async def _replicate(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
-        asked = ReplicateInput(actor=request.actor, reason=request.reason)
-        options = passes.of_pass(request.queue)
+        ship_input = ReplicateInput(actor=request.actor, reason=request.reason)
+        options = passes.pass_options(request.queue)
         try:
-            shipped = await workflow.execute_activity_method(RecordReplication.ship, asked, **options)
+            shipped = await workflow.execute_activity_method(RecordReplication.ship, ship_input, **options)
         except ActivityError as error:
             return ReplicateRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)
 
 
-def shown(result: ReplicateRecordsResult) -> str:
-    """What was done, as the Web UI shows it."""
+def describe_result(result: ReplicateRecordsResult) -> str:
+    """Return the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:
@@ -61,9 +61,12 @@ def shown(result: ReplicateRecordsResult) -> str:
     if not result.shipped:
         return "The setting `replica_buckets` names no replica."
     return "".join(
-        f"- **{one.replica}**: {one.error or f'manifest {one.manifest}, {one.blocks:,} blocks, {one.bytes:,} bytes'}\n"
-        for one in result.shipped
+        f"- **{shipped.replica}**: {shipped.error or _describe_shipment(shipped)}\n" for shipped in result.shipped
     )
+
+
+def _describe_shipment(shipped: ShippedBlocks) -> str:
+    return f"manifest {shipped.manifest}, {shipped.blocks:,} blocks, {shipped.bytes:,} bytes"
 
 
 def _outcomes(result: ReplicateRecordsResult) -> list[str]:
@@ -71,4 +74,4 @@ def _outcomes(result: ReplicateRecordsResult) -> list[str]:
         return ["REFUSED"]
     if result.joined:
         return ["HELD"]
-    return sorted({"FAILED" if one.error else "SHIPPED" for one in result.shipped}) or ["NOTHING"]
+    return sorted({"FAILED" if shipped.error else "SHIPPED" for shipped in result.shipped}) or ["NOTHING"]

@@ -1,10 +1,11 @@
-"""`sweep-records`: `flush-records` runs, whatever ended it.
+"""`sweep-records`: start `flush-records` again after it has ended.
 
-Destroys nothing. Invariant: none; what it misses, the next one finds. To stop it, pause the schedule `sexton-records`.
+Destroys nothing. Invariant: none. The next sweep repairs what one misses. To stop it, pause the schedule
+`sexton-records`.
 
-1. Start `flush-records`, unless it runs.
+1. Start `flush-records` unless it runs.
 
-Source: as `sweep-transactions`; a schedule cannot start a workflow under an id without its time.
+Source: as `sweep-transactions`: a schedule appends its time to the id of each workflow that it starts.
 """
 
 from contextlib import suppress
@@ -19,11 +20,10 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="sweep-records", versioning_behavior=VersioningBehavior.PINNED)
 class SweepRecords:
-    """See the module's text."""
+    """One look whether `flush-records` runs."""
 
     @workflow.run
     async def run(self, request: SweepRecordsInput) -> SweepRecordsResult:
-        """Do the numbered step."""
         started = list[str]()
         flush = FlushRecordsInput(watch_s=request.watch_s, queue=request.queue)
         with suppress(WorkflowAlreadyStartedError):

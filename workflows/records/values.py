@@ -1,4 +1,4 @@
-"""What travels to and from the workflows of the record log, and by which names and ids programs know them."""
+"""Inputs and results of the workflows of the record log, and their names and ids."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,74 +17,71 @@ from logstore.records.jobs import (
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 
-HELD: Final = timedelta(seconds=5)
-"""Until the record log, on which another job works, is asked for again."""
+HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
+"""Time between two attempts of one flush while another job holds the record log."""
 
-HELD_TIMES: Final = 24
-"""So often: longer than a claim outlives the job that had it."""
+MAX_HELD_FLUSHES: Final = 24
+"""Attempts of one flush while another job holds the record log. Together they outlast the claim of a dead job."""
 
 NOW: Final = "now"
-"""Key of the flush that a caller waits for, beside the one that goes on for ever."""
+"""Key of the single flush that a caller waits for. The repeated flush has the empty key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRecordsResult:
-    """What was flushed, or why a guard refused it."""
+    """Counts of a flush, or its refusal."""
 
     done: FlushedRecords = field(default_factory=FlushedRecords)
-    looks: int = 0  # activities that were run
+    looks: int = 0  # completed activities
     refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRecordsInput:
-    """Once, or for ever."""
+    """Input of a flush, repeated or once."""
 
-    once: bool = False  # flush what there is, and end
-    watch_s: float = 60.0  # for so long one activity looks for changes; 0: it flushes once, and a signal is waited for
+    once: bool = False  # flush the present changes, and end
+    watch_s: float = 60.0  # how long one activity looks for changes; 0: it flushes once, then a signal is waited for
     queue: str = ""  # of the activities, where a flush may wait; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
     carried: FlushRecordsResult = field(default_factory=FlushRecordsResult)
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         how = "once" if self.once else "for ever, every `records_interval`"
         return f"Flushes changed records into blocks of the record log, {how}; `sexton records status` shows it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecordsInput:
-    """A look whether the jobs of the record log run that are to run always."""
+    """Input of one look whether `flush-records` runs."""
 
     watch_s: float = 60.0  # of the flush that it starts
-    queue: str = ""  # of the activities of the jobs that it starts
+    queue: str = ""  # of the activities of that flush
     actor: str = ""
     reason: str = ""
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return "Starts `flush-records` where it does not run; `sexton records status` shows what is not flushed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecordsResult:
-    """What the look did."""
+    """Ids of workflows that the sweep has started."""
 
-    started: list[str] = field(default_factory=list)  # ids of workflows
+    started: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentRecordsInput:
-    """One pass over all blocks."""
+    """Input of one pass over all blocks."""
 
-    scheduled: bool = False  # the job is run as a child, under the one id that it has
+    scheduled: bool = False  # run the job as a child, under its one id
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return (
             "Rewrites blocks of the record log that are mostly dead, joins small ones, and removes what no manifest"
             " names any more; `sexton records status` shows blocks and bytes."
@@ -93,7 +90,7 @@ class DefragmentRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentRecordsResult:
-    """What the pass did, or why a guard refused it."""
+    """Counts of a pass over all blocks, or its refusal."""
 
     done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
     joined: bool = False  # another run was at work, and nothing was done here
@@ -102,16 +99,15 @@ class DefragmentRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidTombstonesInput:
-    """A raid for tombstones that cover nothing."""
+    """Input of a raid for tombstones that cover nothing."""
 
     eligible_age_s: float | None = None  # None: as the workers' settings say
-    scheduled: bool = False  # the job is run as a child, under the one id that it has
+    scheduled: bool = False  # run the job as a child, under its one id
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return (
             "Removes tombstones that are old enough and cover no version of their record on disk;"
             " `sexton tombstones stats` shows how many there are."
@@ -120,7 +116,7 @@ class RaidTombstonesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidTombstonesResult:
-    """What the raid did, or why a guard refused it."""
+    """Counts of a raid, or its refusal."""
 
     run_id: str = ""
     done: RaidedTombstones = field(default_factory=RaidedTombstones)
@@ -130,21 +126,20 @@ class RaidTombstonesResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateRecordsInput:
-    """Every replica that the workers' settings name is to have the newest manifest."""
+    """Input of one shipment to every replica that the workers' settings name."""
 
-    scheduled: bool = False  # the job is run as a child, under the one id that it has
+    scheduled: bool = False  # run the job as a child, under its one id
     queue: str = ""  # of the activity; empty: where the workflow runs
     actor: str = ""
     reason: str = ""
 
     def details(self) -> str:
-        """What the job does, and the command that shows how far it is; its *static details*."""
         return "Copies new blocks and the manifest into every replica's bucket; `sexton records replicas` shows them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateRecordsResult:
-    """What each replica was sent, or why a guard refused it."""
+    """Shipment of each replica, or the refusal."""
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
     joined: bool = False  # another run was at work, and nothing was done here
@@ -153,64 +148,64 @@ class ReplicateRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsResult:
-    """What became of the records of a selection."""
+    """Counts of ended records, or the refusal."""
 
-    records: int = 0  # closed ledgers that the function was asked of
-    ended: int = 0  # that left their lists; in a dry run, that would
-    kept: int = 0  # that the function ended, and that stay
-    ledger_ids: list[int] = field(default_factory=list)  # of those that ended: a sample
+    records: int = 0  # closed ledgers that the function was asked about
+    ended: int = 0  # ledgers that left their lists, or would leave them in a dry run
+    kept: int = 0  # ledgers that the function ended, and that stay
+    ledger_ids: list[int] = field(default_factory=list)  # ended ones: a sample
     because: list[str] = field(default_factory=list)  # why some stay: a sample
-    certificate: BatchCertificate | None = None  # None: there was no phase two, or it ended early, and its rows go on
-    stopped: GuardRefusal | None = None  # why nothing more ended from some page on: the function failed, say
+    certificate: BatchCertificate | None = (
+        None  # of phase two; None: no phase two, or it ended early and its rows go on
+    )
+    stopped: GuardRefusal | None = None  # why no page after some page was asked, such as a failed function
     refused: GuardRefusal | None = None  # nothing changed
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Copies, counted by what became of them."""
+        """Number of copies by outcome."""
         return dict(self.certificate.outcomes) if self.certificate else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsInput:
-    """Which function is asked of which records."""
+    """A function, the records about which it is asked, and the batch of ended ledgers."""
 
     function: str  # as the workers' setting `functions` names it
-    batch_id: str  # never used before: under it the intents are filed
+    batch_id: str  # of the intents; never used before
     topic_id: int = 0  # 0: all topics
-    topic: str = ""  # encoded; the topic of that id must bear it
+    topic: str = ""  # encoded; the topic of that id must have this name
     dry_run: bool = False
     durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
-    catalog_epoch: int | None = None  # required to be the catalog's, where the request names one
+    catalog_epoch: int | None = None  # that the catalog must have; None: any
     actor: str = ""
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    page: int = 500  # ledgers; of no more than one page a function is asked again after a crash
-    now_us: int = 0  # when the selection began by the catalog's clock, once it has
+    page: int = 500  # ledgers; after a crash the function is asked again about one page at most
+    now_us: int = 0  # start by the catalog's clock; 0: not started
     after: Place = field(default_factory=Place)
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)
 
     @property
     def cause(self) -> str:
-        """The reason as the audit log keeps it, with the function's name."""
+        """Reason in the audit log, with the function's name."""
         return f"function {self.function}: {self.reason}" if self.reason else f"function {self.function}"
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
-        whose = f"`{self.topic}`" if self.topic_id else "all topics"
-        what = "Asks which records it would end" if self.dry_run else "Ends the records that it answers None for"
-        return f"{what}: function `{self.function}` over {whose}; `sexton deletion inflight` shows how much is left."
+        topics = f"`{self.topic}`" if self.topic_id else "all topics"
+        action = "Asks which records it would end" if self.dry_run else "Ends the records that it answers None for"
+        return f"{action}: function `{self.function}` over {topics}; `sexton deletion inflight` shows how much is left."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRecordsInput:
-    """Steps of one replica's database."""
+    """Input of the steps of one replica's database."""
 
     replica: str  # the bucket that it follows, a slash, and a word of its own
     seed: bool = False  # empty the database first, and apply all
-    watch_s: float = 0.0  # for how long changes are looked for; 0: what there is now
+    watch_s: float = 0.0  # how long to look for changes; 0: apply once
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
         return (
             "Applies the record log to the database of a replica. The command `sexton records follow` hosts its worker:"
             " run it again where it ended, and the job goes on. `sexton records replicas` shows how far it is."
@@ -219,7 +214,7 @@ class FollowRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRecordsResult:
-    """What was applied, or why a guard refused it."""
+    """Counts of applied records, or the refusal."""
 
     done: FollowedRecords = field(default_factory=lambda: FollowedRecords(replica=""))
     refused: GuardRefusal | None = None
@@ -227,16 +222,15 @@ class FollowRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCatalogInput:
-    """A rebuild from one manifest into one database."""
+    """Input of a rebuild from one manifest into one database."""
 
     rebuild: str  # its id, as `logstore.records.rebuilding.RebuildId` writes it
-    skip_unreadable: bool = False
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except those that hide messages
     master: str = ""  # the Spark cluster; empty: that of the settings
     max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
-    take_over: bool = False  # processes of the old catalog may live: what they still answer is waited for
+    take_over: bool = False  # processes of the old catalog may live: wait until they know of the new epoch
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
         return (
             "Rebuilds a lost catalog from its record log and from what storage holds. The command `sexton records"
             " rebuild` hosts its worker: run it again where it ended, and the job goes on."
@@ -245,17 +239,17 @@ class RebuildCatalogInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCatalogProgress:
-    """Where a rebuild is."""
+    """Current step of a rebuild, and its counts."""
 
     step: str = "beginning"  # then: finding rows, loading, looking, publishing, adopting, settling, letting go, ended
-    shards: int = 0  # of 256 that were looked at in this step
+    shards: int = 0  # of 256, looked at in this step
     versions: int = 0  # in the blocks of the manifest
     records: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCatalogResult:
-    """What a rebuild came to, or why it was refused."""
+    """Counts of a rebuild, or its refusal."""
 
     rebuild: str
     manifest: int = 0  # of the new epoch
@@ -264,7 +258,7 @@ class RebuildCatalogResult:
     adopted: RebuildAdopted = field(default_factory=RebuildAdopted)
     skipped: list[str] = field(default_factory=list)
     skipped_blocks: int = 0
-    flushed_us: int = 0  # changes since then and before the loss come back as far as storage tells of them
+    flushed_us: int = 0  # later changes, up to the loss, return as far as storage holds them
     begun_us: int = 0
     refused: GuardRefusal | None = None
 

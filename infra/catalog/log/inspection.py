@@ -13,7 +13,7 @@ from infra.catalog.engine.database import CatalogAdapter, reads
 from infra.catalog.engine.dialects import as_text, dataclass_from_row, parse_context, parse_context_or_empty
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import last_ledger_id
-from infra.catalog.records.tombstone_rows import tombstone_of
+from infra.catalog.records.tombstone_rows import find_tombstone
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
@@ -56,7 +56,7 @@ class SqlInspection(CatalogAdapter):
             copies=[*live, *_detached(filed, live)],
             intents=filed,
             decisions=list(islice(_concerning(connection, ledger_id, filed, named), decisions)),
-            tombstone=tombstone_of(connection, ledger_id),
+            tombstone=find_tombstone(connection, ledger_id),
         )
 
     @reads

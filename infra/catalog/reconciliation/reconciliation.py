@@ -27,7 +27,7 @@ from infra.catalog.log.ledger_rows import raise_last_segments
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.reconciliation.filing import file_page, preview_filing
 from infra.catalog.reconciliation.known import segment_sums
-from infra.catalog.records.outbox_rows import record
+from infra.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause, Claim
@@ -134,7 +134,7 @@ class SqlReconciliation(CatalogAdapter):
             now_us = self._db.now_us(connection)
             # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
-            record(connection, changed, at_us=now_us)
+            enqueue_records(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_select_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
             keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}

@@ -1,4 +1,4 @@
-"""Transactions as the segments tell of them that adoption takes in."""
+"""Transactions of a topic, as its adopted segments and their markers tell of them."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
@@ -19,105 +19,120 @@ from logstore.records.adoption import AdoptedSegment, FoundMarker
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 
-def decided_at_flush(connection: Connection, named: Iterable[TransactionId]) -> set[TransactionId]:
-    """Those that were decided at the flush; what adoption has decided since is later, whatever clock it has."""
-    flushed = _flushed_us(connection)
-    rows = lock_transactions(connection, named)
-    return {txn for txn, row in rows.items() if row.decided_us is not None and row.decided_us <= flushed}
+def lock_decided_at_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
+    """Lock the transactions. Return those that were decided at the flush.
+
+    Adoption gives its own decisions a time after the flush, whatever its clock says.
+    """
+    flushed_us = _read_flushed_us(connection)
+    row_by_txn = lock_transactions(connection, txns)
+    return {txn for txn, row in row_by_txn.items() if row.decided_us is not None and row.decided_us <= flushed_us}
 
 
 def adopt_transactions(
-    connection: Connection, topic_id: TopicId, name: str, taken: Sequence[AdoptedSegment], *, now_us: int
+    connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Write ranges and markers, and the transactions: as far as a marker says, otherwise open and past their time.
+    """Store the ranges, the markers and the transactions of adopted segments.
 
-    What a transaction acknowledged comes back with its marker, and a commit is applied to the subscription. That of a
-    transaction which was decided at the flush is not: a flush writes such a decision together with the cursors that it
-    changed, and a seek that came later may be in these rows.
+    A marker decides its transaction. An unknown transaction without a marker is open and past its deadline.
+
+    A marker restores what its transaction acknowledged, and a commit applies it to the subscription. Transactions that
+    were decided at the flush are excepted. The flush holds the cursors as the decision or a later seek left them.
 
     Args:
         connection: In a writing transaction.
-        topic_id: Whose segments they are.
-        name: Of the topic.
-        taken: The segments, in the order of the log; what is registered of earlier ones was told before.
-        now_us: By the catalog's clock.
+        topic_id: Topic of the segments.
+        topic_name: Its name.
+        segments: In the order of the log, without segments that were registered before.
+        now_us: Time of the catalog's clock.
     """
-    _Told(connection, topic_id, name, taken, now_us).write()
+    _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).store()
 
 
-def _flushed_us(connection: Connection) -> int:
+def _read_flushed_us(connection: Connection) -> int:
     return int(connection.execute(select(func.coalesce(t.record_log.c.flushed_us, 0))).scalar_one())
 
 
-class _Told:
-    """Transactions as the adopted segments of a topic tell of them."""
-
+class _TransactionAdoption:
     def __init__(
-        self, connection: Connection, topic_id: TopicId, name: str, taken: Sequence[AdoptedSegment], now_us: int
+        self,
+        connection: Connection,
+        topic_id: TopicId,
+        topic_name: str,
+        segments: Sequence[AdoptedSegment],
+        now_us: int,
     ) -> None:
-        self._connection, self._topic_id, self._name = connection, topic_id, name
-        self._taken, self._now = taken, now_us
+        self._connection, self._topic_id, self._topic_name = connection, topic_id, topic_name
+        self._segments, self._now_us = segments, now_us
 
-    def write(self) -> None:
-        runs = [
-            (one.ledger_id, one.first_entry + run.offset, run.entries, self._topic_id, run.txn)
-            for one in self._taken
-            for run in one.upload.transactions
+    def store(self) -> None:
+        ranges = [
+            (segment.ledger_id, segment.first_entry + run.offset, run.entries, self._topic_id, run.txn)
+            for segment in self._segments
+            for run in segment.upload.transactions
         ]
-        named = {run[-1] for run in runs} | {marker.txn for marker in self._markers}
-        unknown = sorted(named - read_states(self._connection, named).keys()) if named else []
-        if unknown:
-            insert_open(self._connection, [(txn, -1) for txn in unknown], now_us=self._now)
-        joined = {(txn, Participant(self._topic_id), self._name) for *_, txn in runs}
-        joined |= {(one.txn, self._of(one), self._name) for one in self._markers if one.subscription}
-        insert_participants(self._connection, joined)
-        self._forget_former_entries()
-        rows = [(*run[:-1], run[-1].tc_id, run[-1].sequence) for run in runs]
-        insert_ranges(self._connection, rows)
-        hidden: dict[LedgerId, BitMap] = {}
-        for one in self._taken:
-            bits = BitMap(one.first_entry + marker.offset for marker in one.upload.markers)
-            if bits:
-                hidden[one.ledger_id] = hidden.get(one.ledger_id, BitMap()) | bits
-        hide_entries(self._connection, dict.fromkeys(hidden, self._topic_id), hidden)
-        self._decide()
+        txns = {txn for *_, txn in ranges} | {marker.txn for marker in self._markers}
+        if txns and (unknown := sorted(txns - read_states(self._connection, txns).keys())):
+            insert_open(self._connection, [(txn, -1) for txn in unknown], now_us=self._now_us)
+        participants = {(txn, Participant(self._topic_id), self._topic_name) for *_, txn in ranges}
+        participants |= {
+            (marker.txn, self._to_participant(marker), self._topic_name)
+            for marker in self._markers
+            if marker.subscription
+        }
+        insert_participants(self._connection, participants)
+        self._forget_lost_entries()
+        insert_ranges(self._connection, [(*columns, txn.tc_id, txn.sequence) for *columns, txn in ranges])
+        self._hide_markers()
+        self._apply_markers()
 
-    def _forget_former_entries(self) -> None:
-        """A rebuild that skips a block of segments or ledgers still has the buffers of the entries that it lost."""
+    def _forget_lost_entries(self) -> None:
+        """Remove the buffers of entries whose segments a rebuild has skipped, because they are registered again."""
         first_entry_by_ledger: dict[LedgerId, int] = {}
-        for one in self._taken:
-            first = first_entry_by_ledger.get(one.ledger_id, one.first_entry)
-            first_entry_by_ledger[one.ledger_id] = min(first, one.first_entry)
+        for segment in self._segments:
+            first_entry = first_entry_by_ledger.get(segment.ledger_id, segment.first_entry)
+            first_entry_by_ledger[segment.ledger_id] = min(first_entry, segment.first_entry)
         forget_entries_from(self._connection, first_entry_by_ledger)
 
-    def _decide(self) -> None:
-        known = decided_at_flush(self._connection, {one.txn for one in self._markers}) if self._markers else set()
-        held = [one for one in self._markers if one.subscription and one.positions and one.txn not in known]
-        for one in held:
-            replace_held(self._connection, one.txn, self._of(one), unpack_acknowledged(b64decode(one.positions)))
-        states = read_states(self._connection, {one.txn for one in self._markers}) if self._markers else {}
-        decided = {
-            one.txn: TransactionState.COMMITTING if one.commits else TransactionState.ABORTING
-            for one in self._markers
-            if states[one.txn] is TransactionState.OPEN
+    def _hide_markers(self) -> None:
+        entries_by_ledger: dict[LedgerId, BitMap] = {}
+        for segment in self._segments:
+            if entries := BitMap(segment.first_entry + marker.offset for marker in segment.upload.markers):
+                entries_by_ledger[segment.ledger_id] = entries_by_ledger.get(segment.ledger_id, BitMap()) | entries
+        hide_entries(self._connection, dict.fromkeys(entries_by_ledger, self._topic_id), entries_by_ledger)
+
+    def _apply_markers(self) -> None:
+        marked = {marker.txn for marker in self._markers}
+        decided = lock_decided_at_flush(self._connection, marked) if marked else set()
+        acknowledging = [
+            marker for marker in self._markers if marker.subscription and marker.positions and marker.txn not in decided
+        ]
+        for marker in acknowledging:
+            positions = unpack_acknowledged(b64decode(marker.positions))
+            replace_held(self._connection, marker.txn, self._to_participant(marker), positions)
+        states = read_states(self._connection, marked) if marked else {}
+        decisions = {
+            marker.txn: TransactionState.COMMITTING if marker.commits else TransactionState.ABORTING
+            for marker in self._markers
+            if states[marker.txn] is TransactionState.OPEN
         }
-        store_decisions(self._connection, decided, now_us=max(self._now, _flushed_us(self._connection) + 1))
+        store_decisions(self._connection, decisions, now_us=max(self._now_us, _read_flushed_us(self._connection) + 1))
         settle_cursors(
             self._connection,
             [
                 StoredParticipant(
-                    participant=self._of(one),
-                    topic=self._name,
-                    positions=unpack_acknowledged(b64decode(one.positions)),
+                    participant=self._to_participant(marker),
+                    topic=self._topic_name,
+                    positions=unpack_acknowledged(b64decode(marker.positions)),
                 )
-                for one in held
-                if one.commits
+                for marker in acknowledging
+                if marker.commits
             ],
         )
 
     @cached_property
     def _markers(self) -> list[FoundMarker]:
-        return [marker for one in self._taken for marker in one.upload.markers]
+        return [marker for segment in self._segments for marker in segment.upload.markers]
 
-    def _of(self, marker: FoundMarker) -> Participant:
+    def _to_participant(self, marker: FoundMarker) -> Participant:
         return Participant(self._topic_id, marker.subscription)

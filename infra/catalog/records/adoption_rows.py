@@ -1,4 +1,4 @@
-"""Rows of what adoption found in storage, and what became of it: nothing else writes `adoption`."""
+"""Rows of `adoption`: what storage holds of each ledger, and what became of it. Nothing else writes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -15,92 +15,92 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _A: Final = t.adoption.c
-_LEDGERS: Final = 500
-_CHARACTERS: Final = 2 << 20  # of JSON; some ten times as much in memory
+_MAX_LEDGERS_PER_PAGE: Final = 500
+_MAX_PAGE_CHARACTERS: Final = 2 << 20  # of JSON, which takes about ten times as much memory once it is parsed
 
 
 @cache
-def _form() -> "TypeAdapter[StagedLedger]":
+def _ledger_adapter() -> "TypeAdapter[StagedLedger]":
     from pydantic import TypeAdapter  # noqa: PLC0415 - start-up time
 
     return TypeAdapter(StagedLedger)
 
 
-def put_staged(
-    connection: Connection, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
+def replace_staged(
+    connection: Connection, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
 ) -> None:
-    """Replace what an earlier look had found in a part of a shard, as far as no topic was settled with it."""
+    """Replace the unsettled rows of a part of a shard: ids after `above`, up to and including `up_to`."""
     part = [_A.shard == shard, _A.ledger_id > above, _A.adoptee.is_(None)]
     if up_to is not None:
         part.append(_A.ledger_id <= up_to)
     connection.execute(delete(t.adoption).where(*part))
     rows = [
         {
-            "ledger_id": one.ledger_id,
-            "topic_id": one.topic_id,
+            "ledger_id": ledger.ledger_id,
+            "topic_id": ledger.topic_id,
             "shard": shard,
-            "standing": one.standing.value,
-            "facts": _form().dump_json(one).decode(),
+            "standing": ledger.standing.value,
+            "facts": _ledger_adapter().dump_json(ledger).decode(),
             "segments": 0,
         }
-        for one in found
+        for ledger in ledgers
     ]
     if rows:
         connection.execute(insert_if_absent(connection, t.adoption), rows)
 
 
-def unsettled(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
-    """Topics with rows that are not settled, ascending."""
+def unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
+    """Return topics with unsettled rows, ascending."""
     page = select(_A.topic_id).where(_A.adoptee.is_(None), _A.topic_id > after).distinct()
-    return [TopicId(one) for one in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
+    return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
 
-def staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
-    """Ledgers of a topic that are not settled, in pages of a few MB or of one ledger."""
+def iterate_staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
+    """Yield the unsettled ledgers of a topic, ascending, in pages of a few MB or of one ledger."""
     after = -1
-    while ids := _page(connection, topic_id, after):
+    while ids := _next_page(connection, topic_id, after):
         facts = select(_A.facts).where(among(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
-        yield [_form().validate_json(one) for one in connection.execute(facts).scalars()]
+        yield [_ledger_adapter().validate_json(text) for text in connection.execute(facts).scalars()]
         after = ids[-1]
 
 
-def _page(connection: Connection, topic_id: TopicId, after: int) -> list[int]:
-    """The next ledgers of a topic."""
+def _next_page(connection: Connection, topic_id: TopicId, after: int) -> list[int]:
     mine = (_A.topic_id == topic_id, _A.ledger_id > after, _A.adoptee.is_(None))
-    sizes = select(_A.ledger_id, func.length(_A.facts)).where(*mine).order_by(_A.ledger_id).limit(_LEDGERS)
-    ids, size = list[int](), 0
+    sizes = select(_A.ledger_id, func.length(_A.facts)).where(*mine)
+    sizes = sizes.order_by(_A.ledger_id).limit(_MAX_LEDGERS_PER_PAGE)
+    ids, page_characters = list[int](), 0
     for ledger_id, characters in connection.execute(sizes):
-        size += characters
-        if ids and size > _CHARACTERS:
+        page_characters += characters
+        if ids and page_characters > _MAX_PAGE_CHARACTERS:
             break
         ids.append(ledger_id)
     return ids
 
 
-def settled(connection: Connection, became: Mapping[LedgerId, Adoptee], segments: Mapping[LedgerId, int]) -> None:
-    """Write down what became of staged ledgers; what was found of them is not needed any more."""
-    rows = [(ledger_id, one.value, segments.get(ledger_id, 0)) for ledger_id, one in became.items()]
-    _settling(connection.dialect.name).execute(connection, rows, facts="{}")
+def settle_ledgers(
+    connection: Connection, adoptee_by_ledger: Mapping[LedgerId, Adoptee], segments_by_ledger: Mapping[LedgerId, int]
+) -> None:
+    """Save what became of staged ledgers and how many segments each got. Their facts are dropped."""
+    rows = [
+        (ledger_id, adoptee.value, segments_by_ledger.get(ledger_id, 0))
+        for ledger_id, adoptee in adoptee_by_ledger.items()
+    ]
+    _compile_settling(connection.dialect.name).execute(connection, rows, facts="{}")
 
 
 @cache
-def _settling(dialect: str) -> Statement:
-    told = bulk_parameter(dialect, "told", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
-    c = told.source.c
+def _compile_settling(dialect: str) -> Statement:
+    settled = bulk_parameter(dialect, "settled", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
+    c = settled.source.c
     mine = update(t.adoption).where(_A.ledger_id == c.ledger_id)
     values = {"adoptee": c.adoptee, "segments": c.segments, "facts": bindparam("facts")}
-    return Statement(sql=mine.values(values), rows=told)
+    return Statement(sql=mine.values(values), rows=settled)
 
 
-def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Adoptee, *, over: bool = False) -> None:
-    """Write down what became of ledgers of which storage was not asked, or said nothing new.
-
-    Args:
-        connection: Of the transaction.
-        ledgers: With their topics.
-        became: The same of all.
-        over: Whether it stands in the place of what was written down of them before.
-    """
+def settle_unstaged(
+    connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], adoptee: Adoptee, *, overwrite: bool = False
+) -> None:
+    """Save what became of ledgers that have no staged row. An earlier result stays unless `overwrite`."""
     rows = [
         {
             "ledger_id": ledger_id,
@@ -108,53 +108,54 @@ def tell(connection: Connection, ledgers: Mapping[LedgerId, TopicId], became: Ad
             "shard": -1,
             "standing": "",
             "facts": "{}",
-            "adoptee": became.value,
+            "adoptee": adoptee.value,
             "segments": 0,
         }
-        for ledger_id, topic_id in ledgers.items()
+        for ledger_id, topic_id in topic_by_ledger.items()
     ]
     if rows:
         connection.execute(insert_if_absent(connection, t.adoption), rows)
-        if over:
-            settled(connection, dict.fromkeys(ledgers, became), {})
+        if overwrite:
+            settle_ledgers(connection, dict.fromkeys(topic_by_ledger, adoptee), {})
 
 
-def counted(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
-    """Of each thing that may become of a ledger: how many ledgers, and how many segments were adopted."""
+def count_adoptees(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
+    """Return the number of ledgers and of adopted segments by what became of the ledgers."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
-    return {Adoptee(name): (rows, int(sum_)) for name, rows, sum_ in connection.execute(query.group_by(_A.adoptee))}
+    rows = connection.execute(query.group_by(_A.adoptee))
+    return {Adoptee(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
 
 
-def absent_ledgers(connection: Connection) -> int:
+def count_absent(connection: Connection) -> int:
     """Count the ledgers that were staged as absent, settled or not."""
     query = select(func.count()).select_from(t.adoption).where(_A.standing == Standing.ABSENT.value)
     return connection.execute(query).scalar_one()
 
 
-def removed_ledgers(connection: Connection) -> int:
+def count_removed(connection: Connection) -> int:
     """Count the ledgers whose rows adoption has removed, without those that ended before the flush.
 
-    What was weighed with them is not refused without them, where a process died in between. Some were in no list; so
-    the share is never taken for higher than before.
+    With them the share of absent ledgers does not rise when a process dies between two steps.
     """
     had_row = _A.standing.not_in([Standing.STRANGER.value, Standing.ENDED.value])
-    told = (_A.adoptee.is_not(None), _A.adoptee != Adoptee.LEFT_OUT.value)
-    gone = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
-    return connection.execute(select(func.count()).select_from(t.adoption).where(had_row, *told, gone)).scalar_one()
+    is_settled = (_A.adoptee.is_not(None), _A.adoptee != Adoptee.LEFT_OUT.value)
+    is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
+    query = select(func.count()).select_from(t.adoption).where(had_row, *is_settled, is_removed)
+    return connection.execute(query).scalar_one()
 
 
-def sample(connection: Connection, became: Adoptee) -> tuple[LedgerId, ...]:
-    """The first ids of those of which that became."""
-    page = select(_A.ledger_id).where(_A.adoptee == became.value).order_by(_A.ledger_id).limit(SAMPLE)
-    return tuple(LedgerId(one) for one in connection.execute(page).scalars())
+def sample_ledger_ids(connection: Connection, adoptee: Adoptee) -> tuple[LedgerId, ...]:
+    """Return the lowest ids of ledgers with that result, at most `SAMPLE`."""
+    page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(SAMPLE)
+    return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
 
 
-def topics_of(connection: Connection, became: Adoptee) -> tuple[str, ...]:
-    """The first names of topics that have ledgers of which that became."""
-    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == became.value)
+def sample_topic_names(connection: Connection, adoptee: Adoptee) -> tuple[str, ...]:
+    """Return the first names of topics that have ledgers with that result, at most `SAMPLE`."""
+    mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == adoptee.value)
     return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(SAMPLE)).scalars())
 
 
-def is_left(connection: Connection) -> bool:
-    """Whether any topic is not settled."""
+def has_unsettled(connection: Connection) -> bool:
+    """Return whether a topic is not settled."""
     return bool(connection.execute(select(exists().where(_A.adoptee.is_(None)))).scalar())

@@ -1,10 +1,10 @@
-"""The `ReplicaDatabase` port: one step of a replica is one transaction, with the manifest that it has then.
+"""The `ReplicaDatabase` port: one step of a replica is one transaction, which also stores the step's manifest.
 
-So a process may die anywhere in it, and a step that was lost is done again. What is applied is newer than whatever the
-database holds, because a step takes only versions of manifests behind the one that stands in the same transaction.
+A process may die at any moment, and a lost step is repeated. A step takes only versions of manifests after the stored
+one, so they are newer than all rows of the database.
 
-Rows come from versions by the functions of a cold start. What is more here: a tombstone removes rows that are there, a
-topic gets the name of one that was deleted plainly, and sums of ledgers are made again where segments came.
+The functions of a cold start make rows from versions. In addition, tombstones remove rows, a topic may take the
+name of a plainly deleted topic, and totals of ledgers with new segments are computed again.
 """
 
 from collections import Counter
@@ -22,21 +22,21 @@ from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.records import replica_rows as on
-from infra.catalog.records.loading import own_rows, rows_in
+from infra.catalog.records import replica_rows
+from infra.catalog.records.loading import describe_content, unrecorded_rows
 from infra.catalog.records.log_rows import REPLICA, read_log_row
 from infra.catalog.records.version_rows import (
-    UNIQUE,
-    among,
-    ids_of,
+    UNIQUE_COLUMNS,
+    contains_ids,
+    id_column,
     index_rows,
     ledger_rows,
-    listed_by,
-    newest_of_each,
-    rows_of,
+    listed_ledger_ids,
+    select_newest,
+    select_with_parent,
+    to_table_rows,
     tombstone_rows,
     transaction_rows,
-    with_parent,
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
@@ -47,63 +47,65 @@ from logstore.records.rebuilding import LOAD_ORDER
 from logstore.records.winners import Parted, parted
 
 _K = RecordKind
-_COVERED: Final = ("id", "topic_id", "list_id", "component")
-_PARENT: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
+_COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")
+_PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
 
 
 class SqlReplica:
     """The `ReplicaDatabase` port, over a database that is opened for it."""
 
     def __init__(self, database: Database, database_url: str) -> None:
-        """Take the database at the URL."""
         self._db, self._url = database, database_url
 
     def applied(self) -> Applied | None:
-        """See `ReplicaDatabase.applied`."""
         if self._db.is_absent or version(self._db) is None:
             return None
         check_version(self._db)
-        return self._db.read(self._applied)
+        return self._db.read(self._read_applied)
 
     def apply(
         self, manifest: Manifest, versions: Versions, *, seen: Applied | None, replica: str, seed: bool
     ) -> AppliedRecords:
-        """See `ReplicaDatabase.apply`."""
         if self._db.is_absent or version(self._db) is None:
             self._db.make_folder()
             upgrade(self._db, bundles=manifest.bundles)
 
-        def work(connection: Connection) -> AppliedRecords:
+        def apply_step(connection: Connection) -> AppliedRecords:
             connection.execute(select(t.record_log.c.id).with_for_update())
-            if self._applied(connection) != seen:
+            if self._read_applied(connection) != seen:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
             if seed:
                 for name in LOAD_ORDER:
-                    on.empty(connection, t.metadata.tables[name])
-            done = _Step(connection).all(versions)
-            for name, rows in own_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
-                on.insert_rows(connection, t.metadata.tables[name], rows)
-            on.empty(connection, t.record_outbox)  # filled by triggers; a replica flushes nothing
-            return done
+                    replica_rows.delete_all_rows(connection, t.metadata.tables[name])
+            applied = _Step(connection).apply(versions)
+            for name, rows in unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
+                replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
+            replica_rows.delete_all_rows(connection, t.record_outbox)  # triggers fill it, and a replica never flushes
+            return applied
 
         with effect("records.apply"):
-            return self._db.write(work)
+            return self._db.write(apply_step)
 
-    def _applied(self, connection: Connection) -> Applied | None:
+    def _read_applied(self, connection: Connection) -> Applied | None:
         row = read_log_row(connection)
         if row.state == REPLICA:
             catalog = read_catalog_row(connection)
-            told = {"epoch": catalog.epoch, "manifest": row.manifest, "stamp": row.stamp, "replica": row.rebuild or ""}
-            return Applied(catalog_id=catalog.catalog_id, **told)
-        if found := rows_in(connection):
-            shown = mask_passwords(self._url)
-            raise PreconditionFailed(f"database {shown}: expected an empty one or a replica's, found {found}")
+            return Applied(
+                catalog_id=catalog.catalog_id,
+                epoch=catalog.epoch,
+                manifest=row.manifest,
+                stamp=row.stamp,
+                replica=row.rebuild or "",
+            )
+        if content := describe_content(connection):
+            masked_url = mask_passwords(self._url)
+            raise PreconditionFailed(f"database {masked_url}: expected an empty one or a replica's, found {content}")
         return None
 
 
 @contextmanager
 def open_replica(database_url: str) -> Iterator[SqlReplica]:
-    """The database of a replica, which stays open for as long as the block.
+    """Open the database of a replica for the block.
 
     Raises:
         InvalidInput: Not the URL of a database that can hold a catalog.
@@ -113,107 +115,111 @@ def open_replica(database_url: str) -> Iterator[SqlReplica]:
 
 
 class _Step:
-    """Versions of all kinds, applied in the transaction of a connection: parents before what hangs on them."""
+    """One step of a replica: versions of all kinds, parents before their children."""
 
     def __init__(self, connection: Connection) -> None:
-        self._c = connection
-        self._done = Counter[str]()  # by fields of `AppliedRecords`
-        self._summed = set[int]()  # ledgers with new segments, or of which there is a new version
-        self._gone: list[int] = []  # topics whose rows went; their lists tell of ledgers that end in the same step
+        self._connection = connection
+        self._counts = Counter[str]()  # by fields of `AppliedRecords`
+        self._changed_ledger_ids = set[int]()  # ledgers with a new version or with new segments
+        self._deleted_topic_ids: list[int] = []  # their lists stay until the ledgers are applied, which need them
 
-    def all(self, versions: Versions) -> AppliedRecords:
-        """Apply them."""
-        self._whole(_K.TOPIC, versions)
-        lists = self._whole(_K.LIST, versions)
+    def apply(self, versions: Versions) -> AppliedRecords:
+        connection = self._connection
+        self._apply_unique(_K.TOPIC, versions)
+        lists = self._apply_unique(_K.LIST, versions)
         for kind in (_K.LEDGER, _K.SEGMENT, _K.HIDDEN):
-            self._by_range(kind, versions)
-        on.remove_children(self._c, self._gone)
-        on.sum_ledgers(self._c, sorted(self._summed))
-        on.unlist(self._c, ids_of(lists).tolist(), listed_by(lists), sorted(self._summed))
-        self._whole(_K.CURSOR, versions)
+            self._apply_kind(kind, versions)
+        replica_rows.delete_children(connection, self._deleted_topic_ids)
+        ledger_ids = sorted(self._changed_ledger_ids)
+        replica_rows.update_ledger_totals(connection, ledger_ids)
+        replica_rows.unlist_ledgers(connection, id_column(lists).tolist(), listed_ledger_ids(lists), ledger_ids)
+        self._apply_unique(_K.CURSOR, versions)
         for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
-            self._by_range(kind, versions)
-        return AppliedRecords(**self._done)
+            self._apply_kind(kind, versions)
+        return AppliedRecords(**self._counts)
 
-    def _whole(self, kind: RecordKind, versions: Versions) -> pa.Table:
-        """Records whose names are unique: of two with one name the newer one counts; those that were put."""
-        parts = [parted(one) for one in versions(kind)]
-        for one in parts:
-            self._bury(kind, one)
-        live = pa.concat_tables([schema(kind).empty_table(), *(self._with_parent(kind, one.live) for one in parts)])
-        live = newest_of_each(live, UNIQUE[kind])
-        table, rows = rows_of(kind, live)
-        older = on.displaced(self._c, table, UNIQUE[kind], rows)
+    def _apply_unique(self, kind: RecordKind, versions: Versions) -> pa.Table:
+        """Apply all records of a kind with unique names. The newer of two namesakes counts. Return the live versions.
+
+        They are in memory at once.
+        """
+        parts = [parted(part) for part in versions(kind)]
+        for part in parts:
+            self._apply_tombstones(kind, part)
+        live = [self._select_with_parent(kind, part.live) for part in parts]
+        newest = select_newest(pa.concat_tables([schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind])
+        table, rows = to_table_rows(kind, newest)
+        displaced_ids = replica_rows.find_displaced_ids(self._connection, table, UNIQUE_COLUMNS[kind], rows)
         if kind is _K.TOPIC:
-            self._remove_topics(older)
+            self._delete_topics(displaced_ids)
         elif kind is _K.LIST:
-            on.remove_lists(self._c, older)
+            replica_rows.delete_lists(self._connection, displaced_ids)
         else:
-            on.remove(self._c, t.cursor.c.cursor_id, older)
-        on.put_rows(self._c, table, rows)
-        self._done.update(records=live.num_rows)
-        return live
+            replica_rows.delete_rows(self._connection, t.cursor.c.cursor_id, displaced_ids)
+        replica_rows.upsert_rows(self._connection, table, rows)
+        self._counts.update(records=newest.num_rows)
+        return newest
 
-    def _by_range(self, kind: RecordKind, versions: Versions) -> None:
-        for found in versions(kind):
-            one = parted(found)
-            self._bury(kind, one)
-            live = self._with_parent(kind, one.live)
-            self._put(kind, live)
-            self._done.update(records=live.num_rows)
+    def _apply_kind(self, kind: RecordKind, versions: Versions) -> None:
+        for part in map(parted, versions(kind)):
+            self._apply_tombstones(kind, part)
+            live = self._select_with_parent(kind, part.live)
+            self._upsert(kind, live)
+            self._counts.update(records=live.num_rows)
 
-    def _put(self, kind: RecordKind, live: pa.Table) -> None:
-        ids = ids_of(live).tolist()
+    def _upsert(self, kind: RecordKind, live: pa.Table) -> None:
+        ids = id_column(live).tolist()
         if kind in {_K.LEDGER, _K.SEGMENT}:
-            self._summed |= set(ids)
+            self._changed_ledger_ids |= set(ids)
         if kind is _K.LEDGER:
-            on.remove(self._c, t.ledger_copy.c.ledger_id, ids)
-            rows = ledger_rows(live, schema(_K.SEGMENT).empty_table(), ids_of(live))
+            replica_rows.delete_rows(self._connection, t.ledger_copy.c.ledger_id, ids)
+            tables = ledger_rows(live, schema(_K.SEGMENT).empty_table(), id_column(live))
         elif kind is _K.INDEX:
-            on.remove(self._c, t.delayed_bucket.c.topic_id, ids)
-            rows = index_rows(live)
+            replica_rows.delete_rows(self._connection, t.delayed_bucket.c.topic_id, ids)
+            tables = index_rows(live)
         elif kind is _K.TRANSACTION:
-            on.forget_parts(self._c, rows_of(kind, live)[1])
-            rows = transaction_rows(live)
+            replica_rows.delete_transaction_parts(self._connection, to_table_rows(kind, live)[1])
+            tables = transaction_rows(live)
         else:
-            rows = iter([rows_of(kind, live)])
-        for table, one in rows:
-            on.put_rows(self._c, table, one)
+            tables = iter([to_table_rows(kind, live)])
+        for table, rows in tables:
+            replica_rows.upsert_rows(self._connection, table, rows)
 
-    def _with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
-        """Those of the versions whose parent is there; a version that hangs on nothing stays."""
+    def _select_with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
+        """Return the versions whose parent has a row. Kinds without a parent stay as they are."""
         if kind not in PARENTS:
             return live
         column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
-        parent = _PARENT[PARENTS[kind]]
-        (key,) = parent.primary_key
-        return with_parent(live, on.known_among(self._c, key, np.unique(ids_of(live, column)).tolist()), column)
+        (key,) = _PARENT_TABLES[PARENTS[kind]].primary_key
+        parent_ids = replica_rows.existing_ids(self._connection, key, np.unique(id_column(live, column)).tolist())
+        return select_with_parent(live, parent_ids, column)
 
-    def _bury(self, kind: RecordKind, found: Parted) -> None:
-        """Tombstones take the place of rows; a version that is newer than a tombstone takes its place."""
-        if kind not in _PARENT:
+    def _apply_tombstones(self, kind: RecordKind, part: Parted) -> None:
+        """Replace rows by newer tombstones, and remove tombstones of records with newer versions."""
+        if kind not in _PARENT_TABLES:
             return
-        alive = t.tombstone.c.kind == kind.value
-        on.remove(self._c, t.tombstone.c.id, ids_of(found.live).tolist(), alive)
-        if not found.ended.num_rows:
+        is_kind = t.tombstone.c.kind == kind.value
+        replica_rows.delete_rows(self._connection, t.tombstone.c.id, id_column(part.live).tolist(), is_kind)
+        if not part.ended.num_rows:
             return
-        ids = ids_of(found.ended).tolist()
-        table, rows = tombstone_rows(found.ended, self._covered(kind, ids, found.covered), kind)
-        on.put_rows(self._c, table, rows)
-        self._done.update(tombstones=len(ids))
+        ids = id_column(part.ended).tolist()
+        table, rows = tombstone_rows(part.ended, self._find_covered(kind, ids, part.covered), kind)
+        replica_rows.upsert_rows(self._connection, table, rows)
+        self._counts.update(tombstones=len(ids))
         if kind is _K.LEDGER:
-            self._done.update(removed=on.remove_ledgers(self._c, ids))
+            self._counts.update(removed=replica_rows.delete_ledgers(self._connection, ids))
         else:
-            self._remove_topics(ids)
+            self._delete_topics(ids)
 
-    def _remove_topics(self, ids: list[int]) -> None:
-        self._gone += ids
-        self._done.update(removed=on.remove(self._c, t.topic.c.topic_id, ids))
+    def _delete_topics(self, ids: list[int]) -> None:
+        self._deleted_topic_ids += ids
+        self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
-    def _covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """Facts of ended records, from their rows or from versions that came with their tombstones."""
+    def _find_covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
+        """Return facts of ended records, from their rows or else from versions that came with their tombstones."""
         if kind is not _K.LEDGER:
             return covered
-        rows = on.ledgers_as_covered(self._c, ids)
-        others = covered.select(_COVERED).filter(pc.invert(pa.array(among(ids_of(covered), ids_of(rows)))))
+        rows = replica_rows.read_covered_ledgers(self._connection, ids)
+        has_row = pa.array(contains_ids(id_column(rows), id_column(covered)))
+        others = covered.select(_COVERED_COLUMNS).filter(pc.invert(has_row))
         return pa.concat_tables([rows, others.cast(rows.schema)]).sort_by("id")

@@ -1,12 +1,11 @@
-"""The row of the record log, and the blocks that are staged for its next manifest: nothing else writes them.
+"""Row of the record log, and blocks that are staged for its next manifest. Nothing else writes them.
 
-Its stamps tell this catalog from an older copy of itself. Those that were begun stay pending until a manifest is
-settled that the catalog did not know. A writer begins a stamp for one number, and only once the catalog knows the
-manifest before that: so all that are pending then are for this number or an earlier one, and can win neither any more.
+Stamps tell this catalog from an older copy of itself. A stamp is pending from its begin until the next manifest is
+settled. A writer begins a stamp for one number, once the manifest before that number is settled. So the settled
+manifest beats every pending stamp: each is for this number or an earlier one.
 
-A catalog that was rebuilt takes in what storage holds before anything is written. Until then an append would get the
-place of one that was answered before the loss, and a ledger could be taken for one that no row needs. A replica's
-database is written by the record log that it follows, and by nothing else.
+A rebuilt catalog adopts what storage holds before anybody writes. Otherwise a new append could get the place of an
+answered one, and a ledger in use could seem to be unreferenced. Only the record log writes to a replica's database.
 """
 
 import json
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, case, delete, func, insert, literal, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
@@ -29,13 +28,13 @@ _L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
 READY: Final = "READY"
 REPLICA: Final = "REPLICA"
 ADOPTING: Final = "ADOPTING"
-_REPLICA: Final = (
+_REPLICA_REFUSAL: Final = (
     "catalog: expected one that may be written to, found a REPLICA, which follows a record log: write to its source;"
     " where that is lost, rebuild a catalog with `sexton records rebuild`"
 )
-_KNOWN: Final = select(_L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch).join(
-    t.catalog, literal(True)
-)
+_KNOWN_MANIFEST: Final = select(
+    _L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch
+).join(t.catalog, literal(True))
 
 
 def read_log_row(connection: Connection) -> Row[Any]:
@@ -51,15 +50,15 @@ def read_log_row(connection: Connection) -> Row[Any]:
 
 
 def require_ready(connection: Connection) -> None:
-    """Refuse a write to a catalog that is not complete, or that is a replica.
+    """Refuse a write to an incomplete catalog or to a replica.
 
     Raises:
-        CatalogAdopting: It was rebuilt, and adoption has not ended; or it is a replica.
+        CatalogAdopting: The catalog was rebuilt and its adoption has not ended, or it is a replica.
         CorruptData: The row of `record_log` is lost.
     """
     state = _read_state(connection)
     if state == REPLICA:
-        raise CatalogAdopting(_REPLICA)
+        raise CatalogAdopting(_REPLICA_REFUSAL)
     if state != READY:
         raise CatalogAdopting(
             f"catalog: expected one that is complete, found one that is {state}: it was rebuilt, and takes in what "
@@ -68,14 +67,14 @@ def require_ready(connection: Connection) -> None:
 
 
 def require_no_replica(connection: Connection) -> None:
-    """Refuse what no replica may do: an ordinary write, or a manifest of its own.
+    """Refuse an ordinary write or a new manifest in a replica's database.
 
     Raises:
         CatalogAdopting: The database is a replica's.
         CorruptData: The row of `record_log` is lost.
     """
     if _read_state(connection) == REPLICA:
-        raise CatalogAdopting(_REPLICA)
+        raise CatalogAdopting(_REPLICA_REFUSAL)
 
 
 def _read_state(connection: Connection) -> str:
@@ -85,9 +84,9 @@ def _read_state(connection: Connection) -> str:
     return str(state)
 
 
-def known_of(connection: Connection) -> KnownManifest:
-    """The newest manifest as the catalog knows it, by one statement."""
-    row = connection.execute(_KNOWN).one_or_none()
+def read_known_manifest(connection: Connection) -> KnownManifest:
+    """Return the newest manifest that the catalog knows, by one statement."""
+    row = connection.execute(_KNOWN_MANIFEST).one_or_none()
     if row is None:
         read_log_row(connection)
         raise lost_row_error(t.catalog.name)
@@ -101,19 +100,19 @@ def known_of(connection: Connection) -> KnownManifest:
     )
 
 
-def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
-    """How the catalog stands to its record log."""
+def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
+    """Return the state of the record log, and count the changes that wait."""
     row = read_log_row(connection)
     catalog = read_catalog_row(connection)
     next_ids = Ceilings(
         ledger=catalog.next_ledger_id,
-        topic=_next_topic(connection),
+        topic=_read_next_topic_id(connection),
         transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
     )
-    oldest = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
+    oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
     staged = connection.execute(select(_B.facts, _B.oldest_us).order_by(_B.manifest, _B.block_id)).all()
-    ages = [one for one in (oldest, *(row.oldest_us for row in staged)) if one is not None]
-    oldest_of_cursors = select(func.min(_O.at_us)).where(_O.kind == RecordKind.CURSOR.value)
+    times_us = [time_us for time_us in (oldest_us, *(block.oldest_us for block in staged)) if time_us is not None]
+    oldest_cursor = select(func.min(_O.at_us)).where(_O.kind == RecordKind.CURSOR.value)
     return RecordLogState(
         catalog_id=catalog.catalog_id,
         epoch=catalog.epoch,
@@ -126,51 +125,50 @@ def state_of(connection: Connection, *, now_us: int) -> RecordLogState:
         ceilings=Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
         next_ids=next_ids,
         outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
-        oldest_us=min(ages, default=None),
-        oldest_cursor_us=connection.execute(oldest_of_cursors).scalar(),
+        oldest_us=min(times_us, default=None),
+        oldest_cursor_us=connection.execute(oldest_cursor).scalar(),
         now_us=now_us,
-        staged=tuple(Block.of(json.loads(row.facts)) for row in staged),
+        staged=tuple(Block.of(json.loads(block.facts)) for block in staged),
     )
 
 
-def _next_topic(connection: Connection) -> int:
-    """The id that the next topic gets, whatever became of those before it."""
+def _read_next_topic_id(connection: Connection) -> int:
     if connection.dialect.name == "sqlite":
-        last = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = 'topic'")).scalar()
-        return int(last or 0) + 1
+        last_id = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = 'topic'")).scalar()
+        return int(last_id or 0) + 1
     row = connection.execute(text("SELECT last_value, is_called FROM topic_topic_id_seq")).one()
     return int(row.last_value) + int(row.is_called)
 
 
 def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
-    """Take or renew the claim, unless another workflow's is alive; whether it is this one's."""
+    """Take or renew the claim unless the claim of another workflow is alive. Return whether it was taken."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
 
 
-def let_claim_go(connection: Connection, workflow_id: str) -> None:
-    """Release the claim if it is that workflow's."""
+def release_claim(connection: Connection, workflow_id: str) -> None:
+    """Release the claim if the workflow has it."""
     connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**UNCLAIMED))
 
 
 def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
-    """Add a stamp to those that were begun, however long ago: a writer that was paused may still put its manifest.
+    """Add a pending stamp.
 
-    So a stamp never leaves because it is old: a catalog that has forgotten the stamp of its newest manifest takes
-    itself for an older copy, and refuses. All leave with the next manifest that is settled, and one is begun only once
-    its blocks are stored: they pile up only while the store takes blocks and no manifest.
+    Stamps do not expire: a paused writer may still put its manifest, and a catalog that does not know the stamp of the
+    newest manifest refuses itself as an older copy. All stamps go with the next settled manifest. A stamp begins only
+    after its blocks are stored, so stamps pile up only while the store accepts blocks and no manifest.
 
     Raises:
-        CatalogAdopting: The catalog is a replica: it puts no manifest.
+        CatalogAdopting: The catalog is a replica, which puts no manifest.
     """
     require_no_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
     connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
 
 
-def knows(connection: Connection, number: int) -> bool:
-    """Whether a manifest of that number, or a newer one, was settled; none can be for as long as the transaction."""
+def is_manifest_settled(connection: Connection, number: int) -> bool:
+    """Lock the row. Return whether a manifest of this number or a higher one is settled."""
     manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
     if manifest is None:
         raise lost_row_error(t.record_log.name)
@@ -178,47 +176,47 @@ def knows(connection: Connection, number: int) -> bool:
 
 
 def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
-    """Let the manifest be the newest, which the catalog does not know yet; ceilings only rise."""
+    """Make a manifest the newest one, and drop all pending stamps. Ceilings never fall."""
     raised = {
-        "ledger_ceiling": _higher(_L.ledger_ceiling, ceilings.ledger),
-        "topic_ceiling": _higher(_L.topic_ceiling, ceilings.topic),
-        "transaction_ceiling": _higher(_L.transaction_ceiling, ceilings.transaction),
+        "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
+        "topic_ceiling": _max_of(_L.topic_ceiling, ceilings.topic),
+        "transaction_ceiling": _max_of(_L.transaction_ceiling, ceilings.transaction),
     }
     newest: dict[str, Any] = {"manifest": number, "stamp": stamp, "pending": {}, "flushed_us": now_us}
     connection.execute(update(t.record_log).values(**newest, **raised))
 
 
+def _max_of(column: ColumnElement[int], value: int) -> ColumnElement[int]:
+    return case((column < value, value), else_=column)
+
+
 def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
-    """Keep what the manifest that ends the flush is to name; the outbox rows of this page are still there."""
+    """Save blocks for the manifest that ends the flush. Call it before the outbox rows of their page are removed."""
     if not blocks:
         return
     oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
     rows = [
-        {"block_id": one.block_id, "manifest": number, "oldest_us": oldest_us, "facts": json.dumps(asdict(one))}
-        for one in blocks
+        {"block_id": block.block_id, "manifest": number, "oldest_us": oldest_us, "facts": json.dumps(asdict(block))}
+        for block in blocks
     ]
     connection.execute(insert(t.record_staged), rows)
 
 
 def unstage_blocks(connection: Connection) -> None:
-    """A manifest names them by now, or nothing needs them."""
+    """Forget all staged blocks, which a manifest names by now or nothing needs."""
     connection.execute(delete(t.record_staged))
 
 
-def _higher(column: Any, value: int) -> Any:  # noqa: ANN401 - a column
-    return case((column < value, value), else_=column)
-
-
 def end_rebuild(connection: Connection, rebuild: str) -> None:
-    """Forget the rebuild that has loaded the catalog: it is complete."""
+    """Forget the rebuild that has loaded the catalog, because the catalog is complete."""
     connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
 
 
 def is_adopting(connection: Connection) -> bool:
-    """Whether the catalog was loaded and is not complete yet."""
+    """Return whether the catalog was rebuilt and is not complete yet."""
     return bool(connection.execute(select(_L.state)).scalar() == ADOPTING)
 
 
 def end_adoption(connection: Connection) -> None:
-    """The catalog is complete: every process may write to it."""
+    """Let every process write to the catalog."""
     connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

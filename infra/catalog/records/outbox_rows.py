@@ -1,13 +1,13 @@
-"""The outbox of the record log: triggers insert its rows, a settled flush removes them.
+"""The outbox of the record log: changes of records that no flush has written yet.
 
-Only a record log that is written anew has its rows inserted from here.
+Triggers insert its rows, and a settled flush removes them. Only a rewrite of the record log inserts rows from Python.
 
-A trigger records a change whatever statement made it, set-wise ones too, in the transaction of the change. It runs
-behind the change, while that holds the lock of the row. The outbox's `version` only tells changes apart: a flush gives
-what it writes the number of its manifest (ADR 15). Migrations alone create triggers, beginning with 0009.
+A trigger records the change of every statement, in the transaction of the change. It runs after the change, under the
+lock of the row. The outbox's `version` only tells changes apart. A flush writes the number of its manifest instead
+(ADR 15). Only migrations create triggers, since 0009.
 
-There are no triggers of removals: a removed row with a tombstone is flushed as that, one without it writes nothing. A
-copy that is taken away raises the generation of its ledger (see `ledger_rows`), which records the ledger.
+Removals have no trigger. A removed row with a tombstone is flushed as the tombstone. Another removed row is not
+flushed. If a copy is taken away, the generation of its ledger rises (see `ledger_rows`), which records the ledger.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,33 +34,33 @@ from infra.catalog.engine.dialects import among
 from logstore.records.kinds import RecordKind
 
 
-class Source(NamedTuple):
-    """The rows that records of a kind are of."""
+class RecordSource(NamedTuple):
+    """Table whose rows are the records of a kind."""
 
     table: str
     id: str  # column of the record's id
-    sub: str = ""  # column of its sub; empty: none
-    number: bool = False  # whether that column is a number
+    sub: str = ""  # column of the record's sub; empty: it has none
+    number: bool = False  # whether the column of the sub is a number
 
 
-SOURCES: Final[Mapping[RecordKind, Source]] = {
-    RecordKind.TOPIC: Source("topic", "topic_id"),
-    RecordKind.LIST: Source("ledger_list", "list_id"),
-    RecordKind.LEDGER: Source("ledger", "ledger_id"),
-    RecordKind.SEGMENT: Source("segment", "ledger_id", "number", number=True),
-    RecordKind.CURSOR: Source("cursor", "cursor_id"),
-    RecordKind.SCHEMA: Source("schema_version", "topic_id", "version", number=True),
-    RecordKind.PRODUCER: Source("producer_sequence", "topic_id", "producer"),
-    RecordKind.DELETION: Source("pending_deletion", "row_id"),
-    RecordKind.TRANSACTION: Source("transaction", "sequence", "tc_id", number=True),
-    RecordKind.HIDDEN: Source("buffer_hidden", "ledger_id"),
-    RecordKind.INDEX: Source("delayed_index", "topic_id"),
-    RecordKind.SNAPSHOT: Source("transaction_snapshot", "topic_id"),
+SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
+    RecordKind.TOPIC: RecordSource("topic", "topic_id"),
+    RecordKind.LIST: RecordSource("ledger_list", "list_id"),
+    RecordKind.LEDGER: RecordSource("ledger", "ledger_id"),
+    RecordKind.SEGMENT: RecordSource("segment", "ledger_id", "number", number=True),
+    RecordKind.CURSOR: RecordSource("cursor", "cursor_id"),
+    RecordKind.SCHEMA: RecordSource("schema_version", "topic_id", "version", number=True),
+    RecordKind.PRODUCER: RecordSource("producer_sequence", "topic_id", "producer"),
+    RecordKind.DELETION: RecordSource("pending_deletion", "row_id"),
+    RecordKind.TRANSACTION: RecordSource("transaction", "sequence", "tc_id", number=True),
+    RecordKind.HIDDEN: RecordSource("buffer_hidden", "ledger_id"),
+    RecordKind.INDEX: RecordSource("delayed_index", "topic_id"),
+    RecordKind.SNAPSHOT: RecordSource("transaction_snapshot", "topic_id"),
 }
 
 
-def every_record() -> Iterator[Select[Any]]:
-    """The keys of all rows of records, kind by kind, and those of tombstones: kind, id and sub."""
+def select_all_records() -> Iterator[Select[Any]]:
+    """Yield selects of (kind, id, sub): one for the rows of each kind, and one for all tombstones."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
         sub = cast(c[source.sub], Text) if source.sub else literal("")
@@ -68,34 +68,32 @@ def every_record() -> Iterator[Select[Any]]:
     yield select(t.tombstone.c.kind, t.tombstone.c.id, literal(""))
 
 
-def waits(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Whether that deletion, ledger or topic has a change in no block, or may have one in a block that is staged.
-
-    It is told by the index of these kinds. SQLite uses an index of some rows only where a statement names those rows in
-    the index' own words.
-    """
-    filed = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED)
-    return or_(filed, exists().select_from(t.record_staged))
+def is_unflushed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
+    """Select deletions, ledgers or topics that have a change in no block, or that may have one in a staged block."""
+    in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
+    return or_(in_outbox, exists().select_from(t.record_staged))
 
 
-def waiting_ids(kind: str) -> Select[tuple[int]]:
-    """Ids of the deletions, ledgers or topics that have a change in the outbox."""
-    return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED)
+def unflushed_ids(kind: str) -> Select[tuple[int]]:
+    """Select the ids of deletions, ledgers or topics that have a change in the outbox."""
+    return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED_KINDS)
 
 
-_INDEXED: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
+_INDEXED_KINDS: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topic')")
+"""Condition of the outbox's partial index. SQLite uses the index only if a statement repeats it word for word."""
 
 
-def record(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
-    """Let these records be flushed once more."""
+def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
+    """Insert outbox rows for records, so that they are flushed once more."""
     rows = keys.add_columns(literal(at_us, BigInteger))
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 
 
-def forget_changes(connection: Connection, taken: Sequence[int]) -> None:
-    """Remove the rows that a flush has taken, and no others; numbers in a row are not told one by one."""
-    if not taken:
+def remove_changes(connection: Connection, versions: Sequence[int]) -> None:
+    """Remove the outbox rows with these versions. A run without gaps is removed as a range."""
+    if not versions:
         return
-    version, first, last = t.record_outbox.c.version, min(taken), max(taken)
-    gone = version.between(first, last) if last - first + 1 == len(taken) else among(connection, version, taken)
-    connection.execute(delete(t.record_outbox).where(gone))
+    version, first, last = t.record_outbox.c.version, min(versions), max(versions)
+    is_run = last - first + 1 == len(versions)
+    selected = version.between(first, last) if is_run else among(connection, version, versions)
+    connection.execute(delete(t.record_outbox).where(selected))

@@ -1,7 +1,7 @@
-"""Statements by which a replica's rows change: many at once, by their keys, in the transaction of one step.
+"""Statements that change many rows of a replica's database by their keys, in the transaction of one step.
 
-They write every table: a replica's database refuses the modules of writes, and has no audit log and no versions of its
-own to keep.
+They may write every table. A replica's database refuses the usual writing modules, and it keeps neither an audit log
+nor versions of its own.
 """
 
 import json
@@ -30,9 +30,9 @@ from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, dialect_insert
 from infra.catalog.records.version_rows import Ids
 
-_PAGE: Final = 10_000
-_OF_LEDGER: Final = (t.ledger_copy, t.segment, t.buffer_hidden, t.ledger)
-_OF_TOPIC: Final = (
+_ROWS_PER_STATEMENT: Final = 10_000
+_TABLES_OF_LEDGER: Final = (t.ledger_copy, t.segment, t.buffer_hidden, t.ledger)
+_TABLES_OF_TOPIC: Final = (
     t.cursor,
     t.schema_version,
     t.producer_sequence,
@@ -40,156 +40,166 @@ _OF_TOPIC: Final = (
     t.delayed_bucket,
     t.transaction_snapshot,
 )
-_OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
+_TABLES_OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
 
 
-def put_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """Insert rows, or set the columns that they have where a row of their key stands."""
-    put = dialect_insert(connection.dialect.name, table)
+def upsert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
+    """Insert rows. For a key that has a row, set the given columns instead."""
+    insertion = dialect_insert(connection.dialect.name, table)
     keys = [column.name for column in table.primary_key]
-    changed = {name: put.excluded[name] for name in rows.column_names if name not in keys}
-    put = put.on_conflict_do_update(index_elements=keys, set_=changed)
-    for page in _values(table, rows):
-        connection.execute(put, page)
+    changes = {name: insertion.excluded[name] for name in rows.column_names if name not in keys}
+    insertion = insertion.on_conflict_do_update(index_elements=keys, set_=changes)
+    for page in _to_pages(table, rows):
+        connection.execute(insertion, page)
 
 
-def empty(connection: Connection, table: Table) -> None:
-    """Remove all rows of a table."""
+def delete_all_rows(connection: Connection, table: Table) -> None:
+    """Empty a table."""
     connection.execute(delete(table))
 
 
-def insert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """Let these be the only rows of a table."""
+def replace_all_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
+    """Make `rows` the only rows of a table."""
     connection.execute(delete(table))
-    for page in _values(table, rows):
+    for page in _to_pages(table, rows):
         connection.execute(insert(table), page)
 
 
-def _values(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    documents = [name for name in rows.column_names if isinstance(table.c[name].type, JSON)]
-    for batch in rows.to_batches(max_chunksize=_PAGE):
+def _to_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    json_columns = [name for name in rows.column_names if isinstance(table.c[name].type, JSON)]
+    for batch in rows.to_batches(max_chunksize=_ROWS_PER_STATEMENT):
         page = batch.to_pylist()
-        for name in documents:
+        for name in json_columns:
             for row in page:
                 row[name] = None if row[name] is None else json.loads(row[name])
         if page:
             yield page
 
 
-def known_among(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
-    """Which of the ids the column holds, ascending."""
-    found: list[int] = []
+def existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
+    """Return those of the ids that the column holds, ascending."""
+    existing: list[int] = []
     for page in _pages(ids):
-        found += connection.execute(select(column).where(among(connection, column, page))).scalars()
-    return np.unique(np.array(found, np.int64))
+        existing += connection.execute(select(column).where(among(connection, column, page))).scalars()
+    return np.unique(np.array(existing, np.int64))
 
 
-def remove(connection: Connection, column: Column[Any], ids: Iterable[int], *also: ColumnElement[bool]) -> int:
-    """Remove the rows whose column holds one of the ids, and of which all the others hold; how many."""
-    gone = [delete(column.table).where(among(connection, column, page), *also) for page in _pages(ids)]
-    return sum(connection.execute(one).rowcount for one in gone)
+def delete_rows(
+    connection: Connection, column: Column[Any], ids: Iterable[int], *conditions: ColumnElement[bool]
+) -> int:
+    """Delete rows whose column holds one of the ids and that meet all conditions. Return their number."""
+    statements = [delete(column.table).where(among(connection, column, page), *conditions) for page in _pages(ids)]
+    return sum(connection.execute(statement).rowcount for statement in statements)
 
 
-def remove_ledgers(connection: Connection, ids: Iterable[int]) -> int:
-    """Remove ledgers with what is theirs; how many ledgers."""
-    gone = list(ids)
-    return [remove(connection, table.c.ledger_id, gone) for table in _OF_LEDGER][-1]
+def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
+    """Delete ledgers with their copies, segments and hidden entries. Return the number of ledgers."""
+    ledger_ids = list(ids)
+    return [delete_rows(connection, table.c.ledger_id, ledger_ids) for table in _TABLES_OF_LEDGER][-1]
 
 
-def remove_children(connection: Connection, topic_ids: Iterable[int]) -> None:
-    """Remove what topics had that are gone. Their ledgers are records of their own, and stay unlisted."""
-    gone = list(topic_ids)
-    column = t.ledger_list.c.topic_id
-    for page in _pages(gone):
-        lists = select(t.ledger_list.c.list_id).where(among(connection, column, page))
-        remove_lists(connection, connection.execute(lists).scalars().all())
-    for table in _OF_TOPIC:
-        remove(connection, table.c.topic_id, gone)
+def delete_children(connection: Connection, topic_ids: Iterable[int]) -> None:
+    """Delete what belongs to deleted topics. Their ledgers are records of their own: they stay, unlisted."""
+    ids = list(topic_ids)
+    for page in _pages(ids):
+        lists = select(t.ledger_list.c.list_id).where(among(connection, t.ledger_list.c.topic_id, page))
+        delete_lists(connection, connection.execute(lists).scalars().all())
+    for table in _TABLES_OF_TOPIC:
+        delete_rows(connection, table.c.topic_id, ids)
 
 
-def remove_lists(connection: Connection, ids: Iterable[int]) -> None:
-    """Remove lists; ledgers that were on them are so no longer."""
-    gone = list(ids)
-    for page in _pages(gone):
+def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
+    """Delete lists. Their ledgers become unlisted."""
+    list_ids = list(ids)
+    for page in _pages(list_ids):
         listed = update(t.ledger).where(among(connection, t.ledger.c.list_id, page))
         connection.execute(listed.values(place=None))
-    remove(connection, t.ledger_list.c.list_id, gone)
+    delete_rows(connection, t.ledger_list.c.list_id, list_ids)
 
 
-def forget_parts(connection: Connection, transactions: pa.Table) -> None:
-    """Remove what transactions with these columns `tc_id` and `sequence` have of participants and ranges."""
+def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> None:
+    """Delete participants and ranges of transactions, which have the columns `tc_id` and `sequence`."""
     keys = [{"tc": row["tc_id"], "seq": row["sequence"]} for row in transactions.to_pylist()]
-    for table in _OF_TRANSACTION if keys else ():
+    for table in _TABLES_OF_TRANSACTION if keys else ():
         mine = and_(table.c.tc_id == bindparam("tc"), table.c.sequence == bindparam("seq"))
         connection.execute(delete(table).where(mine), keys)
 
 
-def displaced(connection: Connection, table: Table, unique: tuple[str, ...], rows: pa.Table) -> list[int]:
-    """Ids of rows that stand under the unique columns of one of the rows, and have another id than that one.
+def find_displaced_ids(
+    connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
+) -> list[int]:
+    """Return ids of rows that share the unique columns with one of `rows` under another id.
 
-    They are older: when the newer one was written they had gone, by a plain delete.
+    They are older: a plain delete had removed them before the newer row was written.
     """
     (key,) = table.primary_key
-    numbers = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique}
-    asked = bulk_parameter(connection.dialect.name, "asked", {"id": BIG, **numbers})
-    c = asked.source.c
-    same = [table.c[name] == c[name] for name in unique]
-    found = Statement(select(key).where(exists().where(*same, c.id != key)), asked)
-    told = zip(*(rows.column(name).to_pylist() for name in (key.name, *unique)), strict=True)
-    return list(found.execute(connection, told).scalars())
+    types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}
+    newer = bulk_parameter(connection.dialect.name, "newer", {"id": BIG, **types})
+    c = newer.source.c
+    same_columns = [table.c[name] == c[name] for name in unique_columns]
+    displaced = Statement(select(key).where(exists().where(*same_columns, c.id != key)), newer)
+    values = zip(*(rows.column(name).to_pylist() for name in (key.name, *unique_columns)), strict=True)
+    return list(displaced.execute(connection, values).scalars())
 
 
-def ledgers_as_covered(connection: Connection, ids: Iterable[int]) -> pa.Table:
-    """Columns of ledgers for their tombstones, ascending by id."""
-    of, ledger = t.ledger_list.c, t.ledger.c
+def read_covered_ledgers(connection: Connection, ids: Iterable[int]) -> pa.Table:
+    """Return the columns of ledgers that their tombstones need, ascending by id."""
+    ledger_list, ledger = t.ledger_list.c, t.ledger.c
+    query = select(ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component).join(
+        t.ledger_list, ledger_list.list_id == ledger.list_id
+    )
     rows: list[Any] = []
     for page in _pages(ids):
-        query = select(ledger.ledger_id, of.topic_id, ledger.list_id, of.component).join(
-            t.ledger_list, of.list_id == ledger.list_id
-        )
         rows += connection.execute(query.where(among(connection, ledger.ledger_id, page))).all()
     columns = list(zip(*sorted(tuple(row) for row in rows), strict=True)) or [(), (), (), ()]
-    kinds = (pa.int64(), pa.int64(), pa.int64(), pa.string())
-    names = ("id", "topic_id", "list_id", "component")
-    return pa.table({name: pa.array(one, kind) for name, one, kind in zip(names, columns, kinds, strict=True)})
+    types = {"id": pa.int64(), "topic_id": pa.int64(), "list_id": pa.int64(), "component": pa.string()}
+    return pa.table(
+        {name: pa.array(values, type_) for (name, type_), values in zip(types.items(), columns, strict=True)}
+    )
 
 
-def sum_ledgers(connection: Connection, ids: Iterable[int]) -> None:
-    """Make the sums of ledgers over their segments again."""
+def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
+    """Compute the totals of ledgers from their segments again."""
     s, ledger = t.segment.c, t.ledger.c
 
-    def of_segments(what: Any) -> Any:  # noqa: ANN401 - a column
-        return select(what).where(s.ledger_id == ledger.ledger_id).scalar_subquery()
+    def from_segments(aggregate: Any) -> Any:  # noqa: ANN401 - a column
+        return select(aggregate).where(s.ledger_id == ledger.ledger_id).scalar_subquery()
 
-    sums = {
-        "entries": of_segments(func.coalesce(func.sum(s.entries), 0)),
-        "size_bytes": of_segments(func.coalesce(func.sum(s.size_bytes), 0)),
-        "segments": of_segments(func.count()),
+    totals = {
+        "entries": from_segments(func.coalesce(func.sum(s.entries), 0)),
+        "size_bytes": from_segments(func.coalesce(func.sum(s.size_bytes), 0)),
+        "segments": from_segments(func.count()),
     }
-    last = of_segments(func.max(s.number))
+    last_segment = from_segments(func.max(s.number))
     for page in _pages(ids):
         mine = update(t.ledger).where(among(connection, ledger.ledger_id, page))
-        connection.execute(mine.values(sums))
-        connection.execute(mine.where(ledger.last_segment < last).values(last_segment=last))
+        connection.execute(mine.values(totals))
+        connection.execute(mine.where(ledger.last_segment < last_segment).values(last_segment=last_segment))
 
 
-def unlist(connection: Connection, lists: Iterable[int], named: Ids, ledgers: Iterable[int]) -> None:
-    """Take ledgers off lists that do not name them any more, and those of the ledgers whose list is not there."""
+def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: Ids, changed_ids: Iterable[int]) -> None:
+    """Remove the places of ledgers that their lists no longer name, and of changed ledgers without a list.
+
+    Args:
+        connection: In the transaction of the step.
+        list_ids: Lists with a new version.
+        named_ids: Ids of ledgers that these versions name.
+        changed_ids: Ids of ledgers that changed in the step.
+    """
     ledger = t.ledger.c
-    gone: list[int] = []
-    for page in _pages(lists):
+    unnamed_ids: list[int] = []
+    for page in _pages(list_ids):
         listed = select(ledger.ledger_id).where(among(connection, ledger.list_id, page), ledger.place.is_not(None))
-        ids = np.array(connection.execute(listed).scalars().all(), np.int64)
-        gone += np.setdiff1d(ids, named).tolist()
-    for page in _pages(gone):
-        connection.execute(update(t.ledger).where(among(connection, ledger.ledger_id, page)).values(place=None))
-    for page in _pages(ledgers):
-        lost = ~exists().where(t.ledger_list.c.list_id == ledger.list_id)
-        these = update(t.ledger).where(among(connection, ledger.ledger_id, page), lost)
-        connection.execute(these.values(place=None))
+        listed_ids = np.array(connection.execute(listed).scalars().all(), np.int64)
+        unnamed_ids += np.setdiff1d(listed_ids, named_ids).tolist()
+    has_no_list = ~exists().where(t.ledger_list.c.list_id == ledger.list_id)
+    for ids, conditions in ((unnamed_ids, ()), (changed_ids, (has_no_list,))):
+        for page in _pages(ids):
+            selected = update(t.ledger).where(among(connection, ledger.ledger_id, page), *conditions)
+            connection.execute(selected.values(place=None))
 
 
 def _pages(ids: Iterable[int]) -> Iterator[list[int]]:
-    all_ids = [int(one) for one in ids]
-    for start in range(0, len(all_ids), _PAGE):
-        yield all_ids[start : start + _PAGE]
+    plain_ids = [int(number) for number in ids]  # numbers of numpy are no parameters of a statement
+    for start in range(0, len(plain_ids), _ROWS_PER_STATEMENT):
+        yield plain_ids[start : start + _ROWS_PER_STATEMENT]

@@ -1,6 +1,6 @@
-"""Settling a topic with what adoption found in storage: one transaction, in which all of it is taken in or none.
+"""Settling of a topic: one transaction that takes in all that adoption found of it in storage, or nothing.
 
-No other process writes to the catalog meanwhile, so locks are those of any statement.
+No other process writes to the catalog meanwhile, so the locks of the statements suffice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from infra.catalog.log.ledger_rows import (
 )
 from infra.catalog.log.producer_rows import put_sequences, read_sequences
 from infra.catalog.log.topic_rows import recreate_topic
-from infra.catalog.records.adopted_transactions import adopt_transactions, decided_at_flush
-from infra.catalog.records.adoption_rows import settled, staged, tell
+from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_at_flush
+from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, settle_unstaged
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import TopicState
@@ -33,198 +33,216 @@ from logstore.records.kinds import RecordKind
 from logstore.transactions.transactions import TransactionId
 
 _L, _T = t.ledger.c, t.tombstone.c
-_LOST = {Standing.ABSENT, Standing.ENDED, Standing.SHORT}
+_INCOMPLETE = {Standing.ABSENT, Standing.ENDED, Standing.SHORT}
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """Facts of all staged ledgers of a topic, known before the first of them is taken in."""
+class _TopicSummary:
+    """Facts of all staged ledgers of a topic, read before its first ledger is settled."""
 
-    name: str | None  # of the topic, as those say that may be taken in
+    name: str | None  # as statements of ledgers with uploads give it; `None`: there are none
     repeated: Mapping[str, int]
 
 
 @dataclass(slots=True)
-class _Topic:
-    """A topic that is being settled, ledger by ledger."""
+class _SettledTopic:
+    """A topic that is being settled, and what the pages so far came to."""
 
     topic_id: TopicId
     name: str
     list_id: int
     repeated: Mapping[str, int]
-    rows_epoch: int  # of the catalog whose rows were loaded
-    ended: set[TransactionId] = field(default_factory=set)  # by markers of ledgers that were taken in
-    lost: dict[LedgerId, Standing] = field(default_factory=dict)  # of these not all is stored
-    segments: dict[LedgerId, int] = field(default_factory=dict)  # that were taken in
+    rows_epoch: int  # epoch of the catalog whose rows were loaded
+    marked_txns: set[TransactionId] = field(default_factory=set)  # decided by markers of adopted segments
+    incomplete_ids: set[LedgerId] = field(default_factory=set)  # ledgers without some or all of their objects
+    segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # numbers of adopted segments
 
 
-def settle(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
-    """See `Adoption.settle`."""
-    whole = _whole(connection, topic_id)
-    if whole is None:
+def settle_topic(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
+    """Settle the staged ledgers of a topic, page by page. Without staged ledgers nothing changes."""
+    summary = _summarize(connection, topic_id)
+    if summary is None:
         return
-    topic, name = None, _standing(connection, topic_id, whole.name, now_us)
+    topic, name = None, _find_or_restore_name(connection, topic_id, summary.name, now_us)
     if name is not None:
         list_id = ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
-        topic = _Topic(topic_id, name, list_id, whole.repeated, rows_epoch)
-    for found in staged(connection, topic_id):
-        _settle_page(connection, topic, found, now_us)
+        topic = _SettledTopic(topic_id, name, list_id, summary.repeated, rows_epoch)
+    for ledgers in iterate_staged(connection, topic_id):
+        _settle_page(connection, topic, ledgers, now_us)
     if topic is not None:
-        settled(connection, _lost(connection, topic), topic.segments)
+        settle_ledgers(connection, _judge_incomplete(connection, topic), topic.segments_by_ledger)
 
 
-def _whole(connection: Connection, topic_id: TopicId) -> _Whole | None:
-    """None where nothing is staged."""
+def _summarize(connection: Connection, topic_id: TopicId) -> _TopicSummary | None:
     names: set[str] = set()
-    again: dict[str, int] = {}
-    nothing = True
-    for found in staged(connection, topic_id):
-        nothing = False
-        names |= {one.statement.owner.topic for one in found if one.statement and one.uploads}
-        again |= repeated((upload for one in found for upload in one.uploads), again)
-    return None if nothing else _Whole(min(names, default=None), again)
+    last_repeats: dict[str, int] = {}
+    is_empty = True
+    for ledgers in iterate_staged(connection, topic_id):
+        is_empty = False
+        names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
+        last_repeats |= repeated((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
+    return None if is_empty else _TopicSummary(min(names, default=None), last_repeats)
 
 
-def _settle_page(connection: Connection, topic: _Topic | None, found: Sequence[StagedLedger], now_us: int) -> None:
-    """Take in some ledgers; what becomes of those of which not all is stored is told at the end."""
-    became = dict.fromkeys((one.ledger_id for one in found), Adoptee.UNCHANGED)
-    taken = _take_in(connection, topic, found, now_us) if topic else {}
-    strangers = [one for one in found if one.standing is Standing.STRANGER and one.ledger_id not in taken]
-    became |= taken | dict.fromkeys((one.ledger_id for one in strangers), Adoptee.DETACHED)
+def _settle_page(
+    connection: Connection, topic: _SettledTopic | None, ledgers: Sequence[StagedLedger], now_us: int
+) -> None:
+    """Settle a page of ledgers, except the incomplete ones, which the end of the topic settles."""
+    adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), Adoptee.UNCHANGED)
+    adoptees |= {ledger.ledger_id: Adoptee.DETACHED for ledger in ledgers if ledger.standing is Standing.STRANGER}
     if topic is None:
-        settled(connection, became, {})
+        settle_ledgers(connection, adoptees, {})
         return
-    topic.lost |= {one.ledger_id: one.standing for one in found if one.standing in _LOST}
-    settled(connection, {one: what for one, what in became.items() if one not in topic.lost}, topic.segments)
-    topic.segments = {one: count for one, count in topic.segments.items() if one in topic.lost}
+    adoptees |= _adopt_uploads(connection, topic, ledgers, now_us)
+    incomplete_ids = topic.incomplete_ids
+    incomplete_ids |= {ledger.ledger_id for ledger in ledgers if ledger.standing in _INCOMPLETE}
+    complete = {ledger_id: adoptee for ledger_id, adoptee in adoptees.items() if ledger_id not in incomplete_ids}
+    settle_ledgers(connection, complete, topic.segments_by_ledger)
+    topic.segments_by_ledger = {
+        ledger_id: segments for ledger_id, segments in topic.segments_by_ledger.items() if ledger_id in incomplete_ids
+    }
 
 
-def _standing(connection: Connection, topic_id: TopicId, said: str | None, now_us: int) -> str | None:
-    """The name of a topic that can have ledgers, made again if need be; None: it is gone, or is going.
+def _find_or_restore_name(
+    connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
+) -> str | None:
+    """Return the name of a topic that can have ledgers, and make its row again if it is lost.
 
-    Of two topics of one name the one with the higher id is the later one: the other was gone when it was made.
+    Return `None` for a topic that was deleted or is being deleted. Of two topics with one name the one with the higher
+    id is the later one. The other topic was deleted before.
     """
     row = connection.execute(select(t.topic).where(t.topic.c.topic_id == topic_id)).first()
     if row is not None:
         return str(row.name) if row.state == TopicState.ACTIVE.value else None
-    buried = exists().where(_T.kind == RecordKind.TOPIC.value, _T.id == topic_id)
-    if said is None or connection.execute(select(buried)).scalar():
+    is_buried = exists().where(_T.kind == RecordKind.TOPIC.value, _T.id == topic_id)
+    if stated_name is None or connection.execute(select(is_buried)).scalar():
         return None
-    other = connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == said)).scalar()
-    if other is not None and other > topic_id:
+    namesake = connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == stated_name)).scalar()
+    if namesake is not None and namesake > topic_id:
         return None
-    if other is not None:
-        revived = dissolve(connection, TopicId(other))
-        tell(connection, dict.fromkeys(revived, TopicId(other)), Adoptee.REVIVED)
-    recreate_topic(connection, topic_id, said, now_us=now_us)
-    return said
+    if namesake is not None:
+        revived = dissolve(connection, TopicId(namesake))
+        settle_unstaged(connection, dict.fromkeys(revived, TopicId(namesake)), Adoptee.REVIVED)
+    recreate_topic(connection, topic_id, stated_name, now_us=now_us)
+    return stated_name
 
 
-def _take_in(
-    connection: Connection, topic: _Topic, found: Sequence[StagedLedger], now_us: int
+def _adopt_uploads(
+    connection: Connection, topic: _SettledTopic, ledgers: Sequence[StagedLedger], now_us: int
 ) -> dict[LedgerId, Adoptee]:
-    """Register the uploads that had been registered, in ledgers that are listed from now on."""
-    ids = [one.ledger_id for one in found if one.uploads]
-    query = select(t.ledger).where(among(connection, _L.ledger_id, ids))
-    rows = {row.ledger_id: row for row in connection.execute(query)}
-    tails = [_tail(one, rows.get(one.ledger_id)) for one in found if one.uploads]
-    taken = adopted(tails, _at_flush(connection, topic, tails))
-    of_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
-    for each in taken:
-        of_ledger.setdefault(each.ledger_id, []).append(each)
-    topic.segments |= {one: len(mine) for one, mine in of_ledger.items()}
-    topic.ended |= {marker.txn for one in taken for marker in one.upload.markers}
-    unknown = [one.statement for one in found if one.statement and one.ledger_id in of_ledger.keys() - rows.keys()]
-    insert_stored_ledgers(connection, topic.list_id, unknown)
-    born = [one for one in of_ledger if one in rows and rows[one].state == LedgerState.CREATING.value]
-    list_newborns(connection, topic.list_id, born)
-    _register(connection, topic, taken, rows)
-    adopt_transactions(connection, topic.topic_id, topic.name, taken, now_us=now_us)
-    became: dict[LedgerId, Adoptee] = {}
-    for ledger_id, mine in of_ledger.items():
-        row = rows.get(ledger_id)
-        is_whole = _is_whole(mine, 0 if row is None else row.entries)
-        became[ledger_id] = Adoptee.MISSING if not is_whole else Adoptee.EXTENDED if row else Adoptee.ADOPTED
-    return became
+    """Register the uploads that had been registered. Their ledgers are listed from now on."""
+    with_uploads = [ledger for ledger in ledgers if ledger.uploads]
+    query = select(t.ledger).where(among(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
+    row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
+    tails = [_to_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
+    segments = adopted(tails, _read_topic_at_flush(connection, topic, tails))
+    segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
+    for segment in segments:
+        segments_by_ledger.setdefault(segment.ledger_id, []).append(segment)
+    topic.segments_by_ledger |= {ledger_id: len(mine) for ledger_id, mine in segments_by_ledger.items()}
+    topic.marked_txns |= {marker.txn for segment in segments for marker in segment.upload.markers}
+    unknown_ids = segments_by_ledger.keys() - row_by_ledger.keys()
+    insert_stored_ledgers(
+        connection,
+        topic.list_id,
+        [ledger.statement for ledger in ledgers if ledger.statement and ledger.ledger_id in unknown_ids],
+    )
+    newborn_ids = [
+        ledger_id
+        for ledger_id in segments_by_ledger
+        if ledger_id in row_by_ledger and row_by_ledger[ledger_id].state == LedgerState.CREATING.value
+    ]
+    list_newborns(connection, topic.list_id, newborn_ids)
+    _register(connection, topic, segments, row_by_ledger)
+    adopt_transactions(connection, topic.topic_id, topic.name, segments, now_us=now_us)
+    adoptees: dict[LedgerId, Adoptee] = {}
+    for ledger_id, mine in segments_by_ledger.items():
+        row = row_by_ledger.get(ledger_id)
+        if not _are_contiguous(mine, first_entry=0 if row is None else row.entries):
+            adoptees[ledger_id] = Adoptee.MISSING
+        else:
+            adoptees[ledger_id] = Adoptee.ADOPTED if row is None else Adoptee.EXTENDED
+    return adoptees
 
 
-def _is_whole(taken: Sequence[AdoptedSegment], reached: int) -> bool:
-    """Whether they hold every entry from `reached` on: what was registered in between must be stored."""
-    for one in sorted(taken, key=lambda one: one.first_entry):
-        if one.first_entry > reached:
+def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> bool:
+    """Return whether the segments hold every entry from `first_entry` on. A gap is lost data."""
+    for segment in sorted(segments, key=lambda segment: segment.first_entry):
+        if segment.first_entry > first_entry:
             return False
-        reached = one.first_entry + one.upload.entries
+        first_entry = segment.first_entry + segment.upload.entries
     return True
 
 
-def _tail(one: StagedLedger, row: Any) -> Tail:  # noqa: ANN401 - a row
+def _to_tail(ledger: StagedLedger, row: Any) -> Tail:  # noqa: ANN401 - a row
     if row is None:
-        return Tail(ledger_id=one.ledger_id, uploads=one.uploads)
-    return Tail(ledger_id=one.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=one.uploads)
+        return Tail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
+    return Tail(ledger_id=ledger.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=ledger.uploads)
 
 
-def _at_flush(connection: Connection, topic: _Topic, tails: Sequence[Tail]) -> TopicAtFlush:
+def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Sequence[Tail]) -> TopicAtFlush:
     uploads = [upload for tail in tails for upload in tail.uploads]
-    producers = {one.producer for upload in uploads for one in upload.producers}
-    named = {one.txn for upload in uploads for one in upload.transactions}
+    producers = {advance.producer for upload in uploads for advance in upload.producers}
+    txns = {run.txn for upload in uploads for run in upload.transactions}
     return TopicAtFlush(
         epoch=topic.rows_epoch,
         sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
-        decided=decided_at_flush(connection, named) | topic.ended,
+        decided=lock_decided_at_flush(connection, txns) | topic.marked_txns,
         repeated=topic.repeated,
     )
 
 
-def _register(connection: Connection, topic: _Topic, taken: Sequence[AdoptedSegment], rows: Mapping[int, Any]) -> None:
-    """Insert the segments, let ledgers grow, and advance producers, as their registrations had done."""
-    if not taken:
+def _register(
+    connection: Connection, topic: _SettledTopic, segments: Sequence[AdoptedSegment], row_by_ledger: Mapping[int, Any]
+) -> None:
+    """Insert the segments, add them to their ledgers, and advance producers."""
+    if not segments:
         return
-    grown: dict[int, list[int]] = {}
-    segments = []
-    for one in taken:
-        upload, row = one.upload, rows.get(one.ledger_id)
-        totals = grown.setdefault(
-            one.ledger_id, [getattr(row, name) for name in GROWING_COLUMNS] if row else [0, 0, 0, -1]
-        )
-        segments.append(
+    totals_by_ledger: dict[int, list[int]] = {}
+    segment_rows = []
+    for segment in segments:
+        upload, ledger_id = segment.upload, segment.ledger_id
+        segment_rows.append(
             (
-                one.ledger_id,
+                ledger_id,
                 upload.number,
-                one.first_entry,
+                segment.first_entry,
                 upload.entries,
                 upload.size_bytes,
                 upload.sha256,
                 upload.delayed,
             )
         )
-        entries, size_bytes, count, last = totals
-        totals[:] = [
-            max(entries, one.first_entry + upload.entries),
+        row = row_by_ledger.get(ledger_id)
+        totals = [getattr(row, name) for name in GROWING_COLUMNS] if row else [0, 0, 0, -1]
+        entries, size_bytes, count, last = totals_by_ledger.get(ledger_id, totals)
+        totals_by_ledger[ledger_id] = [
+            max(entries, segment.first_entry + upload.entries),
             size_bytes + upload.size_bytes,
             count + 1,
             max(last, upload.number),
         ]
-    insert_segments(connection, segments, [(ledger_id, *totals) for ledger_id, totals in grown.items()])
+    insert_segments(connection, segment_rows, [(ledger_id, *totals) for ledger_id, totals in totals_by_ledger.items()])
+    advances = [advance for segment in segments for advance in segment.upload.producers]
+    known = read_sequences(connection, topic.topic_id, {advance.producer for advance in advances})
     moved: dict[tuple[int, str], ProducerSequence] = {}
-    known = read_sequences(
-        connection, topic.topic_id, {one.producer for each in taken for one in each.upload.producers}
-    )
-    for advance in (one for each in taken for one in each.upload.producers):
+    for advance in advances:
         before = moved.get((topic.topic_id, advance.producer)) or known.get(advance.producer, ProducerSequence())
-        last = max(before.last, advance.last)
-        moved[topic.topic_id, advance.producer] = before.advance(last, advance.txn)
+        moved[topic.topic_id, advance.producer] = before.advance(max(before.last, advance.last), advance.txn)
     put_sequences(connection, moved)
 
 
-def _lost(connection: Connection, topic: _Topic) -> dict[LedgerId, Adoptee]:
-    """Return what becomes of the ledgers that are absent or short; each keeps its row until the end.
+def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, Adoptee]:
+    """Return what becomes of ledgers whose objects are absent in whole or in part. Their rows stay until the end.
 
-    No deletion explains the absence of one that its list names, wherever it stands there: before the first object goes
-    the record log knows of the intent, and of a list without the ledger. So that is a loss of data, or a store that
-    does not show what it holds. Those in no list are expected to be gone: the last step removes their rows.
+    A listed ledger has lost data, or the store hides objects. No deletion explains the absence, because the record log
+    knows of the intent and of the shorter list before the first object is deleted. An unlisted ledger is expected to be
+    absent, and the last step of adoption removes its row.
     """
-    if not topic.lost:
+    if not topic.incomplete_ids:
         return {}
-    unlisted = select(_L.ledger_id).where(among(connection, _L.ledger_id, topic.lost), _L.place.is_(None))
-    strays = {LedgerId(one) for one in connection.execute(unlisted).scalars()}
-    return {one: Adoptee.REVIVED if one in strays else Adoptee.MISSING for one in topic.lost}
+    is_mine = among(connection, _L.ledger_id, topic.incomplete_ids)
+    unlisted = set(connection.execute(select(_L.ledger_id).where(is_mine, _L.place.is_(None))).scalars())
+    return {
+        ledger_id: Adoptee.REVIVED if ledger_id in unlisted else Adoptee.MISSING for ledger_id in topic.incomplete_ids
+    }

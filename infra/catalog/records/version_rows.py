@@ -1,7 +1,7 @@
-"""Winning versions of records as rows of the catalog's tables: pure functions of Arrow tables.
+"""Rows of the catalog's tables, made from winning versions of records by pure functions of Arrow tables.
 
-Every function takes versions of one kind in the schema of that kind, one a record, ascending by id, none of them a
-tombstone; and answers tables in the columns and the types that a bulk load takes.
+Every function takes versions of one kind in the schema of that kind: one version of each record, ascending by id,
+without tombstones. It returns tables with the columns and types of a bulk load.
 """
 
 import base64
@@ -22,9 +22,9 @@ from logstore.log.ledgers import CopyKind
 from logstore.records.kinds import FIELDS, RecordKind
 
 Ids = npt.NDArray[np.int64]
-Rows = tuple[Table, pa.Table]
+TableRows = tuple[Table, pa.Table]
 
-_KEYS: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
+_TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.TOPIC: (t.topic, {"topic_id": "id"}),
     RecordKind.LIST: (t.ledger_list, {"list_id": "id", "version": "list_version"}),
     RecordKind.LEDGER: (t.ledger, {"ledger_id": "id", "generation": "generation", "epoch": "ledger_epoch"}),
@@ -41,180 +41,179 @@ _KEYS: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
-"""The table of each kind, and where its columns come from that are not the kind's own under the same name."""
+"""Table of each kind, with the field or the constant of each column that is not a field of the same name."""
 
-UNIQUE: Final[Mapping[RecordKind, tuple[str, ...]]] = {
+UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
     RecordKind.TOPIC: ("name",),
     RecordKind.LIST: ("topic_id", "component", "owner"),
     RecordKind.CURSOR: ("topic_id", "name"),
 }
-"""Columns by which the rows of a kind are unique, beside their ids; a name may be used again after a plain delete."""
+"""Unique columns of a kind beside the id. After a plain delete, another record may have the same values."""
 
 
-def with_types(table: Table, rows: pa.Table) -> pa.Table:
-    """The rows in the types of their columns."""
+def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
+    """Return the rows in the types of the table's columns."""
     fields = [pa.field(name, arrow_type(table.c[name])) for name in rows.column_names]
     return rows.cast(pa.schema(fields))
 
 
-def rows_of(kind: RecordKind, versions: pa.Table, **computed: Any) -> Rows:  # noqa: ANN401 - arrays of numpy's or Arrow's
-    """The rows of a kind; columns that are neither recorded nor computed are left to the database."""
-    table, keys = _KEYS[kind]
-    recorded = {name for name, _ in FIELDS[kind]}
-    found: dict[str, Any] = {}
+def to_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
+    """Return the rows of a kind. Columns that are neither fields nor computed are left to the database."""
+    table, sources = _TABLES[kind]
+    field_names = {name for name, _ in FIELDS[kind]}
+    columns: dict[str, Any] = {}
     for column in table.c:
-        source = keys.get(column.name, column.name)
+        source = sources.get(column.name, column.name)
         if column.name in computed:
-            found[column.name] = computed[column.name]
+            columns[column.name] = computed[column.name]
         elif isinstance(source, int):
-            found[column.name] = pa.repeat(pa.scalar(source, pa.int64()), versions.num_rows)
-        elif column.name in keys or source in recorded:
-            found[column.name] = versions.column(source)
-    return table, with_types(table, pa.table(found))
+            columns[column.name] = pa.repeat(pa.scalar(source, pa.int64()), versions.num_rows)
+        elif column.name in sources or source in field_names:
+            columns[column.name] = versions.column(source)
+    return table, cast_to_columns(table, pa.table(columns))
 
 
-def ids_of(table: pa.Table, column: str = "id") -> Ids:
-    """A column of numbers, none null."""
-    found: Ids = table.column(column).to_numpy()
-    return found
+def id_column(table: pa.Table, name: str = "id") -> Ids:
+    """Return a column of numbers without nulls."""
+    ids: Ids = table.column(name).to_numpy()
+    return ids
 
 
-def among(values: Ids, known: Ids) -> npt.NDArray[np.bool_]:
-    """Which of the values are known; the known ones ascend."""
-    at = np.searchsorted(known, values)
-    found: npt.NDArray[np.bool_] = np.zeros(len(values), bool)
-    inside = at < len(known)
-    found[inside] = known[at[inside]] == values[inside]
-    return found
+def contains_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
+    """Return for each of `ids` whether `sorted_ids`, which ascend, contain it."""
+    places = np.searchsorted(sorted_ids, ids)
+    contains: npt.NDArray[np.bool_] = np.zeros(len(ids), bool)
+    is_inside = places < len(sorted_ids)
+    contains[is_inside] = sorted_ids[places[is_inside]] == ids[is_inside]
+    return contains
 
 
-def with_parent(versions: pa.Table, parents: Ids, column: str = "id") -> pa.Table:
-    """Those of the versions whose parent lives."""
-    return versions.filter(pa.array(among(ids_of(versions, column), parents)))
+def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") -> pa.Table:
+    """Return the versions whose parent exists. `parent_ids` ascend."""
+    return versions.filter(pa.array(contains_ids(parent_ids, id_column(versions, column))))
 
 
-def newest_of_each(versions: pa.Table, key: Iterable[str]) -> pa.Table:
-    """Of the versions that say the same in the columns of a unique key the newest; the order stays.
+def select_newest(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
+    """Return the newest version for each value of the unique columns, in the order of `versions`.
 
-    Two rows were never there at once: when the newer one was written the older one had gone, by a plain delete.
+    Two such rows never existed at once. A plain delete had removed the older row before the newer one was inserted.
     """
-    names = list(key)
+    names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
-    at = pc.sort_indices(versions, sort_keys=order)
-    by_key = versions.select(names).take(at)
-    first = np.ones(versions.num_rows, bool)
+    indices = pc.sort_indices(versions, sort_keys=order)
+    values = versions.select(names).take(indices)
+    is_first = np.ones(versions.num_rows, bool)
     if versions.num_rows > 1:
-        same = [
-            pc.equal(by_key.column(name).combine_chunks()[1:], by_key.column(name).combine_chunks()[:-1])
-            for name in names
-        ]
-        first[1:] = ~np.logical_and.reduce([pc.fill_null(one, False).to_numpy(zero_copy_only=False) for one in same])
-    if first.all():
+        columns = [values.column(name).combine_chunks() for name in names]
+        repeats = [pc.fill_null(pc.equal(column[1:], column[:-1]), False) for column in columns]
+        is_first[1:] = ~np.logical_and.reduce([repeat.to_numpy(zero_copy_only=False) for repeat in repeats])
+    if is_first.all():
         return versions
-    return versions.take(pa.array(np.sort(at.to_numpy()[first])))
+    return versions.take(pa.array(np.sort(indices.to_numpy()[is_first])))
 
 
-def listed_by(lists: pa.Table) -> Ids:
-    """Ids of the ledgers that versions of lists name, ascending."""
-    named = [BitMap64.deserialize(one) for one in lists.column("ledgers").to_pylist() if one]
-    found = np.fromiter((one for bitmap in named for one in bitmap), np.int64, sum(map(len, named)))
-    return np.sort(found)
+def listed_ledger_ids(lists: pa.Table) -> Ids:
+    """Return the ids of ledgers that versions of lists name, ascending."""
+    bitmaps = [BitMap64.deserialize(packed) for packed in lists.column("ledgers").to_pylist() if packed]
+    return np.sort(
+        np.fromiter((ledger_id for bitmap in bitmaps for ledger_id in bitmap), np.int64, sum(map(len, bitmaps)))
+    )
 
 
-def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed: Ids) -> Iterator[Rows]:
-    """Ledgers with their totals, and their copies.
+def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
+    """Yield ledgers with their totals, then their copies.
 
-    A ledger that no list names has no place: it came back because its delete was plain, or it was never listed.
+    A ledger that no list names gets no place. It returned after a plain delete, or it was never listed.
 
     Args:
-        ledgers: Versions.
-        segments: Versions of the segments of these ledgers, and of no other.
-        listed: Ids of ledgers that a list names, ascending.
+        ledgers: Versions of ledgers.
+        segments: Versions of the segments of these ledgers, and of no other ledger.
+        listed_ids: Ids of ledgers that a list names, ascending.
     """
-    ids = ids_of(ledgers)
-    sums = _sums(ids, segments)
-    places = pc.if_else(pa.array(among(ids, listed)), ledgers.column("place"), pa.scalar(None, pa.int64()))
-    last = ledgers.column("last_segment").fill_null(-1).to_numpy().copy()
+    ids = id_column(ledgers)
+    totals = _sum_segments(ids, segments)
+    is_listed = pa.array(contains_ids(listed_ids, ids))
+    places = pc.if_else(is_listed, ledgers.column("place"), pa.scalar(None, pa.int64()))
+    last_segments = ledgers.column("last_segment").fill_null(-1).to_numpy().copy()
     if segments.num_rows:
         numbers = pc.cast(segments.column("sub"), pa.int64()).to_numpy()
-        np.maximum.at(last, np.searchsorted(ids, ids_of(segments)), numbers)
-    yield rows_of(RecordKind.LEDGER, ledgers, place=places, last_segment=last, **sums)
-    yield _copies(ledgers)
+        np.maximum.at(last_segments, np.searchsorted(ids, id_column(segments)), numbers)
+    yield to_table_rows(RecordKind.LEDGER, ledgers, place=places, last_segment=last_segments, **totals)
+    yield _copy_rows(ledgers)
 
 
-def _sums(ids: Ids, segments: pa.Table) -> dict[str, Ids]:
-    of_segments = ids_of(segments)
-    order = np.argsort(of_segments, kind="stable")
-    starts, ends = (np.searchsorted(of_segments[order], ids, side) for side in ("left", "right"))
-    sums = {"segments": ends - starts}
+def _sum_segments(ledger_ids: Ids, segments: pa.Table) -> dict[str, Ids]:
+    segment_ledgers = id_column(segments)
+    order = np.argsort(segment_ledgers, kind="stable")
+    starts, ends = (np.searchsorted(segment_ledgers[order], ledger_ids, side) for side in ("left", "right"))
+    totals = {"segments": ends - starts}
     for name in ("entries", "size_bytes"):
-        total = np.concatenate([[0], np.cumsum(segments.column(name).to_numpy()[order])])
-        sums[name] = total[ends] - total[starts]
-    return sums
+        cumulated = np.concatenate([[0], np.cumsum(segments.column(name).to_numpy()[order])])
+        totals[name] = cumulated[ends] - cumulated[starts]
+    return totals
 
 
-def _copies(ledgers: pa.Table) -> Rows:
-    """Both kinds, by ledger."""
+def _copy_rows(ledgers: pa.Table) -> TableRows:
+    """Return the copies of both kinds, by ledger and kind."""
     parts = []
     for kind, name in ((CopyKind.LEDGER, "primary"), (CopyKind.OFFLOADED_LEDGER, "tiered")):
-        there = ledgers.filter(pc.is_valid(ledgers.column(f"{name}_state")))
+        with_copy = ledgers.filter(pc.is_valid(ledgers.column(f"{name}_state")))
         parts.append(
             pa.table(
                 {
-                    "ledger_id": there.column("id"),
-                    "kind": pa.repeat(pa.scalar(kind.value), there.num_rows),
-                    "state": there.column(f"{name}_state"),
-                    "context": there.column(f"{name}_context").fill_null("{}"),
+                    "ledger_id": with_copy.column("id"),
+                    "kind": pa.repeat(pa.scalar(kind.value), with_copy.num_rows),
+                    "state": with_copy.column(f"{name}_state"),
+                    "context": with_copy.column(f"{name}_context").fill_null("{}"),
                 }
             )
         )
     rows = pa.concat_tables(parts).sort_by([("ledger_id", "ascending"), ("kind", "ascending")])
-    return t.ledger_copy, with_types(t.ledger_copy, rows)
+    return t.ledger_copy, cast_to_columns(t.ledger_copy, rows)
 
 
-def transaction_rows(versions: pa.Table) -> Iterator[Rows]:
-    """Transactions with their participants and the ranges of entries that are not settled."""
-    table, rows = rows_of(RecordKind.TRANSACTION, versions)
+def transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
+    """Yield transactions, then their participants and their ranges of unsettled entries."""
+    table, rows = to_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
-    yield _told(t.transaction_participant, versions.column("participants"), keys)
-    yield _told(t.buffer_range, versions.column("ranges"), keys)
+    yield _parse_parts(t.transaction_participant, versions.column("participants"), keys)
+    yield _parse_parts(t.buffer_range, versions.column("ranges"), keys)
 
 
-def index_rows(versions: pa.Table) -> Iterator[Rows]:
-    """Indexes of delayed messages with their buckets."""
-    table, rows = rows_of(RecordKind.INDEX, versions)
+def index_rows(versions: pa.Table) -> Iterator[TableRows]:
+    """Yield indexes of delayed messages, then their buckets."""
+    table, rows = to_table_rows(RecordKind.INDEX, versions)
     yield table, rows
-    yield _told(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
+    yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
 
 
-def _told(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Rows:
-    """Rows that aggregates tell as JSON, bytes in base64, each with the key of its aggregate."""
-    told = pc.and_(pc.is_valid(documents), pc.not_equal(documents, "[]"))
-    rows = zip(keys.filter(told).to_pylist(), documents.filter(told).to_pylist(), strict=True)
-    said = [one | key for key, text in rows for one in json.loads(text)]
+def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> TableRows:
+    """Return rows from JSON documents of aggregates, each with the key of its aggregate. Bytes are in base64."""
+    has_parts = pc.and_(pc.is_valid(documents), pc.not_equal(documents, "[]"))
+    aggregates = zip(keys.filter(has_parts).to_pylist(), documents.filter(has_parts).to_pylist(), strict=True)
+    parts = [part | key for key, document in aggregates for part in json.loads(document)]
     columns = {}
     for column in table.c:
-        kind = arrow_type(column)
-        values = [one.get(column.name) for one in said]
-        if pa.types.is_binary(kind):
+        arrow = arrow_type(column)
+        values = [part.get(column.name) for part in parts]
+        if pa.types.is_binary(arrow):
             values = [None if value is None else base64.b64decode(value) for value in values]
-        columns[column.name] = pa.array(values, kind)
+        columns[column.name] = pa.array(values, arrow)
     return table, pa.table(columns)
 
 
-def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> Rows:
-    """Tombstones of a kind, with what the versions that they cover tell of their record.
+def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
+    """Return tombstones of a kind, with facts of their records from the versions that they cover.
 
     Args:
         tombstones: Versions that are tombstones, ascending by id.
-        covered: Versions of the same records that are none, one a record at the most, ascending by id.
+        covered: Versions of the same records that are no tombstones, at most one of each record, ascending by id.
         kind: Topic or ledger.
     """
-    ids, known = ids_of(tombstones), ids_of(covered)
-    at = np.searchsorted(known, ids)
-    there = among(ids, known)
-    take = pa.array(np.where(there, at, 0), mask=~there)
+    ids, covered_ids = id_column(tombstones), id_column(covered)
+    is_covered = contains_ids(covered_ids, ids)
+    indices = pa.array(np.where(is_covered, np.searchsorted(covered_ids, ids), 0), mask=~is_covered)
     columns: dict[str, Any] = {
         "kind": pa.repeat(pa.scalar(kind.value), len(ids)),
         "id": ids,
@@ -223,7 +222,7 @@ def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) ->
         "at_us": tombstones.column("at_us"),
     }
     if kind is RecordKind.LEDGER:
-        columns |= {name: covered.column(name).take(take) for name in ("topic_id", "list_id", "component")}
+        columns |= {name: covered.column(name).take(indices) for name in ("topic_id", "list_id", "component")}
     else:
         columns["topic_id"] = ids
-    return t.tombstone, with_types(t.tombstone, pa.table(columns))
+    return t.tombstone, cast_to_columns(t.tombstone, pa.table(columns))

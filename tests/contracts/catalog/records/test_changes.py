@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from sqlalchemy import Connection
 
 from infra.catalog.records import outbox
-from infra.catalog.records.outbox_rows import forget_changes
+from infra.catalog.records.outbox_rows import remove_changes
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import KnownManifest
@@ -185,7 +185,7 @@ def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld
 
 def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that dies between two has settled its manifest, and leaves the rest to be flushed once more."""
-    monkeypatch.setattr(outbox, "_FORGOTTEN", 2)
+    monkeypatch.setattr(outbox, "_OUTBOX_ROWS_PER_TRANSACTION", 2)
     filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
     found, taken = drawn(sql_world)
@@ -195,9 +195,9 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
         if len(parts) == 2:
             raise StoreUnavailable("planned")
         parts.append(taken)
-        forget_changes(connection, taken)
+        remove_changes(connection, taken)
 
-    monkeypatch.setattr(outbox, "forget_changes", forget)
+    monkeypatch.setattr(outbox, "remove_changes", forget)
     with pytest.raises(StoreUnavailable):
         records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
     assert [len(one) for one in parts] == [2, 2]

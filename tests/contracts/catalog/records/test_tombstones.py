@@ -219,7 +219,7 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
     _detach(sql_world, topic_id, [first, second, third])
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED'")
     flush(sql_world)
-    stones, look = sql_world.catalog.tombstones, SqlTombstones._page
+    stones, look = sql_world.catalog.tombstones, SqlTombstones._read_page
 
     def then(change: str, **values: object) -> None:
         def overtaken(self: SqlTombstones, *asked: Any) -> Any:
@@ -227,7 +227,7 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
             sql_world.sql(change, **values)
             return found
 
-        monkeypatch.setattr(SqlTombstones, "_page", overtaken)
+        monkeypatch.setattr(SqlTombstones, "_read_page", overtaken)
 
     then("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=first)  # as a later version of it
     assert stones.mark("raid", before_us=_LATER, after=None, limit=9)[0] == 2

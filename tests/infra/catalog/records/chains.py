@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.records.rebuilding import Loaded, Rebuilding
+from activities.records.rebuilding import LoadedCatalog, Rebuilding
 from activities.records.values import AdoptShardsInput, RebuildStep
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.loading import SqlRebuild
@@ -176,7 +176,7 @@ class Chain:
             database=database,
             start=start,
             markers=lambda: ((Role.RECORDS, "records"),),
-            opened=lambda: self._loaded(url, log, opened),
+            open_loaded=lambda: self._loaded(url, log, opened),
             require_no_workers=None if take_over else self.require_no_workers,
             clock=self.clock,
         )
@@ -209,7 +209,7 @@ class Chain:
         ledger_ids = [ledger_id for key in self.world.store.keys if (ledger_id := ledger_id_from_key(key)) is not None]
         return sorted({ledger_id % SHARDS for ledger_id in ledger_ids})
 
-    def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> Loaded:
+    def _loaded(self, url: str, log: RecordLog, opened: ExitStack) -> LoadedCatalog:
         database = Database(url)
         opened.callback(database.close)
         catalog = SqlCatalog(database)
@@ -221,4 +221,6 @@ class Chain:
             application="sexton",
             threads=2,
         )
-        return Loaded(catalog.records, adopter, Flusher(catalog.records, log, clock_bound_s=10**10, page=self.page))
+        return LoadedCatalog(
+            catalog.records, adopter, Flusher(catalog.records, log, clock_bound_s=10**10, page=self.page)
+        )

@@ -142,7 +142,7 @@ def _tell(log: LogStore) -> None:
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged ledgers of a topic are settled at once, or one after the other."""
     if request.param == "by ledger":
-        monkeypatch.setattr(adoption_rows, "_LEDGERS", 1)
+        monkeypatch.setattr(adoption_rows, "_MAX_LEDGERS_PER_PAGE", 1)
         monkeypatch.setattr(adopting, "_OBJECTS", 1)
 
 
