@@ -188,18 +188,18 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
     monkeypatch.setattr(outbox, "_OUTBOX_ROWS_PER_TRANSACTION", 2)
     filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
-    found, taken = drawn(sql_world)
+    found, versions = drawn(sql_world)
     parts: list[Sequence[int]] = []
 
-    def forget(connection: Connection, taken: Sequence[int]) -> None:
+    def forget(connection: Connection, versions: Sequence[int]) -> None:
         if len(parts) == 2:
             raise StoreUnavailable("planned")
-        parts.append(taken)
-        remove_changes(connection, taken)
+        parts.append(versions)
+        remove_changes(connection, versions)
 
     monkeypatch.setattr(outbox, "remove_changes", forget)
     with pytest.raises(StoreUnavailable):
-        records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
+        records.settle(number=1, stamp="s", ceilings=high(), versions=versions)
     assert [len(one) for one in parts] == [2, 2]
     state = records.state()
     assert (state.manifest, state.outbox) == (1, len(taken) - 4)
