@@ -188,7 +188,7 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
     monkeypatch.setattr(outbox, "_OUTBOX_ROWS_PER_TRANSACTION", 2)
     filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
-    found, versions = drawn(sql_world)
+    found, taken = drawn(sql_world)
     parts: list[Sequence[int]] = []
 
     def forget(connection: Connection, versions: Sequence[int]) -> None:
@@ -199,7 +199,7 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
 
     monkeypatch.setattr(outbox, "remove_changes", forget)
     with pytest.raises(StoreUnavailable):
-        records.settle(number=1, stamp="s", ceilings=high(), versions=versions)
+        records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
     assert [len(one) for one in parts] == [2, 2]
     state = records.state()
     assert (state.manifest, state.outbox) == (1, len(taken) - 4)
