@@ -99,22 +99,22 @@ class RecordEnding:
 
     def _end_page(self, request: EndPageInput) -> EndedPage:
         progress = self._ask_function(request)
-        ended_ids, reasons, kept = list[LedgerId](), list[str](), 0
+        ended_ids, reasons, kept_count = list[LedgerId](), list[str](), 0
         for topic_id, ledgers in progress.ledgers_by_topic.items():
             raise_if_stopped()
             try:
-                kept_ledgers = self._detach(request, topic_id, ledgers)
+                reason_by_kept_ledger = self._detach(request, topic_id, ledgers)
             except UnknownObject:  # the topic is deleted
                 continue
             except CorruptData as error:  # a cursor is unreadable, so it may need every ledger
-                kept_ledgers = dict.fromkeys((ledger.ledger_id for ledger in ledgers), str(error))
-            ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in kept_ledgers]
-            reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(kept_ledgers.items())]
-            kept += len(kept_ledgers)
+                reason_by_kept_ledger = dict.fromkeys((ledger.ledger_id for ledger in ledgers), str(error))
+            ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in reason_by_kept_ledger]
+            reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(reason_by_kept_ledger.items())]
+            kept_count += len(reason_by_kept_ledger)
         return EndedPage(
             records=progress.records,
             ended=len(ended_ids),
-            kept=kept,
+            kept=kept_count,
             ledger_ids=[int(ledger_id) for ledger_id in ended_ids[:_MAX_NAMED_LEDGERS]],
             because=reasons[:_MAX_NAMED_LEDGERS],
             after=progress.after,

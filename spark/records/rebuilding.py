@@ -136,8 +136,8 @@ def _summarize(results: list[_TaskResult]) -> BulkSummary:
 
 
 def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
-    named = NamedBucket(role=Role(records.role), bucket=records.bucket, address=records.endpoint)
-    return RecordLog(LostCatalog(job.catalog_id).own(named, records.store()))
+    bucket = NamedBucket(role=Role(records.role), bucket=records.bucket, address=records.endpoint)
+    return RecordLog(LostCatalog(job.catalog_id).own(bucket, records.store()))
 
 
 def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:

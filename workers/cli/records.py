@@ -92,16 +92,16 @@ def flush(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     context.require_store()
 
     def answer(workflow_id: str, result: "FlushRecordsResult") -> Answer:
-        done = result.done
-        error = _HELD if done.held else done.refusal if done.refused else None
-        return _answer_counts(workflow_id, done, error)
+        flushed = result.done
+        error = _HELD if flushed.held else flushed.refusal if flushed.refused else None
+        return _answer_counts(workflow_id, flushed, error)
 
     return JobRequest(lambda client: client.flush_records(reason, context.actor), "flushing records", answer)
 
 
-def _answer_counts(workflow_id: str, done: object, error: str | None) -> Answer:
+def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answer:
     failures = [{"id": workflow_id, "error": error}] if error is not None else []
-    return answer_unless_failed({"workflow_id": workflow_id, **counts(done)}, failures)
+    return answer_unless_failed({"workflow_id": workflow_id, **counts(result)}, failures)
 
 
 @command(records, "rewrite", "", "--json")
@@ -112,8 +112,8 @@ def rewrite(context: CommandContext) -> Answer:
     older than its record log it is refused. It may be repeated, and goes on while workers do.
     """
     context.require_store()
-    done = context.log.records.flusher.rewrite()
-    return Answer(document=select_fields(done, "manifest records tombstones blocks bytes left"))
+    rewritten = context.log.records.flusher.rewrite()
+    return Answer(document=select_fields(rewritten, "manifest records tombstones blocks bytes left"))
 
 
 @job(records, "defragment", "", "--json")

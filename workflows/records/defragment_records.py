@@ -49,10 +49,12 @@ class DefragmentRecords:
         pass_input = DefragmentInput(actor=request.actor, reason=request.reason)
         options = passes.pass_options(request.queue)
         try:
-            done = await workflow.execute_activity_method(RecordDefragmentation.defragment, pass_input, **options)
+            defragmented = await workflow.execute_activity_method(
+                RecordDefragmentation.defragment, pass_input, **options
+            )
         except ActivityError as error:
             return DefragmentRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
-        return DefragmentRecordsResult(done=done)
+        return DefragmentRecordsResult(done=defragmented)
 
 
 def describe_result(result: DefragmentRecordsResult) -> str:
@@ -61,11 +63,12 @@ def describe_result(result: DefragmentRecordsResult) -> str:
         return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
-    done = result.done
+    blocks = result.done
     return (
-        f"{done.rewritten:,} blocks became {done.written:,}, {done.bytes_before:,} bytes became {done.bytes_after:,};"
-        f" {done.dropped:,} versions dropped; {done.manifests:,} manifests and {done.unlinked:,} blocks of"
-        f" {done.unlinked_bytes:,} bytes deleted; the newest manifest is **{done.manifest}**"
+        f"{blocks.rewritten:,} blocks became {blocks.written:,},"
+        f" {blocks.bytes_before:,} bytes became {blocks.bytes_after:,};"
+        f" {blocks.dropped:,} versions dropped; {blocks.manifests:,} manifests and {blocks.unlinked:,} blocks of"
+        f" {blocks.unlinked_bytes:,} bytes deleted; the newest manifest is **{blocks.manifest}**"
     )
 
 

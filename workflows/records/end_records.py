@@ -70,7 +70,7 @@ class EndRecords:
 
     @workflow.query
     def progress(self) -> EndRecordsResult:
-        """Return the counts so far."""
+        """Counts so far."""
         return self._result
 
     async def _begin(self) -> bool:

@@ -75,7 +75,7 @@ class FlushRecords:
 
     @workflow.query
     def progress(self) -> FlushRecordsResult:
-        """Return the counts since the start."""
+        """Counts since the start."""
         return self._result
 
     async def _defragment_if_many(self, named_blocks: int) -> None:
@@ -115,13 +115,14 @@ class FlushRecords:
 
 def describe_result(result: FlushRecordsResult) -> str:
     """Return the counts as Markdown for the Web UI."""
-    done = result.done
-    notes = "\n\nAnother job is at work on the record log." if done.held else ""
-    if done.refused:
-        notes += f"\n\nNo block can hold {done.refused:,} records, which are left out: {done.refusal}"
+    flushed = result.done
+    notes = "\n\nAnother job is at work on the record log." if flushed.held else ""
+    if flushed.refused:
+        notes += f"\n\nNo block can hold {flushed.refused:,} records, which are left out: {flushed.refusal}"
     return (
-        f"{done.records:,} records in {done.blocks:,} blocks, {done.tombstones:,} of them tombstones;"
-        f" {done.flushes:,} manifests put, the newest is **{done.manifest}**; {done.left:,} changes wait{notes}"
+        f"{flushed.records:,} records in {flushed.blocks:,} blocks, {flushed.tombstones:,} of them tombstones;"
+        f" {flushed.flushes:,} manifests put, the newest is **{flushed.manifest}**;"
+        f" {flushed.left:,} changes wait{notes}"
     )
 
 

@@ -47,8 +47,8 @@ class FollowRecords:
         follow_input = FollowInput(seed=request.seed, watch_s=request.watch_s)
         workflow.set_current_details(f"Replica **{request.replica}** looks for manifests that it lacks.")
         try:
-            done = await workflow.execute_activity_method(RecordFollowing.follow, follow_input, **_STEPS)
-            result = FollowRecordsResult(done=done)
+            followed = await workflow.execute_activity_method(RecordFollowing.follow, follow_input, **_STEPS)
+            result = FollowRecordsResult(done=followed)
         except ActivityError as error:
             result = FollowRecordsResult(refused=refusals.require_refusal(error, GUARDS))
         workflow.set_current_details(describe_result(result))
@@ -59,8 +59,9 @@ def describe_result(result: FollowRecordsResult) -> str:
     """Return the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
-    done = result.done
+    followed = result.done
     return (
-        f"Replica **{done.replica}** has manifest **{done.manifest}**: {done.records:,} records and"
-        f" {done.tombstones:,} tombstones applied in {done.steps:,} steps, {done.removed:,} topics and ledgers removed"
+        f"Replica **{followed.replica}** has manifest **{followed.manifest}**: {followed.records:,} records and"
+        f" {followed.tombstones:,} tombstones applied in {followed.steps:,} steps,"
+        f" {followed.removed:,} topics and ledgers removed"
     )

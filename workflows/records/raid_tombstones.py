@@ -51,10 +51,10 @@ class RaidTombstones:
         )
         options = passes.pass_options(request.queue)
         try:
-            done = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
+            raided = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
             return RaidTombstonesResult(run_id=run_id, refused=refusals.require_refusal(error, passes.GUARDS))
-        return RaidTombstonesResult(run_id=run_id, done=done)
+        return RaidTombstonesResult(run_id=run_id, done=raided)
 
 
 def describe_result(result: RaidTombstonesResult) -> str:
@@ -63,14 +63,14 @@ def describe_result(result: RaidTombstonesResult) -> str:
         return refusals.format_refusal(result.refused)
     if result.joined:
         return "Another raid was at work, and nothing was done here."
-    done = result.done
+    raided = result.done
     held_by = [
         f"replica **{lag.replica}** lacks {lag.tombstones:,} of them: it has applied manifest {lag.manifest}"
-        for lag in done.held_by
+        for lag in raided.held_by
     ]
     counts = (
-        f"{done.candidates:,} tombstones were old enough; {done.removed:,} removed, {done.kept:,} kept;"
-        f" {done.blocks:,} blocks with {done.versions:,} versions read in {done.seconds:,.1f} s"
+        f"{raided.candidates:,} tombstones were old enough; {raided.removed:,} removed, {raided.kept:,} kept;"
+        f" {raided.blocks:,} blocks with {raided.versions:,} versions read in {raided.seconds:,.1f} s"
     )
     return "\n\n".join([counts, *held_by])
 

@@ -86,7 +86,7 @@ class RebuildCatalog:
 
     @workflow.query
     def progress(self) -> RebuildCatalogProgress:
-        """Return the current step and its counts."""
+        """Current step and its counts."""
         return self._progress
 
     async def _release(self) -> None:

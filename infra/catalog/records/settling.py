@@ -224,12 +224,15 @@ def _register(
         ]
     insert_segments(connection, segment_rows, [(ledger_id, *totals) for ledger_id, totals in totals_by_ledger.items()])
     advances = [advance for segment in segments for advance in segment.upload.producers]
-    known = read_sequences(connection, topic.topic_id, {advance.producer for advance in advances})
-    moved: dict[tuple[int, str], ProducerSequence] = {}
+    producers = {advance.producer for advance in advances}
+    known = read_sequences(connection, topic.topic_id, producers)
+    sequence_by_producer = {producer: known.get(producer, ProducerSequence()) for producer in producers}
     for advance in advances:
-        before = moved.get((topic.topic_id, advance.producer)) or known.get(advance.producer, ProducerSequence())
-        moved[topic.topic_id, advance.producer] = before.advance(max(before.last, advance.last), advance.txn)
-    put_sequences(connection, moved)
+        sequence = sequence_by_producer[advance.producer]
+        sequence_by_producer[advance.producer] = sequence.advance(max(sequence.last, advance.last), advance.txn)
+    put_sequences(
+        connection, {(topic.topic_id, producer): sequence for producer, sequence in sequence_by_producer.items()}
+    )
 
 
 def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, Adoptee]:
