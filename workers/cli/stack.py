@@ -102,7 +102,7 @@ def status(context: CommandContext) -> Answer:
 
 @command(stack, "doctor", "")
 def doctor(context: CommandContext) -> Answer:
-    """Check services, Java, versions, buckets, clock and search attributes; exits with 4 if one is not ok."""
+    """Check services, Java, versions, buckets, deletes, clock and search attributes; exits with 4 if one is not ok."""
     with showing_progress("examining"):
         return _answer_health(context.services.doctor(context.settings))
 

@@ -31,7 +31,7 @@ _COLOURS = {
 Row = Mapping[str, object]
 
 
-class RowSource(Protocol):
+class TableRows(Protocol):
     """Iterable of rows that can be read several times."""
 
     def __iter__(self) -> Iterator[Row]: ...
@@ -88,7 +88,7 @@ class _Column:
         return _Cell(text, _COLOURS.get(text, "") if heading in _STATE_HEADINGS else "")
 
 
-def draw_table(rows: RowSource, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
+def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
     """Draw rows under their headings. They are read three times, and one of them is in memory at a time.
 
     Args:

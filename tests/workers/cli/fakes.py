@@ -92,7 +92,7 @@ class FakeLog:
             ledgers=SimpleNamespace(
                 listed=self._listed, totals=self._totals, backlogs=self._backlogs, last=lambda _: self.last
             ),
-            components=SimpleNamespace(pages=self._component_pages),
+            components=SimpleNamespace(iterate_pages=self._component_pages),
             phase_one=SimpleNamespace(
                 count_contents=self._contents,
                 preview=self._preview,
