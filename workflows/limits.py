@@ -16,7 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import check_worker_id
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE
-from logstore.reconciliation.spark_master import FORMS, is_master
+from logstore.reconciliation.spark_master import MASTER_FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transactions import MAX_COORDINATORS, TransactionId
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
@@ -121,7 +121,7 @@ _INVENTORIES: Final = _rule(
     f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
     lambda value: len(value) <= _MAX_INVENTORIES and all(map(_is_file_path, value)),
 )
-_MASTER: Final = _rule(f"{FORMS}; or nothing", lambda value: not value or is_master(value))
+_MASTER: Final = _rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_master(value))
 _COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
 _COPIES: Final = _rule(
     f"out of {', '.join(CopyKind)}, each once",

@@ -1,7 +1,7 @@
-"""What was decided about a page, written down before the first effect that would change the answer.
+"""Decisions about a page, stored before the first effect that would change the answer.
 
-A repeated attempt must do the same, though nothing may be left in storage by then. The first decision that is written
-counts for all attempts: one that overlaps with it reads and follows that decision.
+A repeated attempt must do the same, even if nothing is left in storage by then. The first stored decision counts for
+all attempts: an attempt that overlaps reads and follows it.
 """
 
 import json
@@ -14,69 +14,74 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
 from logstore.whole_files import create_or_read
 
-Looked = Mapping[int, OrphanCopy | str]
-"""Finding's number → the copy as storage stated it, or why it must be kept."""
+CopyAnswers = Mapping[int, OrphanCopy | str]
+"""The copy as storage states it, or the reason to keep it, by number of the finding."""
 
-Kept = Mapping[int, str]
-"""Finding's number → why its object must be kept; what is not named is to be deleted."""
-
-
-def looked_at(folder: Path, page: int) -> Looked | None:
-    """Return what storage said of the copies of a page at the first look of the apply, or None."""
-    found = _read(_copies(folder, page))
-    return None if found is None else _looked(found)
+KeptObjects = Mapping[int, str]
+"""Reasons to keep objects, by number of the finding. Objects that are not named are to be deleted."""
 
 
-def keep_looked(folder: Path, page: int, looked: Looked) -> Looked:
+def read_look(folder: Path, page: int) -> CopyAnswers | None:
+    """Return storage's answers about the copies of a page at the first look of the apply, or `None`."""
+    decision = _read(_look_path(folder, page))
+    return None if decision is None else _to_answers(decision)
+
+
+def store_look(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
     """Store the look unless one is stored. Return the stored look."""
-    told = {str(at): one if isinstance(one, str) else _fields(one) for at, one in looked.items()}
-    return _looked(_put(_copies(folder, page), told))
+    fields = {
+        str(number): answer if isinstance(answer, str) else _to_fields(answer) for number, answer in answers.items()
+    }
+    return _to_answers(_store(_look_path(folder, page), fields))
 
 
-def objects_kept(folder: Path, page: int) -> Kept | None:
-    """Return which single objects of a page must be kept, or None if that is not decided yet."""
-    found = _read(_objects(folder, page))
-    return None if found is None else _kept(found)
+def read_kept_objects(folder: Path, page: int) -> KeptObjects | None:
+    """Return the single objects of a page that must be kept, or `None` if that is not decided yet."""
+    decision = _read(_objects_path(folder, page))
+    return None if decision is None else _to_reasons(decision)
 
 
-def keep_objects(folder: Path, page: int, kept: Kept) -> Kept:
+def store_kept_objects(folder: Path, page: int, kept: KeptObjects) -> KeptObjects:
     """Store the decision unless one is stored. Return the stored decision."""
-    return _kept(_put(_objects(folder, page), {str(at): why for at, why in kept.items()}))
+    return _to_reasons(_store(_objects_path(folder, page), {str(number): reason for number, reason in kept.items()}))
 
 
-def _copies(folder: Path, page: int) -> Path:
+def _look_path(folder: Path, page: int) -> Path:
     return folder / "looked" / f"page-{page:08d}.json"
 
 
-def _objects(folder: Path, page: int) -> Path:
+def _objects_path(folder: Path, page: int) -> Path:
     return folder / "decided" / f"page-{page:08d}.json"
 
 
-def _put(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    return _parsed(path, create_or_read(path, json.dumps(told, sort_keys=True)))
+def _store(path: Path, decision: Mapping[str, Any]) -> dict[str, Any]:
+    return _parse(path, create_or_read(path, json.dumps(decision, sort_keys=True)))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    return _parsed(path, path.read_text(encoding="utf-8")) if path.exists() else None
+    return _parse(path, path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
+def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(text)
+        decision: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise CorruptData(f"{path}: expected what an apply decided ({error})") from error
-    return found
+    return decision
 
 
-def _kept(found: Mapping[str, str]) -> Kept:
-    return {int(at): why for at, why in found.items()}
+def _to_reasons(decision: Mapping[str, str]) -> KeptObjects:
+    return {int(number): reason for number, reason in decision.items()}
 
 
-def _looked(found: Mapping[str, Any]) -> Looked:
-    return {int(at): one if isinstance(one, str) else _copy(int(at), one) for at, one in found.items()}
+def _to_answers(decision: Mapping[str, Any]) -> CopyAnswers:
+    return {
+        int(number): answer if isinstance(answer, str) else _to_copy(int(number), answer)
+        for number, answer in decision.items()
+    }
 
 
-def _fields(copy: OrphanCopy) -> dict[str, Any]:
+def _to_fields(copy: OrphanCopy) -> dict[str, Any]:
     return {
         "copy": copy.copy.value,
         "statement": copy.statement.to_metadata(),
@@ -85,7 +90,7 @@ def _fields(copy: OrphanCopy) -> dict[str, Any]:
     }
 
 
-def _copy(number: int, fields: Mapping[str, Any]) -> OrphanCopy:
+def _to_copy(number: int, fields: Mapping[str, Any]) -> OrphanCopy:
     return OrphanCopy(
         number=number,
         copy=CopyKind(fields["copy"]),

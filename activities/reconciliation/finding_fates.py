@@ -1,7 +1,7 @@
-"""The fates of a page's findings, that is, what became of each; a folder keeps them in three files.
+"""Fates of a page's findings, kept in three files of a folder.
 
-`kept` has the copies that were not filed, `objects` the fates of single objects. Both are joined into `fates`, which
-has the fate of every finding. Each file is written as a whole.
+`kept` has the copies that were not filed, `objects` the fates of single objects. `fates` joins both and has the fate of
+every finding. Each file is written as a whole.
 """
 
 import re
@@ -12,84 +12,86 @@ from typing import Final
 
 from logstore.deletion.intents import Outcome
 from logstore.ports.catalog import FiledCopy
-from logstore.reconciliation.files import Ended, FateFiles
-from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, FindingKind, capped
-from logstore.reconciliation.services.orphans import is_object
+from logstore.reconciliation.files import AppliedFinding, FateFiles
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
+from logstore.reconciliation.services.orphans import is_single_object
 
 NOT_FILED: Final = "nothing was filed for it"
-"""The reason given for a finding that was not acted upon because something else failed."""
+"""Reason for a finding that was not acted upon because something else failed."""
 
-_SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
-_TOLD: Final = 200  # characters of each
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
+_SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
+_MAX_REASON_CHARS: Final = 200
 
 
 def kept_files(folder: Path) -> FateFiles:
-    """Copies of each page that were not filed, and why."""
+    """Return the files of the copies that were not filed."""
     return FateFiles(folder / "kept")
 
 
 def object_files(folder: Path) -> FateFiles:
-    """What became of the single objects of each page."""
+    """Return the files of the fates of single objects."""
     return FateFiles(folder / "objects")
 
 
 def fate_files(folder: Path) -> FateFiles:
-    """What became of all findings of each page that apply acts upon."""
+    """Return the files of the fates of all removable findings."""
     return FateFiles(folder / "fates")
 
 
-def joined(
-    found: Mapping[int, Finding], filed: Sequence[FiledCopy], *, intents: int, folder: Path, page: int
-) -> dict[int, Ended]:
-    """What became of each finding of a page that apply acts upon, ascending.
+def join_fates(
+    findings: Mapping[int, Finding], filed: Sequence[FiledCopy], *, intents: int, folder: Path, page: int
+) -> dict[int, AppliedFinding]:
+    """Return the fate of each removable finding of a page, ascending by number.
 
-    What was filed counts before what was kept: an attempt that came late may have found nothing in storage any more.
-    A finding that was neither kept nor has a row was filed, and a sweep took its row over, because the page's own batch
+    A filed row counts before a reason to keep the finding: a late attempt may have found nothing in storage any more.
+    A finding without a reason and without a row was filed, and a sweep took its row over, because the page's own batch
     began late or ended early.
 
     Args:
-        found: Findings of the page by number.
-        filed: Rows of the page's batch, as they stand now.
-        intents: Rows that were filed for it.
+        findings: Findings of the page by number.
+        filed: Rows of the page's batch, as they are now.
+        intents: Number of rows that were filed for the batch.
         folder: Of the plan's run.
         page: Its number.
     """
-    copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
-    kept, rows, whole = copies or {}, _by_finding(found, filed), len(filed) >= intents
-    ended: dict[int, Ended] = {}
-    for at, one in sorted(found.items()):
-        if not one.kind.applied:
+    kept_copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
+    rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
+    applied: dict[int, AppliedFinding] = {}
+    for number, finding in sorted(findings.items()):
+        not_filed = AppliedFinding(number=number, fate=FindingFate.KEPT, reason=NOT_FILED)
+        if not finding.kind.is_removable:
             continue
-        unfiled = Ended(number=at, fate=Fate.KEPT, reason=NOT_FILED)
-        taken = Ended(number=at, fate=Fate.STARTED, reason=_TAKEN_OVER)
-        if is_object(one):
-            ended[at] = objects.get(at, unfiled)
-        elif at in rows:
-            ended[at] = _ended(at, one, rows[at], whole=whole)
+        if is_single_object(finding):
+            applied[number] = objects.get(number, not_filed)
+        elif number in rows_by_finding:
+            applied[number] = _apply_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
+        elif kept_copies is None:
+            applied[number] = not_filed
         else:
-            ended[at] = kept.get(at, unfiled if copies is None else taken)
-    return ended
+            taken_over = AppliedFinding(number=number, fate=FindingFate.STARTED, reason=_TAKEN_OVER)
+            applied[number] = kept_copies.get(number, taken_over)
+    return applied
 
 
-def _by_finding(found: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
-    """Rows of a batch by the number of the finding for which each was filed, so that no row counts twice.
+def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
+    """Return the rows of a batch by the number of their finding. No row counts twice.
 
-    A row of an unreferenced ledger is known by its ledger alone, hence only what no other finding names is such a one.
+    A row of an unreferenced ledger is known by its ledger alone, so it is one that no other finding names.
     """
-    numbers: dict[object, int] = {}
-    for at, one in found.items():
-        numbers.setdefault(_key_of(one), at)
-    rows: dict[int, list[FiledCopy]] = defaultdict(list)
+    number_by_key: dict[object, int] = {}
+    for number, finding in findings.items():
+        number_by_key.setdefault(_finding_key(finding), number)
+    rows_by_finding: dict[int, list[FiledCopy]] = defaultdict(list)
     for row in filed:
         for key in (row.row_id, (row.ledger_id, row.copy, row.uuid), (row.ledger_id,)):
-            if key in numbers:
-                rows[numbers[key]].append(row)
+            if key in number_by_key:
+                rows_by_finding[number_by_key[key]].append(row)
                 break
-    return rows
+    return rows_by_finding
 
 
-def _key_of(finding: Finding) -> object:
+def _finding_key(finding: Finding) -> object:
     if finding.kind is FindingKind.STALLED_DELETION:
         return finding.row_id
     if finding.kind is FindingKind.UNREFERENCED_LEDGER:
@@ -97,60 +99,63 @@ def _key_of(finding: Finding) -> object:
     return (finding.ledger_id, finding.copy, finding.uuid)
 
 
-def _ended(number: int, finding: Finding, rows: Sequence[FiledCopy], *, whole: bool) -> Ended:
-    """What became of the rows of a finding; whole: no row has left the batch."""
-    fate, reason = _fate(rows, stalled=finding.kind is FindingKind.STALLED_DELETION)
-    if fate is Fate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not whole:
-        fate, reason = Fate.STARTED, _TAKEN_OVER  # the row of its other copy may be one of those that left
-    return Ended(
+def _apply_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_complete: bool) -> AppliedFinding:
+    """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
+    fate, reason = _judge_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
+    if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
+        fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of its other copy may be one that left
+    return AppliedFinding(
         number=number,
         fate=fate,
         reason=reason,
-        objects=sum(one.objects for one in rows),
-        size_bytes=sum(one.size_bytes for one in rows),
+        objects=sum(row.objects for row in rows),
+        size_bytes=sum(row.size_bytes for row in rows),
     )
 
 
-def _fate(rows: Sequence[FiledCopy], *, stalled: bool) -> tuple[Fate, str]:
-    """Of several rows the worst; what is tried again by a workflow of its own has failed so far, but was started."""
-    failed = [one for one in rows if one.outcome is None or not one.outcome.is_success]
+def _judge_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[FindingFate, str]:
+    """Return the worst fate of the rows.
+
+    A deletion that a workflow of its own tries again has failed so far. If it was stalled, it was started.
+    """
+    failed = [row for row in rows if row.outcome is None or not row.outcome.is_success]
     if not failed:
-        return Fate.DELETED, ""
-    dead = [one for one in failed if one.outcome not in {None, Outcome.RETRYING}]
+        return FindingFate.DELETED, ""
+    dead = [row for row in failed if row.outcome not in {None, Outcome.RETRYING}]
     if dead:
         outcome = dead[0].outcome or Outcome.DEAD_LETTERED
-        return Fate.FAILED, f"{outcome.value}: {dead[0].error}" if dead[0].error else outcome.value
-    if stalled:
-        return Fate.STARTED, ""
+        return FindingFate.FAILED, f"{outcome.value}: {dead[0].error}" if dead[0].error else outcome.value
+    if is_stalled:
+        return FindingFate.STARTED, ""
     error = failed[0].error
-    return Fate.FAILED, f"{Outcome.RETRYING.value}: {error}" if error else Outcome.RETRYING.value
+    return FindingFate.FAILED, f"{Outcome.RETRYING.value}: {error}" if error else Outcome.RETRYING.value
 
 
-def _kind_of(reason: str) -> str:
-    """A reason without the ledger, segment or deletion that it begins with, so that equal ones count together."""
+def _strip_subject(reason: str) -> str:
+    """Return a reason without the ledger, segment or deletion at its start, so that equal ones count together."""
     subject = _SUBJECT.match(reason)
-    return reason[subject.end() if subject else 0 :][:_TOLD]
+    return reason[subject.end() if subject else 0 :][:_MAX_REASON_CHARS]
 
 
-def counted(found: Mapping[int, Finding], ended: Mapping[int, Ended]) -> ApplyCounts:
-    """A page by kind and reason."""
-    applied: dict[str, int] = defaultdict(int)
-    skipped: dict[str, int] = defaultdict(int)
+def count_fates(findings: Mapping[int, Finding], applied: Mapping[int, AppliedFinding]) -> ApplyCounts:
+    """Count the fates of a page by kind and by reason."""
+    applied_by_kind: dict[str, int] = defaultdict(int)
+    kept_by_reason: dict[str, int] = defaultdict(int)
     failures: dict[str, str] = {}
-    for at, one in sorted(ended.items()):
-        if one.fate is Fate.KEPT:
-            skipped[_kind_of(one.reason)] += 1
-        elif one.fate is Fate.FAILED:
-            failures[str(at)] = one.reason[:_TOLD]
+    for number, result in sorted(applied.items()):
+        if result.fate is FindingFate.KEPT:
+            kept_by_reason[_strip_subject(result.reason)] += 1
+        elif result.fate is FindingFate.FAILED:
+            failures[str(number)] = result.reason[:_MAX_REASON_CHARS]
         else:
-            applied[found[at].kind.value] += 1
-    return capped(
+            applied_by_kind[findings[number].kind.value] += 1
+    return limit_samples(
         ApplyCounts(
-            applied=dict(applied),
-            skipped=dict(skipped),
+            applied=dict(applied_by_kind),
+            skipped=dict(kept_by_reason),
             failed=len(failures),
-            objects=sum(one.objects for one in ended.values()),
-            size_bytes=sum(one.size_bytes for one in ended.values()),
+            objects=sum(result.objects for result in applied.values()),
+            size_bytes=sum(result.size_bytes for result in applied.values()),
             failures=failures,
         )
     )

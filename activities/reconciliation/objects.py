@@ -6,32 +6,32 @@ from pathlib import Path
 from activities.deletion.rate import DeletionPace
 from activities.heartbeats import Heartbeats
 from activities.reconciliation import finding_fates
-from activities.reconciliation.decisions import Kept, keep_objects, objects_kept
+from activities.reconciliation.decisions import KeptObjects, read_kept_objects, store_kept_objects
 from activities.reconciliation.page_look import ask_objects
-from logstore.deletion.intents import CopyVerdict as Found
+from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence import judge_deletion
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
 from logstore.ports.objects import ObjectStore
-from logstore.reconciliation.files import Ended
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.files import AppliedFinding
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
-
-_PARTS_LEFT = "parts of the upload are left"
 
 
 class ObjectDeletion:
-    """Deletes orphaned segments and abandoned uploads of a page."""
+    """Deletion of the orphaned segments and abandoned uploads of a page.
+
+    The catalog makes sure before that no writer registers these segments any more.
+    """
 
     def __init__(self, *, reconciliation: Reconciliation, stored: StoredOrphans, objects: ObjectStore) -> None:
-        """Take the catalog, which makes sure that no segment is registered any more, and the buckets."""
         self._catalog, self._stored, self._objects = reconciliation, stored, objects
 
     def delete(
         self,
-        found: Mapping[int, Finding],
+        findings: Mapping[int, Finding],
         *,
         folder: Path,
         page: int,
@@ -39,45 +39,45 @@ class ObjectDeletion:
         cause: Cause,
         objects_per_s: float,
     ) -> int:
-        """Delete what is still an orphan, keep a file of what became of each, and count the confirmed ones.
+        """Delete the objects that are still orphans, and store the fate of each. Return how many were confirmed.
 
         Raises:
-            StoreUnavailable: Storage did not answer for all; what was deleted is deleted again.
+            StoreUnavailable: Storage did not answer for all. A retry deletes the same objects again.
         """
         with Heartbeats(lambda: None) as heartbeats:
             self._stored.confirm()
-            kept = objects_kept(folder, page)
+            kept = read_kept_objects(folder, page)
             if kept is None:
-                decided = self._decided(found, before_us, cause, heartbeats)
+                decision = self._decide(findings, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
-                    kept = keep_objects(folder, page, decided)
-            to_delete = {at: one for at, one in found.items() if at not in kept}
-            done = self._segments(to_delete, objects_per_s, heartbeats) | self._uploads(
-                to_delete, before_us, heartbeats
-            )
+                    kept = store_kept_objects(folder, page, decision)
+            to_delete = {number: finding for number, finding in findings.items() if number not in kept}
+            applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
+            applied |= self._abort_uploads(to_delete, before_us, heartbeats)
+            kept_findings = [_keep(number, reason) for number, reason in sorted(kept.items())]
             with effect("reconciliation.keep_objects"):
-                finding_fates.object_files(folder).put(page, [*_kept(kept), *done.values()])
-        return sum(one.fate is Fate.DELETED for one in done.values())
+                finding_fates.object_files(folder).put(page, [*kept_findings, *applied.values()])
+        return sum(result.fate is FindingFate.DELETED for result in applied.values())
 
-    def _decided(
-        self, objects: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
-    ) -> dict[int, str]:
-        """Return why findings must be kept; those not named may be deleted, now and later."""
-        look = ask_objects(self._stored, objects, before_us, heartbeats.examined)
+    def _decide(
+        self, findings: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
+    ) -> KeptObjects:
+        look = ask_objects(self._stored, findings, before_us, heartbeats.examined)
         if not look.segments:
-            return dict(look.kept)
+            return look.kept
         return {**look.kept, **self._catalog.pass_over(look.segments, cause=cause)}
 
-    def _segments(
+    def _delete_segments(
         self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
-    ) -> dict[int, Ended]:
+    ) -> dict[int, AppliedFinding]:
         segments = {
             number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
         }
         pace = DeletionPace(objects_per_s)
-        done: dict[int, Ended] = {}
+        applied: dict[int, AppliedFinding] = {}
         copies = {
-            number: StoredCopy(verdict=Found.OWN, data_keys=(finding.key,)) for number, finding in segments.items()
+            number: StoredCopy(verdict=intents.CopyVerdict.OWN, data_keys=(finding.key,))
+            for number, finding in segments.items()
         }
         for part in pace.parts(copies) if copies else ():
             pace.wait(part, heartbeats)
@@ -86,37 +86,44 @@ class ObjectDeletion:
             heartbeats.deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            remains = judge_deletion(self._objects, report, {number: (segments[number].key,) for number in part})
+            unconfirmed_by_row = judge_deletion(
+                self._objects, report, {number: (segments[number].key,) for number in part}
+            )
             for number in part:
-                unconfirmed = remains[number]
-                error = report.failed.get(segments[number].key) or (unconfirmed.first if unconfirmed else None)
-                done[number] = _ended(number, segments[number], error)
-        return done
+                finding, unconfirmed = segments[number], unconfirmed_by_row[number]
+                error = report.failed.get(finding.key) or (unconfirmed.first if unconfirmed else None)
+                applied[number] = _fail(number, error) if error is not None else _succeed(number, finding, objects=1)
+        return applied
 
-    def _uploads(self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats) -> dict[int, Ended]:
-        done: dict[int, Ended] = {}
-        for at, one in to_delete.items():
-            if one.kind is FindingKind.ORPHAN_SEGMENT:
+    def _abort_uploads(
+        self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats
+    ) -> dict[int, AppliedFinding]:
+        applied: dict[int, AppliedFinding] = {}
+        for number, finding in to_delete.items():
+            if finding.kind is FindingKind.ORPHAN_SEGMENT:
                 continue
             heartbeats.examined()
-            answer = self._stored.upload(one, before_us=before_us)
+            answer = self._stored.inspect_upload(finding, before_us=before_us)
             if not isinstance(answer, str):
                 with effect("reconciliation.abort_uploads"):
-                    answer.abort_uploads(one.key)
-                answer = self._stored.upload(one, before_us=before_us)
-            if isinstance(answer, str) and answer != ENDED_UPLOAD:
-                (done[at],) = _kept({at: answer})
+                    answer.abort_uploads(finding.key)
+                answer = self._stored.inspect_upload(finding, before_us=before_us)
+            if answer == ENDED_UPLOAD:
+                applied[number] = _succeed(number, finding, objects=0)
+            elif isinstance(answer, str):
+                applied[number] = _keep(number, answer)
             else:
-                done[at] = _ended(at, one, None if answer == ENDED_UPLOAD else _PARTS_LEFT)
-        return done
+                applied[number] = _fail(number, "parts of the upload are left")
+        return applied
 
 
-def _kept(kept: Kept) -> list[Ended]:
-    return [Ended(number=at, fate=Fate.KEPT, reason=why) for at, why in sorted(kept.items())]
+def _keep(number: int, reason: str) -> AppliedFinding:
+    return AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
 
 
-def _ended(at: int, finding: Finding, error: str | None) -> Ended:
-    if error is not None:
-        return Ended(number=at, fate=Fate.FAILED, reason=error)
-    objects = 1 if finding.kind is FindingKind.ORPHAN_SEGMENT else 0
-    return Ended(number=at, fate=Fate.DELETED, objects=objects, size_bytes=finding.size_bytes)
+def _fail(number: int, error: str) -> AppliedFinding:
+    return AppliedFinding(number=number, fate=FindingFate.FAILED, reason=error)
+
+
+def _succeed(number: int, finding: Finding, *, objects: int) -> AppliedFinding:
+    return AppliedFinding(number=number, fate=FindingFate.DELETED, objects=objects, size_bytes=finding.size_bytes)

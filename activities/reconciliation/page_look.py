@@ -1,4 +1,4 @@
-"""The look of an apply at one page of findings in storage; a preview takes the same."""
+"""Look of an apply, or of its preview, at one page of findings in storage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 from logstore.ports.catalog import FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_object
+from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_single_object
 from logstore.units import raise_if_stopped
 
-_MAX_COPIES_AT_A_TIME: Final = 8  # about which storage is asked
-_ROWS_OF_THE_CATALOG: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
+_PARALLEL_COPIES: Final = 8
+_ROW_KINDS: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})
 R = TypeVar("R")
 
 
@@ -22,31 +22,31 @@ R = TypeVar("R")
 class ObjectLook:
     """Single objects of a page as storage shows them, by number of the finding."""
 
-    segments: Mapping[int, tuple[LedgerId, int]]  # that are orphans by storage's word
-    kept: Mapping[int, str]  # why the others must be kept; uploads that may be aborted are in neither
+    segments: Mapping[int, tuple[LedgerId, int]]  # that storage shows as orphans
+    kept: Mapping[int, str]  # reasons to keep the others; uploads that may be aborted are in neither
 
 
 def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
     """Return whether phase two has work for the page."""
-    return any(is_copy(finding) or finding.kind in _ROWS_OF_THE_CATALOG for finding in page.values())
+    return any(is_copy(finding) or finding.kind in _ROW_KINDS for finding in page.values())
 
 
 def single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
     """Return the findings of the page that are removed by their keys."""
-    return {number: finding for number, finding in page.items() if is_object(finding)}
+    return {number: finding for number, finding in page.items() if is_single_object(finding)}
 
 
 def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
-    """Return each copy as storage states it, or why it must be kept."""
+    """Return each copy as storage states it, or the reason to keep it."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
     def ask(number: int, finding: Finding) -> OrphanCopy | str:
         raise_if_stopped()
-        return stored.copy(number, finding, before_us=before_us)
+        return stored.inspect_copy(number, finding, before_us=before_us)
 
-    answers = _spread([partial(ask, number, finding) for number, finding in copies.items()])
+    answers = _run_parallel([partial(ask, number, finding) for number, finding in copies.items()])
     if ABSENT.intersection(answer for answer in answers if isinstance(answer, str)):
-        stored.confirm(adopt=False)  # absence counts in the catalog's own buckets alone, at the time of the look
+        stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
     return dict(zip(copies, answers, strict=True))
 
 
@@ -56,17 +56,17 @@ def ask_objects(
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> ObjectLook:
-    """Ask storage for segments and uploads, one by one; `proceed` is called before each."""
+    """Ask storage for segments and uploads, one by one. `proceed` is called before each."""
     segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
         proceed()
         if finding.kind is FindingKind.ORPHAN_SEGMENT:
-            segment = stored.segment(finding, before_us=before_us)
+            segment = stored.inspect_segment(finding, before_us=before_us)
             if isinstance(segment, str):
                 kept[number] = segment
             else:
                 segments[number] = segment
-        elif isinstance(reason := stored.upload(finding, before_us=before_us), str):
+        elif isinstance(reason := stored.inspect_upload(finding, before_us=before_us), str):
             kept[number] = reason
     if ABSENT.intersection(kept.values()):
         stored.confirm(adopt=False)  # as for copies
@@ -94,9 +94,9 @@ def findings_to_file(
     )
 
 
-def _spread(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Return the answers of the calls, a few at a time. The first error is raised, and no further call begins."""
-    with ThreadPoolExecutor(_MAX_COPIES_AT_A_TIME, thread_name_prefix="look") as threads:
+def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
+    """Return the answers of parallel calls. The first error is raised, and no further call begins."""
+    with ThreadPoolExecutor(_PARALLEL_COPIES, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:
             return [future.result() for future in futures]

@@ -1,7 +1,7 @@
-"""A plan, one step an activity: it lists, reads, compares and verifies, and writes nothing but its own run.
+"""Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
 
-Any step may run twice, and two attempts may overlap: what a bulk job publishes is published once, and a run's row
-keeps what it began with and what it came to first. A run without a summary is not finished, and apply refuses it.
+Any step may run twice, and two attempts may overlap. A bulk job publishes once. A run's row keeps its first beginning
+and its first result. A run without a result is not finished, and cannot be applied.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +39,21 @@ from logstore.reconciliation.jobs import (
 from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import raise_if_stopped
 
-_MOST_FORGOTTEN: Final = 100
+_RUNS_PER_FORGET: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
 
 
 class Planning:
-    """The activities of a plan, over ports."""
+    """Activities of a plan.
+
+    Args:
+        reconciliation: Runs in the catalog.
+        identities: Identity of the catalog.
+        stored: Buckets of the catalog.
+        bulk: Bulk jobs.
+        store_now_us: Clock of the object store, in microseconds since 1970. Ages of objects are measured by it.
+        finished_retention_s: Age at which finished runs and their output are removed.
+    """
 
     def __init__(
         self,
@@ -56,16 +65,6 @@ class Planning:
         store_now_us: Callable[[], int],
         finished_retention_s: float,
     ) -> None:
-        """Take the ports.
-
-        Args:
-            reconciliation: Of the catalog.
-            identities: Of the catalog.
-            stored: The buckets of the catalog.
-            bulk: Bulk jobs.
-            store_now_us: The object store's own clock, in microseconds since 1970: what ages are judged by.
-            finished_retention_s: After which runs and their output are forgotten.
-        """
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
@@ -73,39 +72,39 @@ class Planning:
     @defined(name="reconciliation.begin_plan")
     @beating()
     def begin_plan(self, request: BeginPlanInput) -> PlanBegun:
-        """Open the run with the cut-off that every later step agrees on, in a store that is the catalog's.
+        """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
 
-        Old runs and output of this catalog that is of no run go at this occasion.
+        Old runs are removed as well, and output of this catalog without a run.
 
-        Idempotency: keyed by `run_id`; a second call answers with what the first one wrote into the run's row.
+        Idempotency: keyed by `run_id`. A second call returns what the first one wrote into the run's row.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
         self._output.require(request.run_id)
         run = self._runs.open_run(
-            request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._beginning(request)
+            request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._make_summary(request)
         )
         self._output.mark(request.run_id)
         self._forget_old_runs()
         return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
 
-    def _beginning(self, request: BeginPlanInput) -> Mapping[str, Any]:
-        """What a run begins with; ages are by the clock of the side that they are of."""
-        standing, older_us = self._runs.standing(), round(request.older_than_s * 1_000_000)
+    def _make_summary(self, request: BeginPlanInput) -> Mapping[str, Any]:
+        """Return the values that a run begins with. Each side's ages are measured by its own clock."""
+        state, older_us = self._runs.catalog_state(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
             "reason": request.reason,
             "before_us": self._store_now_us() - older_us,
-            "rows_before_us": standing.now_us - older_us,
-            "next_ledger_id": standing.next_ledger_id,
-            "epoch": standing.epoch,
+            "rows_before_us": state.now_us - older_us,
+            "next_ledger_id": state.next_ledger_id,
+            "epoch": state.epoch,
             "catalog_id": self._identities.catalog_id(),
             "inventories": list(request.inventories),
         }
 
     def _forget_old_runs(self) -> None:
-        while self._runs.forget(older_than_s=self._retention_s, limit=_MOST_FORGOTTEN):
+        while self._runs.forget(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
             raise_if_stopped()
         own = self._identities.catalog_id()
         for run_id in self._bulk.list_runs():
@@ -120,37 +119,40 @@ class Planning:
     def run_bulk(self, request: BulkInput) -> BulkResult:
         """Run one bulk job until its output is published.
 
-        Idempotency: keyed by (run_id, job); what was published is answered, and of attempts that overlap the first
-            complete one is published.
+        Idempotency: keyed by (run_id, job). Published output is returned. Of overlapping attempts the first complete
+            one is published.
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
             submits later.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         summary = run_bulk_job(
-            self._bulk, request.job, lambda: _job(request, self._held(request.run_id)), master=request.master
+            self._bulk,
+            request.job,
+            lambda: _make_job(request, self._renew_claim(request.run_id)),
+            master=request.master,
         )
         return BulkResult(counts=dict(summary.counts))
 
     @defined(name="reconciliation.check_sides")
     @beating()
     def check_sides(self, request: PlanInput) -> None:
-        """Refuse a comparison whose sides cannot both be right, before anything is made of what it found.
+        """Refuse a comparison whose sides cannot both be right, before its candidates are verified.
 
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        begun = self._runs.run(request.run_id).summary
+        summary = self._runs.run(request.run_id).summary
         listed, read, compared = (
             self._output.published_summary(request.run_id, name).counts
             for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
         )
         rules.check_sides(
-            rules.Sides(
+            rules.SideCounts(
                 objects=listed["objects"],
                 ledgers=read["ledgers"],
-                ledgers_counted=self._runs.count_ledgers(below=int(begun["next_ledger_id"])),
-                primary=_overlap(compared, ""),
-                tiered=_overlap(compared, "tiered_"),
+                ledgers_counted=self._runs.count_ledgers(below=int(summary["next_ledger_id"])),
+                primary=_to_overlap(compared, ""),
+                tiered=_to_overlap(compared, "tiered_"),
                 expected=compared["expected"],
             )
         )
@@ -158,27 +160,27 @@ class Planning:
     @defined(name="reconciliation.conclude_plan")
     @beating()
     def conclude_plan(self, request: PlanInput) -> PlanResult:
-        """Finish the run with what was found, as the very last: no run is applied without a summary.
+        """Finish the run with the counts of its findings. A run without a result cannot be applied.
 
-        That the buckets are the catalog's is asked once more, because all absence was read out of them since.
+        The buckets must still be the catalog's, because absence was read out of them.
 
-        Idempotency: the first summary stays; what it says is counted from published files, which do not change.
+        Idempotency: the first result stays. It is counted from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
-            result = self._counted(run)
+            result = self._make_result(run)
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
-            _count(result.findings)
+            _record_findings(result.findings)
             run = self._runs.run(request.run_id)
         return plan_result(run.summary)
 
-    def _counted(self, run: ReconciliationRun) -> PlanResult:
+    def _make_result(self, run: ReconciliationRun) -> PlanResult:
         published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindings.name].folder
         totals = FindingFiles(Path(folder)).totals()
-        facts = [fact for one in published.values() for fact in one.facts.items()]
+        facts = [fact for summary in published.values() for fact in summary.facts.items()]
         compared = published[CompareSides.name]
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
@@ -189,42 +191,44 @@ class Planning:
             rows_before_us=int(compared.facts.get(ROWS_BEFORE, run.summary["rows_before_us"])),
             young=compared.counts["young"],
             left_out=[
-                f"{name.removeprefix(LEFT_OUT)}: {why}" for name, why in sorted(set(facts)) if name.startswith(LEFT_OUT)
+                f"{name.removeprefix(LEFT_OUT)}: {reason}"
+                for name, reason in sorted(set(facts))
+                if name.startswith(LEFT_OUT)
             ],
         )
 
-    def _held(self, run_id: str) -> Mapping[str, Any]:
-        """What the run began with; it is held further."""
-        begun = self._runs.run(run_id).summary
-        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=begun).summary
+    def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
+        """Renew the claim on the run, and return the values that it began with."""
+        summary = self._runs.run(run_id).summary
+        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=summary).summary
 
 
-def _job(request: BulkInput, begun: Mapping[str, Any]) -> BulkJob:
-    run_id, before_us = request.run_id, int(begun["before_us"])
+def _make_job(request: BulkInput, summary: Mapping[str, Any]) -> BulkJob:
+    run_id, before_us = request.run_id, int(summary["before_us"])
     match request.job:
         case ListStorage.name:
-            return ListStorage(run_id=run_id, inventories=tuple(begun["inventories"]))
+            return ListStorage(run_id=run_id, inventories=tuple(summary["inventories"]))
         case ReadReferences.name:
             return ReadReferences(run_id=run_id)
         case CompareSides.name:
             return CompareSides(
                 run_id=run_id,
                 before_us=before_us,
-                rows_before_us=int(begun["rows_before_us"]),
-                next_ledger_id=int(begun["next_ledger_id"]),
+                rows_before_us=int(summary["rows_before_us"]),
+                next_ledger_id=int(summary["next_ledger_id"]),
             )
         case VerifyFindings.name:
             return VerifyFindings(run_id=run_id, before_us=before_us)
     raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
 
 
-def _overlap(compared: Mapping[str, int], kind: str) -> rules.Overlap:
+def _to_overlap(compared: Mapping[str, int], kind: str) -> rules.Overlap:
     return rules.Overlap(
         stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
     )
 
 
-def _count(findings: Mapping[str, int]) -> None:
+def _record_findings(findings: Mapping[str, int]) -> None:
     counter = activity.metric_meter().create_counter(
         "sexton_reconciliation_findings_total", "Findings of finished plans; the same one counts in every plan"
     )

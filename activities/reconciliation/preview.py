@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.reconciliation.decisions import looked_at, objects_kept
-from activities.reconciliation.finding_fates import counted
+from activities.reconciliation.decisions import read_kept_objects, read_look
+from activities.reconciliation.finding_fates import count_fates
 from activities.reconciliation.page_look import (
     ask_copies,
     ask_objects,
@@ -16,10 +16,10 @@ from activities.reconciliation.page_look import (
 )
 from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import Ended
-from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, apply_batch_id, together
+from logstore.reconciliation.files import AppliedFinding
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_counts, apply_batch_id
 from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.reconciliation.services.runs import appliable_plan, apply_of, open_report, require_counted
+from logstore.reconciliation.services.runs import appliable_plan, find_apply, open_report, require_all_findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Answers for a plan what an apply at this moment would file and delete, and what it would keep.
+    """Preview of an apply: the findings that it would remove now, and those that it would keep.
 
-    Nothing is locked and nothing is written. A bucket without a marker is refused, not marked.
+    A preview takes no lock and writes nothing. A bucket without a marker is refused, not marked.
     """
 
     def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans) -> None:
@@ -42,7 +42,7 @@ class ApplyPreview:
     def preview(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Look at every page as `Applying` does. Of an unfinished apply, what it has decided counts.
+        """Look at every page as `Applying` does. The decisions of an unfinished apply count.
 
         Args:
             run_id: Of the plan.
@@ -53,15 +53,15 @@ class ApplyPreview:
             StoreUnavailable: Storage did not answer.
         """
         plan, _ = appliable_plan(self._runs, self._identities, run_id)
-        files = require_counted(open_report(plan, run_id), plan, run_id)
-        apply = apply_of(self._runs, run_id)
+        files = require_all_findings(open_report(plan, run_id), plan, run_id)
+        apply = find_apply(self._runs, run_id)
         folder = None if apply is None else Path(apply.summary["folder"])
         self._stored.confirm(adopt=False)
         counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
         for page in range(files.pages):
             on_progress(page, files.pages)
-            findings = {number: finding for number, finding in files.page(page).items() if finding.kind.applied}
-            copies = looked_at(folder, page) if folder else None
+            findings = {number: finding for number, finding in files.page(page).items() if finding.kind.is_removable}
+            copies = read_look(folder, page) if folder else None
             if copies is None:
                 copies = ask_copies(self._stored, findings, plan.before_us)
             kept = {
@@ -69,12 +69,12 @@ class ApplyPreview:
                 **self._keep_objects(findings, folder, page, plan.before_us, passed_over),
             }
             fates = {
-                number: Ended(number=number, fate=Fate.KEPT, reason=kept[number])
+                number: AppliedFinding(number=number, fate=FindingFate.KEPT, reason=kept[number])
                 if number in kept
-                else Ended(number=number, fate=Fate.STARTED)
+                else AppliedFinding(number=number, fate=FindingFate.STARTED)
                 for number in findings
             }
-            counts = together(counts, counted(findings, fates))
+            counts = add_counts(counts, count_fates(findings, fates))
             for number, finding in findings.items():
                 if number not in kept:
                     copy = copies.get(number)
@@ -98,9 +98,9 @@ class ApplyPreview:
         before_us: int,
         passed_over: dict[LedgerId, int],
     ) -> Mapping[int, str]:
-        decided = objects_kept(folder, page) if folder else None
-        if decided is not None:
-            return decided
+        decision = read_kept_objects(folder, page) if folder else None
+        if decision is not None:
+            return decision
         look = ask_objects(self._stored, single_objects(findings), before_us)
         if not look.segments:
             return look.kept

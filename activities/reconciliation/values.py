@@ -1,4 +1,4 @@
-"""What travels to and from the activities of reconciliation. Findings and fates never do: they stay in Parquet."""
+"""Inputs and results of the activities of reconciliation. Findings and their fates stay in Parquet files."""
 
 from dataclasses import dataclass, field
 
@@ -8,21 +8,21 @@ from logstore.reconciliation.jobs import SCRUB_RATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginPlanInput:
-    """A plan that is to begin."""
+    """Input of `begin_plan`."""
 
     run_id: str
     actor: str
     reason: str = ""
     older_than_s: float = 86_400.0
-    unsafe_age: bool = False  # an age below the floor is meant
+    unsafe_age: bool = False  # an age below the floor is allowed
     inventories: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBegun:
-    """A plan that has a run; what it began with stands in its row."""
+    """Result of `begin_plan`. The values that the plan began with are in its run."""
 
-    done: PlanResult | None = None  # it was finished before
+    done: PlanResult | None = None  # of a plan that is finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +36,21 @@ class BulkInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkResult:
-    """What a bulk job published."""
+    """Counts that a bulk job published."""
 
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """A plan that has begun."""
+    """Input of the steps of a plan that has begun."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginApplyInput:
-    """A plan that is to be applied."""
+    """Input of `begin_apply`."""
 
     run_id: str  # of the plan
     actor: str
@@ -60,29 +60,29 @@ class BeginApplyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyBegun:
-    """A plan as apply meets it."""
+    """Plan that is being applied."""
 
     pages: int
-    findings: int  # of kinds that apply acts upon
-    before_us: int
-    epoch: int
-    done: ApplyCounts | None = None  # it was applied before
+    findings: int  # of removable kinds
+    before_us: int  # the plan's cut-off
+    epoch: int  # of the catalog
+    done: ApplyCounts | None = None  # of an apply that is finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageInput:
-    """One page of a plan's findings, as each step of an apply takes it."""
+    """One page of a plan's findings, for each step of an apply."""
 
     run_id: str  # of the plan
     page: int
     before_us: int  # the plan's cut-off
     epoch: int  # of the catalog at the plan
-    batch_id: str  # under which it is filed for phase two
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    batch_id: str  # of phase two
+    batch_workflow_id: str  # workflow that does phase two and gets the claim
     actor: str
     reason: str = ""
-    objects_per_s: float = 0.0  # at which single objects are deleted; 0: unlimited
-    intents: int = 0  # rows that were filed for it, once it is filed
+    objects_per_s: float = 0.0  # rate of deletions of single objects; 0: unlimited
+    intents: int = 0  # rows that were filed for the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class FiledPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginScrubInput:
-    """A scrub that is to begin, or to go on."""
+    """Input of `begin_scrub`."""
 
     run_id: str  # of a new run
     actor: str
@@ -106,18 +106,18 @@ class BeginScrubInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubBegun:
-    """A scrub that has a run."""
+    """Run of a scrub, which may be an earlier unfinished one."""
 
-    run_id: str  # of an earlier scrub where that did not finish
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRunInput:
-    """A scrub that has begun."""
+    """Input of `cut_scrub`."""
 
     run_id: str
     master: str = ""  # the cluster; empty: that of the settings
-    bytes_per_s: int = SCRUB_RATE  # of a page, which is cut to some minutes of it
+    bytes_per_s: int = SCRUB_RATE  # a page is some minutes at this rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class ScrubPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubRead:
-    """Counts of what is to be read, or of what a page has read."""
+    """Counts of objects to be read, or of objects that a page has read."""
 
     pages: int = 0
     objects: int = 0
@@ -142,6 +142,6 @@ class ScrubRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeScrubInput:
-    """A scrub all of whose pages were read."""
+    """Input of `conclude_scrub`."""
 
     run_id: str

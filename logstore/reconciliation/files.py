@@ -1,7 +1,7 @@
-"""Findings and fates as files: Parquet, read and written page by page, so that memory does not grow with their number.
+"""Parquet files of findings and of their fates, read and written page by page in bounded memory.
 
-A folder of findings is what the job `verify-findings` publishes. A finding's number is its position in it: files by
-name, rows in order; so it is the same for every reader.
+The job `verify-findings` publishes a folder of findings. A finding's number is its position in the folder, with files
+by name and rows in order, so that every reader has the same numbers.
 """
 
 import json
@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.whole_files import replace_atomically
 
-SCHEMA: Final = pa.schema(
+FINDING_SCHEMA: Final = pa.schema(
     [
         ("kind", pa.string()),
         ("ledger_id", pa.int64()),
@@ -37,9 +37,9 @@ SCHEMA: Final = pa.schema(
         ("detail", pa.string()),
     ]
 )
-"""A finding as a row; `statement` is one JSON object."""
+"""Columns of a finding. `statement` is one JSON object."""
 
-FATES: Final = pa.schema(
+FATE_SCHEMA: Final = pa.schema(
     [
         ("number", pa.int64()),
         ("fate", pa.string()),
@@ -49,24 +49,24 @@ FATES: Final = pa.schema(
     ]
 )
 
-PAGE: Final = 1_000
-"""Findings of a page, which is a row group of a file, at most."""
+FINDINGS_PER_PAGE: Final = 1_000
+"""Most findings of a page. A page is a row group of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What apply did about one finding."""
+class AppliedFinding:
+    """Finding that an apply has dealt with, and its fate."""
 
     number: int
-    fate: Fate
+    fate: FindingFate
     reason: str = ""
     objects: int = 0  # confirmed as deleted
     size_bytes: int = 0
 
 
 @contextmanager
-def _read(path: Path) -> Iterator[None]:
-    """What a block cannot make of a file is the file's fault: it is damaged, gone, or none of ours."""
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Raise `CorruptData` for a file that is damaged, absent, or of another writer."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -74,62 +74,60 @@ def _read(path: Path) -> Iterator[None]:
 
 
 class FindingFiles:
-    """The findings of one plan; every method raises `CorruptData` where a file is damaged, gone, or none of ours."""
+    """Findings of one plan, in a published folder, which does not change.
+
+    Every method raises `CorruptData` if a file is damaged, absent, or of another writer.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Read the files of this folder, which is published and does not change."""
         self._folder = folder
 
     @cached_property
     def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, row group and number of its first finding, in order."""
-        found, number = [], 0
+        """File, row group and number of the first finding of each page, in order."""
+        groups, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
-            with _read(path):
+            with _translate_errors(path):
                 metadata = pq.read_metadata(path)
             for group in range(metadata.num_row_groups):
-                found.append((path, group, number))
+                groups.append((path, group, number))
                 number += metadata.row_group(group).num_rows
-        return found
+        return groups
 
     @property
     def pages(self) -> int:
-        """How many there are."""
+        """Number of pages."""
         return len(self._groups)
 
     def page(self, number: int) -> dict[int, Finding]:
-        """Finding by number, at most `PAGE`.
-
-        Args:
-            number: Of the page, 0 to `pages` exclusive.
-        """
+        """Return the findings of a page, from 0 to `pages` exclusive, by their numbers."""
         path, group, first = self._groups[number]
-        with _read(path):
+        with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
-            return {first + at: _finding(row) for at, row in enumerate(rows)}
+            return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
     def totals(self) -> dict[FindingKind, tuple[int, int]]:
-        """Findings and bytes of each kind, zeros too; two columns are read, a page at a time."""
-        found = dict.fromkeys(FindingKind, (0, 0))
+        """Return findings and bytes of each kind, zeros too. Only two columns are read, a page at a time."""
+        totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._groups:
-            with _read(path):
+            with _translate_errors(path):
                 table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])
                 counts = table.group_by("kind").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
                 for row in counts.to_pylist():
-                    rows, size = found[FindingKind(row["kind"])]
-                    more = (row["size_bytes_count"], row["size_bytes_sum"] or 0)
-                    found[FindingKind(row["kind"])] = (rows + more[0], size + more[1])
-        return found
+                    kind = FindingKind(row["kind"])
+                    findings, size_bytes = totals[kind]
+                    totals[kind] = (findings + row["size_bytes_count"], size_bytes + (row["size_bytes_sum"] or 0))
+        return totals
 
-    def all(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
-        """Every finding with its number, of one kind if asked, page by page."""
-        for number in range(self.pages):
-            for at, finding in self.page(number).items():
+    def iterate(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
+        """Yield every finding, or those of one kind, with its number, page by page."""
+        for page in range(self.pages):
+            for number, finding in self.page(page).items():
                 if kind in {None, finding.kind}:
-                    yield at, finding
+                    yield number, finding
 
 
-def _finding(row: Mapping[str, Any]) -> Finding:
+def _to_finding(row: Mapping[str, Any]) -> Finding:
     ledger_id = row["ledger_id"]
     return Finding(
         **{
@@ -141,42 +139,44 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     )
 
 
-def as_table(findings: Sequence[Finding]) -> pa.Table:
-    """Findings as rows of `SCHEMA`."""
+def to_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return findings as rows of `FINDING_SCHEMA`."""
     rows = [
-        {name: getattr(one, name) for name in SCHEMA.names}
-        | {"kind": one.kind.value, "statement": json.dumps(dict(one.statement), sort_keys=True)}
-        for one in findings
+        {name: getattr(finding, name) for name in FINDING_SCHEMA.names}
+        | {"kind": finding.kind.value, "statement": json.dumps(dict(finding.statement), sort_keys=True)}
+        for finding in findings
     ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(rows, schema=FINDING_SCHEMA)
 
 
 class FateFiles:
-    """What became of a plan's findings, a file a page; a page that is written again replaces itself by the same."""
+    """Fates of a plan's findings in a folder, with a file for each page."""
 
     def __init__(self, folder: Path) -> None:
-        """Read and write files of this folder."""
         self._folder = folder
 
-    def put(self, page: int, ended: Sequence[Ended]) -> None:
-        """Keep what became of a page: the whole file or none of it, whenever the process dies."""
+    def put(self, page: int, results: Sequence[AppliedFinding]) -> None:
+        """Replace the file of a page, as a whole even if the process dies."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        rows = [{name: getattr(one, name) for name in FATES.names} | {"fate": one.fate.value} for one in ended]
+        rows = [
+            {name: getattr(result, name) for name in FATE_SCHEMA.names} | {"fate": result.fate.value}
+            for result in results
+        ]
         with replace_atomically(self._path(page)) as new:
-            pq.write_table(pa.Table.from_pylist(rows, schema=FATES), new)
+            pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
 
-    def page(self, page: int) -> dict[int, Ended] | None:
-        """What became of a page's findings by number, or None where nothing was kept of it yet.
+    def page(self, page: int) -> dict[int, AppliedFinding] | None:
+        """Return the fates of a page by number of the finding, or `None` if the page has no file.
 
         Raises:
-            CorruptData: The file is damaged, or none of ours.
+            CorruptData: The file is damaged, or of another writer.
         """
         path = self._path(page)
         if not path.exists():
             return None
-        with _read(path):
+        with _translate_errors(path):
             rows = pq.read_table(path, partitioning=None).to_pylist()
-            return {row["number"]: Ended(**{**row, "fate": Fate(row["fate"])}) for row in rows}
+            return {row["number"]: AppliedFinding(**{**row, "fate": FindingFate(row["fate"])}) for row in rows}
 
     def _path(self, page: int) -> Path:
         return self._folder / f"page-{page:08d}.parquet"

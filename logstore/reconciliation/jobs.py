@@ -1,6 +1,6 @@
-"""The bulk jobs of a reconciliation, as the port `BulkJobs` runs them; each one's output is the next one's input.
+"""Bulk jobs of a reconciliation, which the port `BulkJobs` runs. The output of each job is the input of the next.
 
-Storage is listed first, then ledgers are read, then intents: rows precede objects, and intents outlive rows.
+Storage is listed first, then ledgers are read, then intents: a row exists before its objects, and an intent after it.
 """
 
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from logstore.records.rebuilding import RebuildRecords
 from logstore.transactions.snapshots import BuildBuffers
 
 SCRUB_RATE: Final = 32 << 20
-"""Bytes a second that a scrub reads unless told otherwise."""
+"""Default rate of a scrub, in bytes a second."""
 
 MIN_SCRUB_RATE: Final = 128 << 10
-"""Bytes a second. A page of 8 GiB, which was cut for a higher rate, ends in 19 hours at this one; it may take 24."""
+"""Lowest rate of a scrub, in bytes a second: a page of 8 GiB takes 19 of its 24 hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStorage:
-    """List every bucket of the catalog, or read inventories in the place of listings.
+    """Job that lists every bucket of the catalog, or reads inventories instead.
 
-    Its summary counts `objects`, as `rules.Sides` has them.
+    Its summary counts `objects` of `rules.SideCounts`.
     """
 
     run_id: str
@@ -32,9 +32,9 @@ class ListStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReferences:
-    """Read all that the catalog names: ledgers with their copies, then intents that are not over.
+    """Job that reads ledgers with their copies, then unfinished intents and dead letters.
 
-    Its summary counts `ledgers`, as `rules.Sides` has them.
+    Its summary counts `ledgers` of `rules.SideCounts`.
     """
 
     run_id: str
@@ -44,17 +44,16 @@ class ReadReferences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareSides:
-    """Find candidates: what one side names and the other does not, or names otherwise.
+    """Job that compares both sides and writes candidates.
 
-    Its summary counts `stored`, `named` and `matched`, as `rules.Overlap` has them, of primary copies, and the same
-    of tiered ones as `tiered_stored`, `tiered_named` and `tiered_matched`; as `young` the ledgers whose rows were
-    left out for their age; and as `expected` those of which a listing must show objects. Its fact `ROWS_BEFORE` is the
-    cut-off of rows: an inventory may have made it earlier.
+    Its summary counts the fields of `rules.Overlap` for primary copies, and with the prefix `tiered_` for tiered ones.
+    `young` are ledgers whose rows were left out because of their age. `expected` are ledgers of which a listing must
+    show objects. The fact `ROWS_BEFORE` is the cut-off of rows, which an inventory may have made earlier.
     """
 
     run_id: str
-    before_us: int  # objects that are younger, by the store's clock, are left out
-    rows_before_us: int  # rows that are younger, by the catalog's clock, are left out
+    before_us: int  # younger objects, by the store's clock, are left out
+    rows_before_us: int  # younger rows, by the catalog's clock, are left out
     next_ledger_id: int  # no ledger of this catalog has this id or a higher one
 
     name = "compare-sides"
@@ -62,10 +61,7 @@ class CompareSides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyFindings:
-    """Ask storage and catalog once more about every candidate; what is left are the findings.
-
-    Its folder holds them as `FindingFiles` reads them.
-    """
+    """Job that asks storage and catalog once more about every candidate. Its folder has findings for `FindingFiles`."""
 
     run_id: str
     before_us: int
@@ -75,25 +71,25 @@ class VerifyFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutScrub:
-    """Cut the ledgers of a scrub into pages, each a range of ids.
+    """Job that cuts the ledgers of a scrub into pages, each a range of ids.
 
-    Its summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` that are to be read.
+    Its summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` to be read.
     """
 
     run_id: str
-    topics: tuple[int, ...]  # ids; none: every topic
+    topics: tuple[int, ...]  # ids; empty: every topic
     next_ledger_id: int  # ledgers with this id or a higher one are left to the next scrub
-    bytes_per_s: int = SCRUB_RATE  # of all tasks of a page together; pages are cut to some minutes of it
+    bytes_per_s: int = SCRUB_RATE  # of all tasks of a page together; a page is some minutes of it
 
     name = "cut-scrub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPage:
-    """Read each segment and tiered copy of one page, and compare digests.
+    """Job that reads each segment and tiered copy of one page, and compares digests.
 
-    Its folder holds findings as `FindingFiles` reads them. Its summary counts `objects` and `size_bytes` that were
-    read, and as `elsewhere` the tiered copies in buckets that tasks do not read.
+    Its folder has findings for `FindingFiles`. Its summary counts `objects` and `size_bytes` that were read, and as
+    `elsewhere` the tiered copies in buckets that tasks do not read.
     """
 
     run_id: str
@@ -104,7 +100,7 @@ class ScrubPage:
 
     @property
     def name(self) -> str:
-        """Of the page: each has an output of its own, so that a scrub goes on where it was."""
+        """Name of the page's own output, so that a scrub can continue."""
         return f"{self.main}-{self.page:06d}"
 
 
@@ -119,30 +115,30 @@ BulkJob = (
     | BuildIndexes
     | RebuildRecords
 )
-"""All of them; those of transactions, of delayed messages, and another protocol's, join here."""
+"""Every bulk job of the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkProgress:
-    """How far a job is."""
+    """Progress of a job."""
 
-    stage: str  # in words
+    stage: str  # a phrase
     done: int  # tasks
     tasks: int
 
 
 ROWS_BEFORE: Final = "rows_before_us"
-"""The fact of a comparison that says which rows were left out: microseconds since 1970, by the catalog's clock."""
+"""Name of the fact with the cut-off of rows: microseconds since 1970, by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
-"""How the name of a fact begins that says of something, in a sentence, why it could not be compared."""
+"""Prefix of the names of facts that say, in a sentence, what could not be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkSummary:
-    """What a job published, the same when it is asked for again."""
+    """Summary that a job published with its output."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)  # `LEFT_OUT` and a name: why that could not be compared
-    folder: str = ""  # of its output
-    files: dict[str, int] = field(default_factory=dict)  # of its output by name, with their bytes
+    facts: dict[str, str] = field(default_factory=dict)
+    folder: str = ""  # of the output
+    files: dict[str, int] = field(default_factory=dict)  # bytes by name

@@ -3,7 +3,7 @@
 from typing import Final
 
 from logstore.errors import PreconditionFailed
-from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, rounded_up
+from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
 """Of all ledgers, above which a rebuild refuses unless it is told otherwise."""
@@ -29,5 +29,5 @@ def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
             f" {absent:,} of {ledgers:,}; nothing was settled. See that the buckets and their endpoint are the right"
             " ones and hold what they should, then run the same command again, or give another database with"
             " --into if the old catalog has flushed since; if their data is lost for good, give"
-            f" --max-absent-share {rounded_up(share)}"
+            f" --max-absent-share {round_up_share(share)}"
         )

@@ -1,4 +1,4 @@
-"""`compare-sides`: each group of shards compared in a task of its own, which meets all of its facts in files."""
+"""`compare-sides`: compare each group of shards in a task of its own, which reads all facts of the group from files."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -11,25 +11,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
-from infra.catalog.reconciliation import facts as sql
-from logstore.reconciliation.files import PAGE, SCHEMA
+from infra.catalog.reconciliation import bulk_queries
+from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE
 from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
 from logstore.reconciliation.rules import AGE_FLOOR_S
 from logstore.whole_files import replace_atomically
-from spark.reconciliation.compare import compare, strange
-from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, TIERED_OBJECTS, drawn, read
-from spark.reconciliation.sides import Group, Ids, Limits
+from spark.reconciliation.compare import compare_group, find_foreign
+from spark.reconciliation.fact_files import (
+    COPIES,
+    INTENTS,
+    LEDGERS,
+    OBJECTS,
+    TIERED_OBJECTS,
+    read_batches,
+    read_facts,
+)
+from spark.reconciliation.sides import Ids, Limits, ShardGroup
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_ELSEWHERE: Final = "elsewhere"
-_UNMEASURED: Final = "unmeasured"
-_STRANGE: Final = -1  # in the place of a group: objects that are of no ledger
+_FOREIGN_GROUP: Final = -1  # objects that are of no ledger
+_UNPUBLISHED_COUNTS: Final = ("elsewhere", "unmeasured")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
-    """Where the facts are, and the limits that all groups share."""
+class _Inputs:
+    """Folders of the facts, and the limits that all groups share."""
 
     listed: Path
     references: Path
@@ -39,98 +46,111 @@ class _Sides:
 
 
 def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) -> BulkSummary:
-    """The main of the job."""
+    """Run the job on the driver."""
     listed, references = run.inputs("list-storage"), run.inputs("read-references")
-    sides = _Sides(
+    inputs = _Inputs(
         listed=Path(listed.folder),
         references=Path(references.folder),
         folder=run.folder,
         url=addresses.database_url,
         limits=Limits(
             before_us=job.before_us,
-            rows_before_us=_rows_before(job, listed),
+            rows_before_us=_rows_before_us(job, listed),
             next_ledger_id=job.next_ledger_id,
             bucket=addresses.primary.bucket,
-            listed=frozenset(one.bucket for one in addresses.tiered),
-            endpoints=frozenset({"", *(one.endpoint.rstrip("/") for one in addresses.tiered)}),
+            tiered_buckets=frozenset(address.bucket for address in addresses.tiered),
+            endpoints=frozenset({"", *(address.endpoint.rstrip("/") for address in addresses.tiered)}),
         ),
     )
-    groups = [_STRANGE, *range(listed.counts["groups"])]
-    counts = run.spread("compare storage with the catalog", groups, partial(_compare, sides=sides))
-    whole = {name: sum(one.get(name, 0) for one in counts) for name in counts[-1]}
-    elsewhere, unmeasured = whole.pop(_ELSEWHERE), whole.pop(_UNMEASURED)
-    facts = {ROWS_BEFORE: str(sides.limits.rows_before_us)}
+    groups = [_FOREIGN_GROUP, *range(listed.counts["groups"])]
+    counts_by_group = run.spread("compare storage with the catalog", groups, partial(_compare, inputs=inputs))
+    totals = {name: sum(counts.get(name, 0) for counts in counts_by_group) for name in counts_by_group[-1]}
+    elsewhere, unmeasured = (totals.pop(name) for name in _UNPUBLISHED_COUNTS)
+    facts = {ROWS_BEFORE: str(inputs.limits.rows_before_us)}
     if elsewhere:
         facts[f"{LEFT_OUT}copies"] = f"{elsewhere:,} tiered copies stand where nothing was listed"
     if unmeasured:
-        why = f"of {unmeasured:,} tiered copies only the existence was compared, which were published without lengths"
-        facts[f"{LEFT_OUT}lengths"] = why
-    return BulkSummary(counts=whole, facts=facts)
+        reason = (
+            f"of {unmeasured:,} tiered copies only the existence was compared, which were published without lengths"
+        )
+        facts[f"{LEFT_OUT}lengths"] = reason
+    return BulkSummary(counts=totals, facts=facts)
 
 
-def _rows_before(job: CompareSides, listed: BulkSummary) -> int:
-    """An inventory says nothing of what came after it; by which clock it is told, a floor of an hour makes even."""
-    told = listed.facts.get("inventory_us")
-    return min(job.rows_before_us, int(told) - AGE_FLOOR_S * 1_000_000) if told else job.rows_before_us
+def _rows_before_us(job: CompareSides, listed: BulkSummary) -> int:
+    """Return the cut-off of rows: an hour before the oldest inventory, if that is earlier than the job's.
+
+    An inventory knows nothing of later objects. Its time is of another clock, and the hour covers the difference.
+    """
+    inventory_us = listed.facts.get("inventory_us")
+    if not inventory_us:
+        return job.rows_before_us
+    return min(job.rows_before_us, int(inventory_us) - AGE_FLOOR_S * 1_000_000)
 
 
-def _compare(group: int, *, sides: _Sides) -> dict[str, int]:
-    """In an executor: candidates of the group into one file; what is counted of it, see `Compared`."""
-    path = sides.folder / f"candidates-{group + 1:03d}.parquet"
-    if group == _STRANGE:
-        tables = (strange(pa.Table.from_batches([batch]), sides.limits) for batch in drawn(sides.listed, "strange"))
-        return {"candidates": _put(path, tables)}
-    ledgers = read(sides.references, "ledgers", group, LEDGERS)
-    found = compare(
-        Group(
-            objects=read(sides.listed, "objects", group, OBJECTS),
-            tiered=read(sides.listed, "tiered", group, TIERED_OBJECTS),
+def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
+    """Write the candidates of a group into one file, in an executor. Return the counts of `GroupComparison`."""
+    path = inputs.folder / f"candidates-{group + 1:03d}.parquet"
+    if group == _FOREIGN_GROUP:
+        batches = read_batches(inputs.listed, "strange")
+        tables = (find_foreign(pa.Table.from_batches([batch]), inputs.limits) for batch in batches)
+        return {"candidates": _write_candidates(path, tables)}
+    ledgers = read_facts(inputs.references, "ledgers", group, LEDGERS)
+    comparison = compare_group(
+        ShardGroup(
+            objects=read_facts(inputs.listed, "objects", group, OBJECTS),
+            tiered=read_facts(inputs.listed, "tiered", group, TIERED_OBJECTS),
             ledgers=ledgers,
-            copies=read(sides.references, "copies", group, COPIES),
-            intents=read(sides.references, "intents", group, INTENTS),
-            segments_of=partial(segments_of, sides.url),
+            copies=read_facts(inputs.references, "copies", group, COPIES),
+            intents=read_facts(inputs.references, "intents", group, INTENTS),
+            read_segments=partial(read_segments, inputs.url),
         ),
-        sides.limits,
+        inputs.limits,
     )
-    named = _with_topics(found.candidates, ledgers, sides) if found.candidates.num_rows else found.candidates
-    overlaps = asdict(found.primary)
-    overlaps |= {f"tiered_{name}": value for name, value in asdict(found.tiered).items()}
-    counts = {
-        _ELSEWHERE: found.elsewhere,
-        _UNMEASURED: found.unmeasured,
-        "young": found.young,
-        "expected": found.expected,
+    candidates = comparison.candidates
+    if candidates.num_rows:
+        candidates = _add_topics(candidates, ledgers, inputs)
+    return {
+        "candidates": _write_candidates(path, [candidates]),
+        "elsewhere": comparison.elsewhere,
+        "unmeasured": comparison.unmeasured,
+        "young": comparison.young,
+        "expected": comparison.expected,
+        **asdict(comparison.primary),
+        **{f"tiered_{name}": value for name, value in asdict(comparison.tiered).items()},
     }
-    return {"candidates": _put(path, [named]), **counts, **overlaps}
 
 
-def _with_topics(candidates: pa.Table, ledgers: pa.Table, sides: _Sides) -> pa.Table:
-    """With the topic of each ledger that has a row; what storage states of others is asked for later."""
-    known = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
-    lists = read(sides.references, "lists", None, arrow_schema(sql.lists()))
-    names = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))
-    pairs = zip(known["ledger_id"].to_pylist(), known["list_id"].to_pylist(), strict=True)
-    topics = {ledger_id: names.get(list_id, "") for ledger_id, list_id in pairs}
-    found = [
-        topic or topics.get(ledger_id, "")
+def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.Table:
+    """Add the topic of each ledger that has a row. Of the others storage is asked for a statement later."""
+    rows = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
+    lists = read_facts(inputs.references, "lists", None, arrow_schema(bulk_queries.lists()))
+    topic_by_list = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))
+    pairs = zip(rows["ledger_id"].to_pylist(), rows["list_id"].to_pylist(), strict=True)
+    topic_by_ledger = {ledger_id: topic_by_list.get(list_id, "") for ledger_id, list_id in pairs}
+    topics = [
+        topic or topic_by_ledger.get(ledger_id, "")
         for ledger_id, topic in zip(candidates["ledger_id"].to_pylist(), candidates["topic"].to_pylist(), strict=True)
     ]
-    return candidates.set_column(SCHEMA.get_field_index("topic"), "topic", pa.array(found, pa.string()))
+    return candidates.set_column(FINDING_SCHEMA.get_field_index("topic"), "topic", pa.array(topics, pa.string()))
 
 
-def _put(path: Path, tables: Iterable[pa.Table]) -> int:
-    """How many; row groups are pages of the next job. A task may run twice at once."""
+def _write_candidates(path: Path, tables: Iterable[pa.Table]) -> int:
+    """Write a row group for each page of the next job. Return the number of rows. A task may run twice at once."""
     rows = 0
-    with replace_atomically(path) as new, pq.ParquetWriter(new, SCHEMA) as writer:
+    with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
         for table in filter(len, tables):
-            writer.write_table(table, row_group_size=PAGE)
+            writer.write_table(table, row_group_size=FINDINGS_PER_PAGE)
             rows += len(table)
     return rows
 
 
-def segments_of(url: str, ledger_ids: Ids) -> pa.Table:
-    """Segments that the catalog registered of these ledgers."""
+def read_segments(url: str, ledger_ids: Ids) -> pa.Table:
+    """Return the segments that the catalog has registered of these ledgers."""
+    size = bulk_queries.MAX_LEDGERS_PER_QUERY
     with open_arrow_reader(url) as connection:
-        pages = range(0, len(ledger_ids), sql.MOST_LEDGERS)
-        tables = [connection.table(sql.segments(ledger_ids[at : at + sql.MOST_LEDGERS].tolist())) for at in pages]
+        tables = [
+            connection.table(bulk_queries.segments(ledger_ids[start : start + size].tolist()))
+            for start in range(0, len(ledger_ids), size)
+        ]
     return pa.concat_tables(tables)

@@ -1,7 +1,7 @@
-"""The comparison of one group of shards: pure functions of Arrow tables, in numpy, set-wise.
+"""Comparison of one group of shards: pure functions of Arrow tables, in numpy, set by set.
 
-Every ledger of the group is whole in both sides. What a function answers are candidates, as rows of the schema of
-findings; storage and catalog are asked once more before a candidate becomes a finding.
+A group has all objects and rows of its ledgers. The results are candidates in the schema of findings. Storage and
+catalog are asked once more before a candidate becomes a finding.
 """
 
 from collections.abc import Sequence
@@ -17,80 +17,88 @@ from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.rules import Overlap
-from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, count_unmeasured, overlap
+from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, count_overlap, count_unmeasured
 from spark.reconciliation.sides import (
     PRIMARY,
-    Group,
     Ids,
     Intents,
+    LedgerColumns,
     Limits,
     Mask,
-    Rows,
-    SegmentsOf,
-    Stored,
-    find,
-    findings,
-    moments,
+    ReadSegments,
+    ShardGroup,
+    StoredLedgers,
+    find_positions,
+    make_findings,
+    moment_terms,
 )
+from spark.sources.keys import META
 
-_META: Final = -1
-_LIVE: Final = 2
+_LIVE: Final = 2  # in the column `primary`
 _LOST_COPIES: Final = "the rows of all of the ledger's copies are lost; repair the catalog by hand"
 _LOST_SEGMENTS: Final = "rows of the ledger's segments are lost; repair the catalog by hand"
-_NUMBERS: Final = 100_000_000  # of segments in a ledger
+_MAX_SEGMENTS_PER_LEDGER: Final = 100_000_000  # a segment's number has eight digits
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Candidates of a group, how its sides overlap, and how much of it was not compared."""
+class GroupComparison:
+    """Candidates of a group, the overlap of its sides, and how much of it was not compared."""
 
     candidates: pa.Table
     primary: Overlap
     tiered: Overlap
-    elsewhere: int  # tiered copies that stand where nothing was listed
-    unmeasured: int  # tiered copies that were listed, and whose offload context states no lengths
+    elsewhere: int  # tiered copies in buckets that were not listed
+    unmeasured: int  # tiered copies in listed buckets whose offload context states no lengths
     young: int  # ledgers whose rows are too young
     expected: int  # ledgers of which a listing must show objects
 
 
-def compare(group: Group, limits: Limits) -> Compared:
-    """Candidates of one group."""
-    intents = Intents.of(group.intents)
-    stored, rows = Stored.of(group.objects), Rows.of(group.ledgers)
-    at, known = find(rows.ids, stored.ids)
-    has_copy = known & (rows.primary[at] > 0) if len(rows.ids) else known
-    unreferenced = ~rows.referenced & ~rows.creating & (rows.created_us < limits.rows_before_us)
+def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
+    """Compare all ledgers and tiered copies of a group."""
+    intents = Intents.from_table(group.intents)
+    stored, rows = StoredLedgers.from_table(group.objects), LedgerColumns.from_table(group.ledgers)
+    row_index, has_row = find_positions(rows.ids, stored.ids)
+    has_copy = has_row & (rows.primary[row_index] > 0) if len(rows.ids) else has_row
+    is_old = rows.created_us < limits.rows_before_us
+    unreferenced = ~rows.referenced & ~rows.creating & is_old
     without_copy = (rows.primary == 0) & ~np.isin(rows.ids, group.copies["ledger_id"].to_numpy())
-    damaged = known & without_copy[at] if len(rows.ids) else known
-    left = _left_over(stored, ~has_copy, damaged, intents, limits)
-    held = _Held(stored=stored, rows=rows, at=at, which=has_copy, limits=limits)
+    is_damaged = has_row & without_copy[row_index] if len(rows.ids) else has_row
+    copies = _StoredCopies(stored=stored, rows=rows, row_index=row_index, has_copy=has_copy, limits=limits)
     candidates = [
-        left,
-        *held.statements(),
-        *held.segments(group.segments_of, skipped=unreferenced),
-        _absent(stored, rows, limits, skipped=unreferenced),
-        _without_rows(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
-        _without_rows(stored, rows, limits, rows.differs_from_segments & ~without_copy & ~unreferenced, _LOST_SEGMENTS),
-        _unreferenced(rows, unreferenced),
-        _stalled(group.intents, limits),
+        _find_leftover_ledgers(stored, ~has_copy, is_damaged, intents, limits),
+        *copies.compare_statements(),
+        *copies.compare_segments(group.read_segments, skipped=unreferenced),
+        _find_absent_ledgers(stored, rows, limits, skipped=unreferenced),
+        _find_lost_rows(stored, rows, limits, without_copy & ~unreferenced, _LOST_COPIES),
+        _find_lost_rows(
+            stored, rows, limits, rows.differs_from_segments & ~without_copy & ~unreferenced, _LOST_SEGMENTS
+        ),
+        make_findings(
+            FindingKind.UNREFERENCED_LEDGER,
+            int(unreferenced.sum()),
+            ledger_id=pa.array(rows.ids[unreferenced]),
+            size_bytes=pa.array(rows.size[unreferenced]),
+            detail="no list, cursor or schema names the row",
+        ),
+        _find_stalled_deletions(group.intents, limits),
         *compare_tiered(group, intents, limits),
     ]
-    return Compared(
+    return GroupComparison(
         candidates=pa.concat_tables(candidates),
-        primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(known.sum())),
-        tiered=overlap(group, limits),
+        primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(has_row.sum())),
+        tiered=count_overlap(group, limits),
         elsewhere=count_elsewhere(group.copies, limits),
         unmeasured=count_unmeasured(group.copies, limits),
-        young=int((rows.created_us >= limits.rows_before_us).sum()),
-        expected=int(((rows.primary == _LIVE) & ~rows.creating & (rows.created_us < limits.rows_before_us)).sum()),
+        young=int((~is_old).sum()),
+        expected=int(((rows.primary == _LIVE) & ~rows.creating & is_old).sum()),
     )
 
 
-def strange(table: pa.Table, limits: Limits) -> pa.Table:
-    """Objects whose keys are none of ours: foreign, once they are old."""
+def find_foreign(table: pa.Table, limits: Limits) -> pa.Table:
+    """Return the old ones of objects whose keys are none of a ledger, as foreign."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
-    return findings(
+    return make_findings(
         FindingKind.FOREIGN,
         len(old),
         **columns,
@@ -100,27 +108,28 @@ def strange(table: pa.Table, limits: Limits) -> pa.Table:
     )
 
 
-def _left_over(stored: Stored, which: Mask, damaged: Mask, intents: Intents, limits: Limits) -> pa.Table:
-    """Objects of ledgers that have no primary copy in the catalog; no orphans are those of `damaged` ledgers."""
-    old = which & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.work)
+def _find_leftover_ledgers(
+    stored: StoredLedgers, without_copy: Mask, is_damaged: Mask, intents: Intents, limits: Limits
+) -> pa.Table:
+    """Find ledgers with objects and without a primary copy in the catalog. Damaged ledgers are no orphans."""
+    old = without_copy & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.pending)
     dead = old & np.isin(stored.ids, intents.dead)
     future = old & ~dead & (stored.ids >= limits.next_ledger_id)
+    orphans = old & ~dead & ~future & ~is_damaged
     return pa.concat_tables(
         [
-            _ledgers(
-                FindingKind.ORPHAN_LEDGER, stored, old & ~dead & ~future & ~damaged, limits, "no row names this copy"
-            ),
-            _ledgers(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
-            _ledgers(FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"),
+            _ledger_findings(FindingKind.ORPHAN_LEDGER, stored, orphans, limits, "no row names this copy"),
+            _ledger_findings(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
+            _ledger_findings(FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"),
         ]
     )
 
 
-def _primary(
+def _primary_findings(
     kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: Limits, detail: str, **columns: Ids
 ) -> pa.Table:
-    """Findings of the primary bucket, one for each ledger and key; `columns` are more of them, as arrays."""
-    return findings(
+    """Return findings of the primary bucket, one for each ledger and key. `columns` are further columns."""
+    return make_findings(
         kind,
         len(keys),
         ledger_id=pa.array(ledgers),
@@ -132,8 +141,18 @@ def _primary(
     )
 
 
+def _ledger_findings(kind: FindingKind, stored: StoredLedgers, selected: Mask, limits: Limits, detail: str) -> pa.Table:
+    ids = stored.ids[selected]
+    sums = {
+        "objects": stored.objects[selected],
+        "size_bytes": stored.total[selected],
+        "newest_us": stored.newest[selected],
+    }
+    return _primary_findings(kind, ids, _prefixes(ids), limits, detail, **sums)
+
+
 def _prefixes(ledgers: Ids) -> list[str]:
-    return [ledger_prefix(LedgerId(one)) for one in ledgers.tolist()]
+    return [ledger_prefix(LedgerId(ledger_id)) for ledger_id in ledgers.tolist()]
 
 
 def _meta_keys(ledgers: Ids, digests: npt.NDArray[np.uint64]) -> list[str]:
@@ -142,118 +161,134 @@ def _meta_keys(ledgers: Ids, digests: npt.NDArray[np.uint64]) -> list[str]:
 
 
 def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of numpy
-    return [segment_key(LedgerId(one), n) for one, n in zip(ledgers.tolist(), numbers.tolist(), strict=True)]
-
-
-def _ledgers(kind: FindingKind, stored: Stored, which: Mask, limits: Limits, detail: str) -> pa.Table:
-    ids, newest = stored.ids[which], stored.newest[which]
-    sums = {"objects": stored.objects[which], "size_bytes": stored.total[which], "newest_us": newest}
-    return _primary(kind, ids, _prefixes(ids), limits, detail, **sums)
+    pairs = zip(ledgers.tolist(), numbers.tolist(), strict=True)
+    return [segment_key(LedgerId(ledger_id), number) for ledger_id, number in pairs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """Ledgers that have a primary copy, with its objects."""
+class _StoredCopies:
+    """Stored objects of ledgers that have a primary copy in the catalog."""
 
-    stored: Stored
-    rows: Rows
-    at: npt.NDArray[np.intp]  # of each stored ledger its row
-    which: Mask  # of stored ledgers
+    stored: StoredLedgers
+    rows: LedgerColumns
+    row_index: npt.NDArray[np.intp]  # row of each stored ledger
+    has_copy: Mask  # by stored ledger
     limits: Limits
 
-    def statements(self) -> list[pa.Table]:
-        """Statements that name another owner than the row, and ledgers that have lost theirs."""
-        s, rows, limits = self.stored, self.rows, self.limits
-        if not self.which.any():
+    def compare_statements(self) -> list[pa.Table]:
+        """Find statements that name another owner than the row, and ledgers without their own statement."""
+        stored, rows, row_index, limits = self.stored, self.rows, self.row_index, self.limits
+        if not self.has_copy.any():
             return []
-        of_object = np.repeat(self.at, s.objects)
-        # of a ledger whose owner the catalog cannot tell no statement is another's, and none is lost
-        held = np.repeat(self.which & (rows.digest[self.at] != 0), s.objects)
-        other = held & (s.number == _META) & (s.digest != rows.digest[of_object]) & (s.modified < limits.before_us)
-        ours = held & (s.number == _META) & (s.digest == rows.digest[of_object])
-        has_own = np.logical_or.reduceat(ours, s.start)
-        lost = self.which & ~has_own & ~rows.creating[self.at] & (rows.created_us[self.at] < limits.rows_before_us)
-        lost &= (rows.primary[self.at] == _LIVE) & (rows.digest[self.at] != 0)
-        keys = _meta_keys(s.ledger[other], s.digest[other])
-        mine = _meta_keys(s.ids[lost], rows.digest[self.at[lost]])
+        object_row = np.repeat(row_index, stored.objects)
+        # If the catalog cannot tell a ledger's owner, no statement is another's and none is lost.
+        is_checked = np.repeat(self.has_copy & (rows.digest[row_index] != 0), stored.objects)
+        is_meta = is_checked & (stored.number == META)
+        is_own = is_meta & (stored.digest == rows.digest[object_row])
+        is_other = is_meta & ~is_own & (stored.modified < limits.before_us)
+        has_own = np.logical_or.reduceat(is_own, stored.start)
+        is_settled = ~rows.creating[row_index] & (rows.created_us[row_index] < limits.rows_before_us)
+        lost = self.has_copy & ~has_own & is_settled
+        lost &= (rows.primary[row_index] == _LIVE) & (rows.digest[row_index] != 0)
+        other_keys = _meta_keys(stored.ledger[is_other], stored.digest[is_other])
+        own_keys = _meta_keys(stored.ids[lost], rows.digest[row_index[lost]])
+        absent = "the ledger's own statement is absent"
         return [
-            self._objects(FindingKind.MISMATCH, other, keys, "the statement names another owner than the row"),
-            _primary(FindingKind.MISSING_DATA, s.ids[lost], mine, limits, "the ledger's own statement is absent"),
+            self._object_findings(
+                FindingKind.MISMATCH, is_other, other_keys, "the statement names another owner than the row"
+            ),
+            _primary_findings(FindingKind.MISSING_DATA, stored.ids[lost], own_keys, limits, absent),
         ]
 
-    def _objects(self, kind: FindingKind, which: Mask, keys: Sequence[str], detail: str) -> pa.Table:
-        s, one = self.stored, np.ones(len(keys), np.int64)
-        facts = {"objects": one, "size_bytes": s.size[which], "newest_us": s.modified[which]}
-        return _primary(kind, s.ledger[which], keys, self.limits, detail, **facts)
+    def _object_findings(self, kind: FindingKind, selected: Mask, keys: Sequence[str], detail: str) -> pa.Table:
+        stored = self.stored
+        columns = {
+            "objects": np.ones(len(keys), np.int64),
+            "size_bytes": stored.size[selected],
+            "newest_us": stored.modified[selected],
+        }
+        return _primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
 
-    def segments(self, segments_of: SegmentsOf, *, skipped: Mask) -> list[pa.Table]:
-        """Segments compared one by one, of those ledgers alone whose sums differ from the rows'."""
-        s, rows = self.stored, self.rows
-        if not self.which.any():
+    def compare_segments(self, read_segments: ReadSegments, *, skipped: Mask) -> list[pa.Table]:
+        """Compare the segments one by one of those ledgers whose sums differ from the rows' sums.
+
+        Only lengths are compared: a listing shows no digest (ADR 29).
+        """
+        stored, rows, row = self.stored, self.rows, self.row_index
+        if not self.has_copy.any():
             return []
-        is_segment = s.number != _META
-        count = np.add.reduceat(is_segment.astype(np.int64), s.start)
-        size = np.add.reduceat(np.where(is_segment, s.size, 0), s.start)
-        last = np.maximum.reduceat(s.number.astype(np.int64), s.start)
-        row = self.at
-        same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
-        same &= (size == rows.size[row]) & (last == rows.last_segment[row])
-        moment = np.add.reduceat(np.where(is_segment, moments(s.number.astype(np.int64), s.size), 0), s.start)
-        same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.differs_from_segments[row]
-        closer = self.which & ~same & ~skipped[row]
-        return self._compare_closer(np.flatnonzero(closer), segments_of) if closer.any() else []
+        is_segment = stored.number != META
+        numbers = stored.number.astype(np.int64)
+        count = np.add.reduceat(is_segment.astype(np.int64), stored.start)
+        size = np.add.reduceat(np.where(is_segment, stored.size, 0), stored.start)
+        last = np.maximum.reduceat(numbers, stored.start)
+        moment = np.add.reduceat(np.where(is_segment, moment_terms(numbers, stored.size), 0), stored.start)
+        is_same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
+        is_same &= (size == rows.size[row]) & (last == rows.last_segment[row])
+        is_same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.differs_from_segments[row]
+        different = np.flatnonzero(self.has_copy & ~is_same & ~skipped[row])
+        return self._compare_each_segment(different, read_segments) if len(different) else []
 
-    def _compare_closer(self, ledgers: Any, segments_of: SegmentsOf) -> list[pa.Table]:  # noqa: ANN401 - of numpy
-        s, limits = self.stored, self.limits
-        ids = s.ids[ledgers]
-        named = segments_of(ids)
-        mine = np.isin(s.ledger, ids) & (s.number != _META)
-        objects = np.searchsorted(ids, s.ledger[mine]) * _NUMBERS + s.number[mine]
-        wanted_ledger = named["ledger_id"].to_numpy()
-        wanted = np.searchsorted(ids, wanted_ledger) * _NUMBERS + named["number"].to_numpy()
-        order = np.argsort(wanted)
-        wanted, wanted_size = wanted[order], named["size_bytes"].to_numpy()[order]
-        at, known = find(wanted, objects)
-        orphan = np.zeros(len(s.ledger), np.bool_)
-        orphan[np.flatnonzero(mine)[~known & (s.modified[mine] < limits.before_us)]] = True
-        keys = _segment_keys(s.ledger[orphan], s.number[orphan])
-        found = [self._objects(FindingKind.ORPHAN_SEGMENT, orphan, keys, "no segment's row names this object")]
-        sizes = wanted_size[at] if len(wanted) else np.zeros(len(objects), np.int64)
-        old = self.rows.created_us[self.at[ledgers]] < limits.rows_before_us
-        shorter = known & (s.size[mine] < sizes) & old[objects // _NUMBERS]
-        longer = known & (s.size[mine] > sizes) & (s.modified[mine] < limits.before_us)
-        for kind, odd, detail in (
+    def _compare_each_segment(self, ledgers: Any, read_segments: ReadSegments) -> list[pa.Table]:  # noqa: ANN401 - of numpy
+        stored, limits = self.stored, self.limits
+        ids = stored.ids[ledgers]
+        named = read_segments(ids)
+        objects = np.flatnonzero(np.isin(stored.ledger, ids) & (stored.number != META))
+        # One ascending number for each segment: the place of its ledger, and its own number.
+        stored_numbers = self._combine(np.searchsorted(ids, stored.ledger[objects]), stored.number[objects])
+        named_numbers = self._combine(np.searchsorted(ids, named["ledger_id"].to_numpy()), named["number"].to_numpy())
+        order = np.argsort(named_numbers)
+        named_numbers, named_sizes = named_numbers[order], named["size_bytes"].to_numpy()[order]
+        named_index, is_named = find_positions(named_numbers, stored_numbers)
+        expected_sizes = named_sizes[named_index] if len(named_numbers) else np.zeros(len(objects), np.int64)
+        sizes, is_old_object = stored.size[objects], stored.modified[objects] < limits.before_us
+        is_old_row = self.rows.created_us[self.row_index[ledgers]] < limits.rows_before_us
+        shorter = is_named & (sizes < expected_sizes) & is_old_row[stored_numbers // _MAX_SEGMENTS_PER_LEDGER]
+        longer = is_named & (sizes > expected_sizes) & is_old_object
+        tables = []
+        for kind, is_odd, detail in (
+            (FindingKind.ORPHAN_SEGMENT, ~is_named & is_old_object, "no segment's row names this object"),
             (FindingKind.MISSING_DATA, shorter, "the object is shorter than its row says"),
             (FindingKind.MISMATCH, longer, "the object is longer than its row says"),
         ):
-            which = np.zeros(len(s.ledger), np.bool_)
-            which[np.flatnonzero(mine)[odd]] = True
-            found.append(self._objects(kind, which, _segment_keys(s.ledger[which], s.number[which]), detail))
-        _, there = find(np.sort(objects), wanted)
-        lost = ~there & old[wanted // _NUMBERS] if len(wanted) else ~there
-        absent, detail = ids[wanted[lost] // _NUMBERS], "the segment's row names an object that is absent"
-        keys = _segment_keys(absent, wanted[lost] % _NUMBERS)
-        return [
-            *found,
-            _primary(FindingKind.MISSING_DATA, absent, keys, limits, detail, size_bytes=wanted_size[lost]),
-        ]
+            selected = np.zeros(len(stored.ledger), np.bool_)
+            selected[objects[is_odd]] = True
+            keys = _segment_keys(stored.ledger[selected], stored.number[selected])
+            tables.append(self._object_findings(kind, selected, keys, detail))
+        _, is_stored = find_positions(np.sort(stored_numbers), named_numbers)
+        lost = ~is_stored & is_old_row[named_numbers // _MAX_SEGMENTS_PER_LEDGER] if len(named_numbers) else ~is_stored
+        lost_ledgers = ids[named_numbers[lost] // _MAX_SEGMENTS_PER_LEDGER]
+        keys = _segment_keys(lost_ledgers, named_numbers[lost] % _MAX_SEGMENTS_PER_LEDGER)
+        detail = "the segment's row names an object that is absent"
+        lost_findings = _primary_findings(
+            FindingKind.MISSING_DATA, lost_ledgers, keys, limits, detail, size_bytes=named_sizes[lost]
+        )
+        return [*tables, lost_findings]
+
+    @staticmethod
+    def _combine(places: Any, numbers: Any) -> Any:  # noqa: ANN401 - of numpy
+        return places * _MAX_SEGMENTS_PER_LEDGER + numbers
 
 
-def _absent(stored: Stored, rows: Rows, limits: Limits, *, skipped: Mask) -> pa.Table:
-    """Live ledgers of which the listing shows nothing."""
-    _, there = find(stored.ids, rows.ids)
-    lost = ~there & ~rows.creating & (rows.primary == _LIVE) & (rows.created_us < limits.rows_before_us) & ~skipped
+def _find_absent_ledgers(stored: StoredLedgers, rows: LedgerColumns, limits: Limits, *, skipped: Mask) -> pa.Table:
+    """Find live ledgers of which the listing shows nothing."""
+    _, is_stored = find_positions(stored.ids, rows.ids)
+    is_settled = ~rows.creating & (rows.created_us < limits.rows_before_us)
+    lost = ~is_stored & is_settled & (rows.primary == _LIVE) & ~skipped
     ids, detail = rows.ids[lost], "nothing of the ledger is in storage"
-    return _primary(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
+    return _primary_findings(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
 
 
-def _without_rows(stored: Stored, rows: Rows, limits: Limits, which: Mask, detail: str) -> pa.Table:
-    """Ledgers in use of which the catalog has lost rows of copies or of segments, with what storage holds of them."""
-    lost = which & ~rows.creating & (rows.created_us < limits.rows_before_us)
+def _find_lost_rows(
+    stored: StoredLedgers, rows: LedgerColumns, limits: Limits, is_damaged: Mask, detail: str
+) -> pa.Table:
+    """Find ledgers in use that have lost rows of copies or of segments, with the count of their stored objects."""
+    lost = is_damaged & ~rows.creating & (rows.created_us < limits.rows_before_us)
     ids = rows.ids[lost]
-    at, there = find(stored.ids, ids)
-    objects = np.where(there, stored.objects[at], 0) if len(stored.ids) else np.zeros(len(ids), np.int64)
-    return findings(
+    stored_index, is_stored = find_positions(stored.ids, ids)
+    none = np.zeros(len(ids), np.int64)
+    objects = np.where(is_stored, stored.objects[stored_index], 0) if len(stored.ids) else none
+    return make_findings(
         FindingKind.MISSING_DATA,
         len(ids),
         ledger_id=pa.array(ids),
@@ -263,19 +298,9 @@ def _without_rows(stored: Stored, rows: Rows, limits: Limits, which: Mask, detai
     )
 
 
-def _unreferenced(rows: Rows, which: Mask) -> pa.Table:
-    return findings(
-        FindingKind.UNREFERENCED_LEDGER,
-        int(which.sum()),
-        ledger_id=pa.array(rows.ids[which]),
-        size_bytes=pa.array(rows.size[which]),
-        detail="no list, cursor or schema names the row",
-    )
-
-
-def _stalled(intents: pa.Table, limits: Limits) -> pa.Table:
+def _find_stalled_deletions(intents: pa.Table, limits: Limits) -> pa.Table:
     old = intents.filter(pc.and_(intents["stalled"], pc.less(intents["created_us"], limits.rows_before_us)))
-    return findings(
+    return make_findings(
         FindingKind.STALLED_DELETION,
         len(old),
         ledger_id=old["ledger_id"],

@@ -1,178 +1,187 @@
-"""The comparison of tiered copies of one group of shards: pure functions of Arrow tables."""
+"""Comparison of the tiered copies of one group of shards: pure functions of Arrow tables."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.rules import Overlap
-from spark.reconciliation.facts import YOUNG
-from spark.reconciliation.sides import TIERED, Group, Intents, Limits, findings
+from spark.reconciliation.fact_files import YOUNG
+from spark.reconciliation.sides import TIERED, Intents, Limits, ShardGroup, make_findings
 
-_UNREADABLE = "an offload context of its ledger cannot be read, and may name it"
-_PARTS = ("data", "index")
-_REFUSED = "its deletion is a dead letter, or this catalog never gave out its id"
+_PARTS: Final = ("data", "index")
+_UNREADABLE: Final = "an offload context of its ledger cannot be read, and may name it"
+_REFUSED: Final = "its deletion is a dead letter, or this catalog never gave out its id"
+_LOST_LEDGER: Final = "the ledger's row is lost; repair the catalog by hand"
+
+Row = Mapping[str, Any]
 
 
-def compare_tiered(group: Group, intents: Intents, limits: Limits) -> list[pa.Table]:
-    """Tiered objects that no context names, and contexts whose objects are absent.
+def compare_tiered(group: ShardGroup, intents: Intents, limits: Limits) -> list[pa.Table]:
+    """Find tiered objects that no context names, and contexts whose objects are absent or of another length.
 
-    Of a ledger with a context that cannot be read no object is an orphan: the context may name it.
+    If a context of a ledger cannot be read, it may name any object of the ledger: none of them is an orphan.
     """
-    named = group.copies
-    unreadable = intents.unreadable | set(named.filter(pc.equal(named["uuid"], ""))["ledger_id"].to_pylist())
-    pairs = group.tiered.group_by(["ledger_id", "bucket", "uuid"]).aggregate(
-        [
-            ("size_bytes", "sum"),
-            ("modified_us", "max"),
-            ("part", "list"),
-            ("size_bytes", "list"),
-            ("modified_us", "list"),
-        ]
-    )
-    ours = set(zip(named["ledger_id"].to_pylist(), named["uuid"].to_pylist(), strict=True))
-    rows = [row for row in pairs.to_pylist() if (row["ledger_id"], row["uuid"]) not in ours]
-    old = [row for row in rows if row["modified_us_max"] < limits.before_us and row["uuid"] not in intents.tiered_work]
-    found = {(row["ledger_id"], row["uuid"]): set(row["part_list"]) for row in pairs.to_pylist()}
-    doubtful = [row for row in old if row["ledger_id"] in unreadable]
-    told = [row for row in old if row["ledger_id"] not in unreadable]
+    copies = group.copies
+    unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
+    named = set(zip(copies["ledger_id"].to_pylist(), copies["uuid"].to_pylist(), strict=True))
+    aggregates = [
+        ("size_bytes", "sum"),
+        ("modified_us", "max"),
+        ("part", "list"),
+        ("size_bytes", "list"),
+        ("modified_us", "list"),
+    ]
+    pairs = group.tiered.group_by(["ledger_id", "bucket", "uuid"]).aggregate(aggregates).to_pylist()
+    unnamed = [
+        pair
+        for pair in pairs
+        if (pair["ledger_id"], pair["uuid"]) not in named
+        and pair["modified_us_max"] < limits.before_us
+        and pair["uuid"] not in intents.tiered_pending
+    ]
+    doubtful = [pair for pair in unnamed if pair["ledger_id"] in unreadable]
+    readable = [pair for pair in unnamed if pair["ledger_id"] not in unreadable]
+    is_refused = [
+        pair["uuid"] in intents.tiered_dead or pair["ledger_id"] >= limits.next_ledger_id for pair in readable
+    ]
+    orphans = [pair for pair, refused in zip(readable, is_refused, strict=True) if not refused]
+    refused_pairs = [pair for pair, refused in zip(readable, is_refused, strict=True) if refused]
+    parts_by_copy = {(pair["ledger_id"], pair["uuid"]): set(pair["part_list"]) for pair in pairs}
+    lost_ledgers = pc.unique(copies.filter(pc.is_null(copies["created_us"]))["ledger_id"])
     return [
-        _pairs(
-            [row for row in told if _orphan(row, intents, limits)], FindingKind.ORPHAN_OFFLOAD, "no context names it"
-        ),
-        _pairs([row for row in told if not _orphan(row, intents, limits)], FindingKind.MISMATCH, _REFUSED),
-        _pairs(doubtful, FindingKind.MISMATCH, _UNREADABLE),
-        _ledgers_lost(named),
-        _copies_lost(named, found, limits),
-        *_copies_of_another_length(named, pairs.to_pylist(), limits),
+        _pair_findings(orphans, FindingKind.ORPHAN_OFFLOAD, "no context names it"),
+        _pair_findings(refused_pairs, FindingKind.MISMATCH, _REFUSED),
+        _pair_findings(doubtful, FindingKind.MISMATCH, _UNREADABLE),
+        make_findings(FindingKind.MISSING_DATA, len(lost_ledgers), ledger_id=lost_ledgers, detail=_LOST_LEDGER),
+        _find_absent_objects(copies, parts_by_copy, limits),
+        *_find_changed_lengths(copies, pairs, limits),
     ]
 
 
-def _orphan(row: dict[str, Any], intents: Intents, limits: Limits) -> bool:
-    return row["uuid"] not in intents.tiered_dead and row["ledger_id"] < limits.next_ledger_id
-
-
-def _pairs(rows: Sequence[dict[str, Any]], kind: FindingKind, detail: str) -> pa.Table:
-    """Both objects of an attempt are one finding; `objects` is 0 where only parts of an upload are left."""
-    return findings(
+def _pair_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
+    """Return one finding for both objects of an attempt. `objects` is 0 if only parts of an upload are left."""
+    return make_findings(
         kind,
-        len(rows),
-        ledger_id=[row["ledger_id"] for row in rows],
+        len(pairs),
+        ledger_id=[pair["ledger_id"] for pair in pairs],
         copy=TIERED,
-        bucket=[row["bucket"] for row in rows],
-        key=[f"{row['uuid']}-ledger-{row['ledger_id']}" for row in rows],
-        uuid=[row["uuid"] for row in rows],
-        objects=[sum(part != "upload" for part in row["part_list"]) for row in rows],
-        size_bytes=[row["size_bytes_sum"] for row in rows],
-        newest_us=[row["modified_us_max"] for row in rows],
-        detail=[f"an unfinished upload: {detail}" if set(row["part_list"]) == {"upload"} else detail for row in rows],
+        bucket=[pair["bucket"] for pair in pairs],
+        key=[f"{pair['uuid']}-ledger-{pair['ledger_id']}" for pair in pairs],
+        uuid=[pair["uuid"] for pair in pairs],
+        objects=[sum(part != "upload" for part in pair["part_list"]) for pair in pairs],
+        size_bytes=[pair["size_bytes_sum"] for pair in pairs],
+        newest_us=[pair["modified_us_max"] for pair in pairs],
+        detail=[
+            f"an unfinished upload: {detail}" if set(pair["part_list"]) == {"upload"} else detail for pair in pairs
+        ],
     )
 
 
-def _ledgers_lost(named: pa.Table) -> pa.Table:
-    """Copies whose ledger has lost its row, of which the time of its creation is null."""
-    ledger_ids = pc.unique(named.filter(pc.is_null(named["created_us"]))["ledger_id"])
-    detail = "the ledger's row is lost; repair the catalog by hand"
-    return findings(FindingKind.MISSING_DATA, len(ledger_ids), ledger_id=ledger_ids, detail=detail)
-
-
-def _copies_lost(named: pa.Table, found: dict[tuple[int, str], set[str]], limits: Limits) -> pa.Table:
-    """Live copies in buckets that were listed, of which data or index is absent."""
+def _find_absent_objects(
+    copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: Limits
+) -> pa.Table:
+    """Find live copies in listed buckets without their data or their index."""
     lost = [
-        (row, part)
-        for row in _settled(named, limits)
+        (copy, part)
+        for copy in _settled_copies(copies, limits)
         for part in _PARTS
-        if part not in found.get((row["ledger_id"], row["uuid"]), ())
+        if part not in parts_by_copy.get((copy["ledger_id"], copy["uuid"]), ())
     ]
-    return findings(
+    return make_findings(
         FindingKind.MISSING_DATA,
         len(lost),
-        ledger_id=[row["ledger_id"] for row, _ in lost],
+        ledger_id=[copy["ledger_id"] for copy, _ in lost],
         copy=TIERED,
-        bucket=[row["bucket"] for row, _ in lost],
-        key=[_key(row, part) for row, part in lost],
-        uuid=[row["uuid"] for row, _ in lost],
-        size_bytes=[row["size_bytes"] or 0 for row, _ in lost],
+        bucket=[copy["bucket"] for copy, _ in lost],
+        key=[_part_key(copy, part) for copy, part in lost],
+        uuid=[copy["uuid"] for copy, _ in lost],
+        size_bytes=[copy["size_bytes"] or 0 for copy, _ in lost],
         detail="the offload context names an object that is absent",
     )
 
 
-def _copies_of_another_length(named: pa.Table, pairs: Sequence[dict[str, Any]], limits: Limits) -> Iterator[pa.Table]:
-    """Objects of live copies that are shorter or longer than the offload context states, if it states a length.
+def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits) -> Iterator[pa.Table]:
+    """Find objects of live copies that are shorter or longer than their offload context states, if it does.
 
-    A copy is proved by reading it back before it is published, so a shorter object has lost data since. A longer one
-    counts once it is old, as in the primary bucket.
+    A copy is read back before it is published, so a shorter object has lost data since. A longer object counts once it
+    is old, as in the primary bucket.
     """
     stored = {
-        (row["ledger_id"], row["bucket"], row["uuid"], part): (size, modified_us)
-        for row in pairs
+        (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)
+        for pair in pairs
         for part, size, modified_us in zip(
-            row["part_list"], row["size_bytes_list"], row["modified_us_list"], strict=True
+            pair["part_list"], pair["size_bytes_list"], pair["modified_us_list"], strict=True
         )
     }
-    odd = [
-        (row, part, size, stated)
-        for row in _settled(named, limits)
-        for part in _PARTS
-        if (stated := row[f"{part}_bytes"]) is not None
-        for size, modified_us in [stored.get((row["ledger_id"], row["bucket"], row["uuid"], part), (stated, 0))]
-        if size < stated or (size > stated and modified_us < limits.before_us)
-    ]
-    for kind, word, rows in (
-        (FindingKind.MISSING_DATA, "shorter", [each for each in odd if each[2] < each[3]]),
-        (FindingKind.MISMATCH, "longer", [each for each in odd if each[2] > each[3]]),
+    shorter: list[tuple[Row, str, int, int]] = []
+    longer: list[tuple[Row, str, int, int]] = []
+    for copy in _settled_copies(copies, limits):
+        for part in _PARTS:
+            stated = copy[f"{part}_bytes"]
+            found = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
+            if stated is None or found is None:
+                continue
+            size, modified_us = found
+            if size < stated:
+                shorter.append((copy, part, size, stated))
+            elif size > stated and modified_us < limits.before_us:
+                longer.append((copy, part, size, stated))
+    for kind, word, changed in (
+        (FindingKind.MISSING_DATA, "shorter", shorter),
+        (FindingKind.MISMATCH, "longer", longer),
     ):
-        yield findings(
+        yield make_findings(
             kind,
-            len(rows),
-            ledger_id=[row["ledger_id"] for row, *_ in rows],
+            len(changed),
+            ledger_id=[copy["ledger_id"] for copy, *_ in changed],
             copy=TIERED,
-            bucket=[row["bucket"] for row, *_ in rows],
-            key=[_key(row, part) for row, part, *_ in rows],
-            uuid=[row["uuid"] for row, *_ in rows],
+            bucket=[copy["bucket"] for copy, *_ in changed],
+            key=[_part_key(copy, part) for copy, part, *_ in changed],
+            uuid=[copy["uuid"] for copy, *_ in changed],
             objects=1,
-            size_bytes=[size for _, _, size, _ in rows],
+            size_bytes=[size for _, _, size, _ in changed],
             detail=[
                 f"the object is {word} than its offload context says: expected {stated:,} bytes, found {size:,}"
-                for _, _, size, stated in rows
+                for _, _, size, stated in changed
             ],
         )
 
 
-def _settled(named: pa.Table, limits: Limits) -> list[dict[str, Any]]:
-    """Live copies in buckets that were listed, of ledgers that are old enough."""
+def _settled_copies(copies: pa.Table, limits: Limits) -> list[dict[str, Any]]:
+    """Return live copies in listed buckets, of ledgers that are old enough."""
     return [
-        row
-        for row in named.filter(pc.equal(named["state"], "LIVE")).to_pylist()
-        if _is_here(row, limits) and row["uuid"] and (row["created_us"] or YOUNG) < limits.rows_before_us
+        copy
+        for copy in copies.filter(pc.equal(copies["state"], "LIVE")).to_pylist()
+        if _is_listed(copy, limits) and copy["uuid"] and (copy["created_us"] or YOUNG) < limits.rows_before_us
     ]
 
 
-def _key(row: dict[str, Any], part: str) -> str:
-    return f"{row['uuid']}-ledger-{row['ledger_id']}{'-index' if part == 'index' else ''}"
+def _part_key(copy: Row, part: str) -> str:
+    return f"{copy['uuid']}-ledger-{copy['ledger_id']}{'-index' if part == 'index' else ''}"
 
 
 def count_unmeasured(copies: pa.Table, limits: Limits) -> int:
-    """Return how many copies that were listed state no lengths: of them only the existence was compared."""
-    return sum(row["data_bytes"] is None for row in _settled(copies, limits))
+    """Return the number of listed copies that state no lengths: only their existence is compared."""
+    return sum(copy["data_bytes"] is None for copy in _settled_copies(copies, limits))
 
 
-def overlap(group: Group, limits: Limits) -> Overlap:
-    """Attempts at tiered copies that both sides name; parts of an upload alone are no copy."""
+def count_overlap(group: ShardGroup, limits: Limits) -> Overlap:
+    """Count the tiered copies of each side, and those of both. Parts of an upload are no copy."""
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
-    copies = [row for row in group.copies.to_pylist() if row["uuid"]]
-    named = sum(row["state"] == "LIVE" and _is_here(row, limits) for row in copies)
-    matched = stored & {(row["ledger_id"], row["uuid"]) for row in copies}
+    copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]
+    named = sum(copy["state"] == "LIVE" and _is_listed(copy, limits) for copy in copies)
+    matched = stored & {(copy["ledger_id"], copy["uuid"]) for copy in copies}
     return Overlap(stored=len(stored), named=named, matched=len(matched))
 
 
 def count_elsewhere(copies: pa.Table, limits: Limits) -> int:
-    """Copies in buckets, or at stores, that were not listed: nothing is said of them."""
-    return sum(not _is_here(row, limits) for row in copies.select(["bucket", "endpoint"]).to_pylist())
+    """Return the number of copies in buckets, or at stores, that were not listed."""
+    return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
 
 
-def _is_here(row: dict[str, Any], limits: Limits) -> bool:
-    return row["bucket"] in limits.listed and row["endpoint"].rstrip("/") in limits.endpoints
+def _is_listed(copy: Row, limits: Limits) -> bool:
+    return copy["bucket"] in limits.tiered_buckets and copy["endpoint"].rstrip("/") in limits.endpoints

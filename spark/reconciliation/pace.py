@@ -1,11 +1,17 @@
-"""The rate of one task of a scrub."""
+"""Rate of one task of a scrub."""
 
 import time
 from collections.abc import Callable
 
 
 class Pace:
-    """Keeps what a task reads at or below a rate, on average from each wait on; a rest is not made up for."""
+    """Limiter of the bytes that a task reads. Time without reads is not made up for.
+
+    Args:
+        bytes_per_s: Above 0.
+        clock: Monotonic seconds.
+        sleep: Waits for some seconds.
+    """
 
     def __init__(
         self,
@@ -14,13 +20,12 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Keep `bytes_per_s`, above 0."""
         self._bytes_per_s, self._clock, self._sleep = bytes_per_s, clock, sleep
         self._free_at = clock()
         self.spent = 0
 
     def spend(self, size_bytes: int) -> None:
-        """Count bytes that were read, and wait for as long as the rate asks for them."""
+        """Count bytes that were read, and wait as long as they take at the rate."""
         self.spent += size_bytes
         now = self._clock()
         self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s

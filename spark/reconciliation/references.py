@@ -1,6 +1,7 @@
-"""`read-references`: all that the catalog names, by ranges of ids: lists, ledgers, tiered copies, and then intents."""
+"""`read-references`: read what the catalog names, by ranges of ids: lists, ledgers, tiered copies, then intents."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,21 +16,22 @@ from sqlalchemy import Select
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation import facts as sql
+from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered import parse_lengths
 from logstore.positions import TopicId
 from logstore.reconciliation.jobs import BulkSummary, ReadReferences
-from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, GroupFiles, put, read
+from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, GroupFiles, read_facts, write_facts
+from spark.reconciliation.sides import find_positions
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_ROWS: Final = 500_000  # ids of a task
-_MOST_TASKS: Final = 2_000
+_MIN_IDS_PER_TASK: Final = 500_000
+_MAX_TASKS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _IdRange:
     """Ids from `first` (inclusive) to `end` (exclusive)."""
 
     number: int
@@ -38,7 +40,7 @@ class _Range:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reader:
     """Values that the tasks of one job share."""
 
     url: str
@@ -46,165 +48,174 @@ class _Reading:
     groups: int
     application: str
 
-    def into(
+    def write_range(
         self,
         stem: str,
         schema: pa.Schema,
-        part: _Range,
+        ids: _IdRange,
         query: Select[Any],
-        facts: Callable[[pa.RecordBatch], pa.Table],
+        to_facts: Callable[[pa.RecordBatch], pa.Table],
     ) -> int:
-        """Read a range into files, batch by batch, and say how many facts."""
-        files = GroupFiles(self.folder, stem, part.number, schema, self.groups)
+        """Write the facts of a range into files, batch by batch. Return the number of facts."""
+        files = GroupFiles(self.folder, stem, ids.number, schema, self.groups)
         with open_arrow_reader(self.url) as connection:
             for rows in connection.batches(query):
-                for batch in facts(rows).to_batches():
+                for batch in to_facts(rows).to_batches():
                     files.write(batch)
         return files.close()
 
 
 def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences) -> BulkSummary:  # noqa: ARG001 - of every main
-    """The main of the job: ledgers are read after storage was listed, and intents after ledgers.
+    """Run the job on the driver, after storage was listed. Ledgers are read before intents.
 
     Raises:
         StoreUnavailable: The database did not answer.
     """
-    here = _Reading(
-        addresses.database_url, run.folder, run.inputs("list-storage").counts["groups"], addresses.application
+    groups = run.inputs("list-storage").counts["groups"]
+    reader = _Reader(addresses.database_url, run.folder, groups, addresses.application)
+    (before,) = run.spread("look at the catalog and its lists", [reader], _write_lists)
+    ledger_ranges = _split_ids(before["first_ledger"], before["last_ledger"])
+    counts = run.spread("read ledgers and their copies", ledger_ranges, partial(_write_ledgers, reader))
+    after = read_bounds(run, reader.url)
+    intent_ranges = _split_ids(after["first_row"], after["last_row"])
+    intents = run.spread("read intents", intent_ranges, partial(_write_intents, reader))
+    return BulkSummary(
+        counts={
+            "ledgers": sum(ledgers for ledgers, _ in counts),
+            "copies": sum(copies for _, copies in counts),
+            "intents": sum(intents),
+        }
     )
-    (before,) = run.spread("look at the catalog and its lists", [here], _begin)
-    of_ledgers = _ranges(before["first_ledger"], before["last_ledger"])
-    read_ledgers = run.spread("read ledgers and their copies", of_ledgers, partial(_ledgers, here))
-    after = bounds(run, here.url)
-    intents = run.spread("read intents", _ranges(after["first_row"], after["last_row"]), partial(_intents, here))
-    counts = {
-        "ledgers": sum(one[0] for one in read_ledgers),
-        "copies": sum(one[1] for one in read_ledgers),
-        "intents": sum(intents),
-    }
-    return BulkSummary(counts=counts)
 
 
-def bounds(run: JobRun, database_url: str) -> dict[str, int]:
-    """See `facts.bounds`; in an executor, because the driver may have opened the file by another library."""
-    (found,) = run.spread("look at the catalog", [database_url], _bounds)
-    return found
+def read_bounds(run: JobRun, database_url: str) -> dict[str, int]:
+    """Run `bulk_queries.bounds` in an executor, because another library of the driver may have opened the file."""
+    (bounds,) = run.spread("look at the catalog", [database_url], _query_bounds)
+    return bounds
 
 
-def _bounds(database_url: str) -> dict[str, int]:
+def _query_bounds(database_url: str) -> dict[str, int]:
     with open_arrow_reader(database_url) as connection:
-        (row,) = connection.table(sql.bounds()).to_pylist()
+        (row,) = connection.table(bulk_queries.bounds()).to_pylist()
     return {name: int(value) for name, value in row.items()}
 
 
-def _ranges(first: int, last: int) -> list[_Range]:
-    """Ids that are mostly gone make longer ranges, not more of them."""
-    rows = max(_ROWS, -(-(last + 1 - first) // _MOST_TASKS))
-    return [_Range(number, start, start + rows) for number, start in enumerate(range(first, last + 1, rows))]
+def _split_ids(first: int, last: int) -> list[_IdRange]:
+    """Split ids into ranges, at most `_MAX_TASKS` of them, even if most ids have no row."""
+    size = max(_MIN_IDS_PER_TASK, math.ceil((last + 1 - first) / _MAX_TASKS))
+    return [_IdRange(number, start, start + size) for number, start in enumerate(range(first, last + 1, size))]
 
 
-def _begin(here: _Reading) -> dict[str, int]:
-    """The bounds; and into a file the lists, for the digests of ledgers: one a topic and component, not a ledger."""
-    with open_arrow_reader(here.url) as connection:
-        rows = connection.table(sql.lists())
-    put(here.folder, "lists", 0, rows.to_batches(), rows.schema)
-    return _bounds(here.url)
+def _write_lists(reader: _Reader) -> dict[str, int]:
+    """Write the lists into a file, in an executor, and return the bounds of ids.
+
+    The digests of owners are computed from lists, of which there are fewer than ledgers.
+    """
+    with open_arrow_reader(reader.url) as connection:
+        rows = connection.table(bulk_queries.lists())
+    write_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
+    return _query_bounds(reader.url)
 
 
 @lru_cache(maxsize=2)
-def _lists(folder: Path) -> dict[int, dict[str, Any]]:
-    """In an executor: lists by id, read once a process and run."""
-    table = read(folder, "lists", None, arrow_schema(sql.lists()))
+def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read the lists in an executor, once a process and run."""
+    table = read_facts(folder, "lists", None, arrow_schema(bulk_queries.lists()))
     return {row["list_id"]: row for row in table.to_pylist()}
 
 
 @lru_cache(maxsize=1_000_000)
-def _digest(folder: Path, list_id: int, application: str) -> int:
-    """The owner's digest as a number; 0 where list or topic is gone, or was damaged."""
-    found = _lists(folder).get(list_id)
-    if found is None or not found["topic"]:
+def _owner_digest(folder: Path, list_id: int, application: str) -> int:
+    """Return the owner's digest as a number; 0 if the list or its topic does not exist or is damaged."""
+    row = _list_by_id(folder).get(list_id)
+    if row is None or not row["topic"]:
         return 0
     try:
         owner = LedgerOwner(
             application=application,
-            component=Component(found["component"]),
-            topic_id=TopicId(found["topic_id"]),
-            topic=found["topic"],
-            keys=json.loads(found["owner"]),
+            component=Component(row["component"]),
+            topic_id=TopicId(row["topic_id"]),
+            topic=row["topic"],
+            keys=json.loads(row["owner"]),
         )
         return int(owner.digest, 16)
     except (ValueError, AttributeError, TypeError):
         return 0
 
 
-def _ledgers(here: _Reading, part: _Range) -> tuple[int, int]:
-    """In an executor: rows of `ledger`, joined here by their ids with what names them and with their primary copies.
+def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
+    """Write ledgers, joined by id with what names them and with their primary copies, in an executor.
 
     Returns:
-        How many, and how many tiered copies they have.
+        Number of ledgers, and number of their tiered copies.
     """
-    first, end, own = part.first, part.end, here.application
-    with open_arrow_reader(here.url) as connection:
-        copies = connection.table(sql.copies(first, end))
-        named = connection.table(sql.named_ledgers(first, end)).to_pylist()
-        (most,) = connection.table(sql.most_segments(first, end))["segments"].to_pylist()
-        query = sql.segment_moments(first, end if most > 1 else first)  # of single segments the row's sum tells all
-        moments = connection.table(query)
-        differs_from_segments = connection.table(sql.ledgers_with_wrong_segment_sums(first, end))[
-            "ledger_id"
-        ].to_numpy()
-    flags, ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
-    primary, named_ids = flags & sql.TIERED == 0, {(row["ledger_id"], row["component"]) for row in named}
-    side = _Beside(
-        ids=ids[primary],
-        live=flags[primary] & sql.LIVE,
-        named=named_ids,
-        several=moments["ledger_id"].to_numpy(),
+    first, end = ids.first, ids.end
+    with open_arrow_reader(reader.url) as connection:
+        copies = connection.table(bulk_queries.copies(first, end))
+        named = connection.table(bulk_queries.named_ledgers(first, end)).to_pylist()
+        (max_segments,) = connection.table(bulk_queries.max_segments(first, end))["segments"].to_pylist()
+        # The sums of a ledger's row say all of a single segment.
+        moments_end = end if max_segments > 1 else first
+        moments = connection.table(bulk_queries.segment_moments(first, moments_end))
+        wrong_sums = connection.table(bulk_queries.ledgers_with_wrong_segment_sums(first, end))
+    flags, copy_ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
+    is_primary = flags & bulk_queries.TIERED == 0
+    joined = _JoinedFacts(
+        primary_ids=copy_ids[is_primary],
+        is_live=flags[is_primary] & bulk_queries.LIVE,
+        named={(row["ledger_id"], row["component"]) for row in named},
+        moment_ids=moments["ledger_id"].to_numpy(),
         moments=moments["moment"].to_numpy(),
-        differs_from_segments=differs_from_segments,
+        differs_from_segments=wrong_sums["ledger_id"].to_numpy(),
     )
-    ledgers = here.into("ledgers", LEDGERS, part, sql.ledgers(first, end, own), partial(_facts, here, side, part))
-    if primary.all():
+    query = bulk_queries.ledgers(first, end, reader.application)
+    ledgers = reader.write_range("ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids))
+    if is_primary.all():
         return ledgers, 0
-    tiered = sql.tiered_copies(first, end)
-    return ledgers, here.into("copies", COPIES, part, tiered, partial(_with_location, COPIES))
+    query = bulk_queries.tiered_copies(first, end)
+    return ledgers, reader.write_range("copies", COPIES, ids, query, partial(_add_locations, COPIES))
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """Further facts of the catalog about the ledgers of a range."""
+class _JoinedFacts:
+    """Facts about the ledgers of a range that other queries read."""
 
-    ids: npt.NDArray[np.int64]  # with a primary copy, ascending
-    live: npt.NDArray[np.int64]
+    primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
+    is_live: npt.NDArray[np.int64]  # of those; 1 or 0
     named: set[tuple[int, str]]  # by a row of their component
-    several: npt.NDArray[np.int64]  # with two or more segments, ascending
+    moment_ids: npt.NDArray[np.int64]  # ledgers with two or more segments, ascending
     moments: npt.NDArray[np.int64]  # of those
-    differs_from_segments: npt.NDArray[np.int64]  # whose rows of segments are not what their rows count
+    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose rows of segments are not what their rows count
 
 
-def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) -> pa.Table:
-    ledger, lists, flags = (rows.column(name).to_numpy() for name in ("ledger_id", "list_id", "flags"))
-    different, which = np.unique(lists, return_inverse=True)
-    digest = np.array([_digest(here.folder, int(one), here.application) for one in different], np.uint64)[which]
-    for at in np.flatnonzero(flags & sql.OTHER_APPLICATION):
-        digest[at] = _digest(here.folder, int(lists[at]), _applications(here, part)[int(ledger[at])])
-    components = [_lists(here.folder).get(int(one), {}).get("component", "") for one in different]
-    referenced = flags & sql.LISTED != 0
-    for at in np.flatnonzero(np.array([one in REFERRING_COLUMN_BY_COMPONENT for one in components], np.bool_)[which]):
-        referenced[at] = (int(ledger[at]), components[which[at]]) in side.named
-    primary = np.zeros(len(ledger), np.int8)
-    if len(side.ids):
-        at = np.minimum(np.searchsorted(side.ids, ledger), len(side.ids) - 1)
-        primary = np.where(side.ids[at] == ledger, 1 + side.live[at], 0).astype(np.int8)
-    moment = np.full(len(ledger), -1, np.int64)
-    if len(side.several):
-        at = np.minimum(np.searchsorted(side.several, ledger), len(side.several) - 1)
-        moment = np.where(side.several[at] == ledger, side.moments[at], -1)
+def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
+    ledgers, lists, flags = (rows.column(name).to_numpy() for name in ("ledger_id", "list_id", "flags"))
+    list_ids, list_index = np.unique(lists, return_inverse=True)
+    digests = [_owner_digest(reader.folder, int(list_id), reader.application) for list_id in list_ids]
+    digest = np.array(digests, np.uint64)[list_index]
+    for row in np.flatnonzero(flags & bulk_queries.OTHER_APPLICATION):
+        application = _application_by_ledger(reader, ids)[int(ledgers[row])]
+        digest[row] = _owner_digest(reader.folder, int(lists[row]), application)
+    components = [_list_by_id(reader.folder).get(int(list_id), {}).get("component", "") for list_id in list_ids]
+    referenced = flags & bulk_queries.LISTED != 0
+    is_named_by_row = np.array([component in REFERRING_COLUMN_BY_COMPONENT for component in components], np.bool_)[
+        list_index
+    ]
+    for row in np.flatnonzero(is_named_by_row):
+        referenced[row] = (int(ledgers[row]), components[list_index[row]]) in joined.named
+    primary = np.zeros(len(ledgers), np.int8)
+    if len(joined.primary_ids):
+        position, has_primary = find_positions(joined.primary_ids, ledgers)
+        primary = np.where(has_primary, 1 + joined.is_live[position], 0).astype(np.int8)
+    moment = np.full(len(ledgers), -1, np.int64)
+    if len(joined.moment_ids):
+        position, has_moment = find_positions(joined.moment_ids, ledgers)
+        moment = np.where(has_moment, joined.moments[position], -1)
     columns = {
         "moment": moment,
         "digest": digest,
-        "creating": flags & sql.CREATING != 0,
-        "differs_from_segments": np.isin(ledger, side.differs_from_segments),
+        "creating": flags & bulk_queries.CREATING != 0,
+        "differs_from_segments": np.isin(ledgers, joined.differs_from_segments),
         "primary": primary,
         "referenced": referenced,
     }
@@ -213,24 +224,24 @@ def _facts(here: _Reading, side: _Beside, part: _Range, rows: pa.RecordBatch) ->
 
 
 @lru_cache(maxsize=2)
-def _applications(here: _Reading, part: _Range) -> dict[int, str]:
-    """Of ledgers that were written under another name of the application; there are none as a rule."""
-    with open_arrow_reader(here.url) as connection:
-        rows = connection.table(sql.applications(part.first, part.end, here.application)).to_pylist()
+def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
+    """Return ledgers that were written under another name of the application. As a rule there are none."""
+    with open_arrow_reader(reader.url) as connection:
+        rows = connection.table(bulk_queries.applications(ids.first, ids.end, reader.application)).to_pylist()
     return {row["ledger_id"]: row["application"] for row in rows}
 
 
-def _intents(here: _Reading, part: _Range) -> int:
-    """In an executor."""
-    return here.into("intents", INTENTS, part, sql.intents(part.first, part.end), partial(_with_location, INTENTS))
+def _write_intents(reader: _Reader, ids: _IdRange) -> int:
+    query = bulk_queries.intents(ids.first, ids.end)
+    return reader.write_range("intents", INTENTS, ids, query, partial(_add_locations, INTENTS))
 
 
-def _with_location(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
-    """Rows whose offload context is a text of JSON here; one that cannot be read names no uuid."""
-    return pa.Table.from_pylist([_located(row) for row in rows.to_pylist()], schema=schema)
+def _add_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
+    """Add the columns that the offload context states. A context that cannot be read states no uuid."""
+    return pa.Table.from_pylist([_add_location(row) for row in rows.to_pylist()], schema=schema)
 
 
-def _located(row: dict[str, Any]) -> dict[str, Any]:
+def _add_location(row: dict[str, Any]) -> dict[str, Any]:
     context = parse_context_or_empty(row["context"])
     location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
     lengths = parse_lengths(context)

@@ -1,7 +1,7 @@
-"""`cut-scrub` and `scrub-page`: every stored segment and tiered copy is read at a bounded rate, and compared.
+"""`cut-scrub` and `scrub-page`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-The lanes of a page are as many tasks as can run at once, and share the rate evenly: no more tasks ever run, so that
-the whole job keeps it. A task holds one segment in memory, or one part of a tiered copy.
+A page has as many lanes as tasks can run at once. The lanes share the rate evenly, so that the whole job keeps it. A
+task has one segment in memory, or one part of a tiered copy.
 """
 
 import json
@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
-from infra.catalog.reconciliation import facts as sql
+from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, segment_key
 from logstore.offload.tiered import data_key, parse_copy_location
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import PAGE, SCHEMA, as_table
+from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE, to_table
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
 from logstore.reconciliation.services.scrubbing import Damage, check_copy, check_segment, find_damage
@@ -33,13 +33,12 @@ from spark.reconciliation.pace import Pace
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_PAGE_BYTES: Final = 8 << 30
-_PAGE_S: Final = 300
-_PAGE_OBJECTS: Final = 20_000
-"""Of a page: what is lost of a scrub that dies is less than one. A ledger is on one page, however large it is.
+_MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only at its end
+_MAX_PAGE_BYTES: Final = 8 << 30
+_MAX_PAGE_OBJECTS: Final = 20_000
+"""Bounds of a page, for the memory of a task and for the work that a scrub repeats after it died.
 
-Some minutes at the rate of the scrub: a page holds the only lane of its worker for so long, and acts on a pause at its
-end. The other two bound the memory and the repeated work of fast scrubs.
+A ledger is on one page, however large it is.
 """
 _MAX_LANES: Final = 16
 _PAGES_FILE: Final = "pages.json"
@@ -47,7 +46,7 @@ _PAGES_FILE: Final = "pages.json"
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Ids of ledgers from `first` (inclusive) to `end` (exclusive), of these topics; none: of every topic."""
+    """Ids of ledgers from `first` (inclusive) to `end` (exclusive), of these topics. Without topics: of every topic."""
 
     first: int
     end: int
@@ -56,7 +55,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """The part of a page that one task reads."""
+    """Part of a page that one task reads."""
 
     number: int
     lanes: int
@@ -66,32 +65,32 @@ class _Lane:
     def takes(self, row: Mapping[str, Any]) -> bool:
         """Return whether the task reads the object of the row.
 
-        The row's own key decides, not its position: each task asks the catalog by itself, and rows come and go between
-        two answers. A checksum spreads also ledgers whose ids have equal remainders.
+        The row's key decides, not its position: each task asks the catalog by itself, and rows come and go between two
+        answers. A checksum also spreads ledgers whose ids have equal remainders.
         """
         key = f"{row['ledger_id']}/{row.get('number', '')}"
         return crc32(key.encode()) % self.lanes == self.number
 
 
 def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrub) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
         StoreUnavailable: The database did not answer.
     """
-    cut = partial(_cut, addresses.database_url, run.folder, max_objects=_PAGE_OBJECTS)
+    cut = partial(_cut, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
     (counts,) = run.spread("cut ledgers into pages", [job], cut)
     return BulkSummary(counts=counts)
 
 
 def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) -> dict[str, int]:
-    """In an executor: the pages into one file."""
+    """Write the pages into one file, in an executor."""
     pages: list[tuple[int, int]] = []
     counts, page = Counter[str](), Counter[str]()
-    max_bytes = min(_PAGE_BYTES, _PAGE_S * job.bytes_per_s)
+    max_bytes = min(_MAX_PAGE_BYTES, _MAX_PAGE_S * job.bytes_per_s)
     first = last = -1
     with open_arrow_reader(database_url) as catalog:
-        for ledger_id, size_bytes, objects in _copies(catalog, job):
+        for ledger_id, size_bytes, objects in _read_copies(catalog, job):
             is_full = page["size_bytes"] + size_bytes > max_bytes or page["objects"] + objects > max_objects
             if ledger_id != last:
                 counts["ledgers"] += 1
@@ -109,107 +108,112 @@ def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) ->
     return {name: counts[name] for name in ("ledgers", "objects", "size_bytes")} | {"pages": len(pages)}
 
 
-def _copies(catalog: ArrowReader, job: CutScrub) -> Iterator[tuple[int, int, int]]:
-    for batch in catalog.batches(sql.scrubbed_ledgers(0, job.next_ledger_id, job.topics)):
+def _read_copies(catalog: ArrowReader, job: CutScrub) -> Iterator[tuple[int, int, int]]:
+    for batch in catalog.batches(bulk_queries.scrubbed_ledgers(0, job.next_ledger_id, job.topics)):
         columns = (batch.column(name).to_pylist() for name in ("ledger_id", "size_bytes", "objects"))
         yield from zip(*columns, strict=True)
 
 
 def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPage) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
-        StoreUnavailable: Storage or database did not answer: nothing is said of the data.
+        StoreUnavailable: Storage or the database did not answer. That says nothing of the data.
     """
     cut = json.loads((Path(run.inputs(CutScrub.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
     first, end = cut["pages"][job.page]
     page = _Range(first, end, tuple(cut["topics"]))
-    tasks = _lanes(page, bytes_per_s=job.bytes_per_s, at_once=run.spark.sparkContext.defaultParallelism)
-    read = run.spread("read and compare", tasks, partial(_read, addresses, run.folder))
-    counts = {name: sum(one[name] for one in read) for name in ("objects", "size_bytes", "findings", "elsewhere")}
+    lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=run.spark.sparkContext.defaultParallelism)
+    counts_by_lane = run.spread("read and compare", lanes, partial(_scrub_lane, addresses, run.folder))
+    names = ("objects", "size_bytes", "findings", "elsewhere")
+    totals = {name: sum(counts[name] for counts in counts_by_lane) for name in names}
     facts = {}
-    if counts["elsewhere"]:
+    if totals["elsewhere"]:
         facts[f"{LEFT_OUT}copies"] = (
             "tiered copies in buckets that are not the catalog's, or with an unreadable context"
         )
-    return BulkSummary(counts=counts, facts=facts)
+    return BulkSummary(counts=totals, facts=facts)
 
 
-def _lanes(page: _Range, *, bytes_per_s: int, at_once: int) -> list[_Lane]:
-    lanes = min(_MAX_LANES, max(1, at_once))
+def _make_lanes(page: _Range, *, bytes_per_s: int, parallel_tasks: int) -> list[_Lane]:
+    lanes = min(_MAX_LANES, max(1, parallel_tasks))
     return [_Lane(number, lanes, page, bytes_per_s / lanes) for number in range(lanes)]
 
 
-def _read(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
-    """In an executor: the objects of one lane; findings into one file. A task may run twice."""
+def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
+    """Read the objects of one lane and write the findings into one file, in an executor. A task may run twice."""
     page, counts = lane.page, Counter[str]()
     with open_arrow_reader(addresses.database_url) as catalog:
-        segments = catalog.table(sql.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
-        copies = catalog.table(sql.scrubbed_copies(page.first, page.end, page.topics)).to_pylist()
+        segments = catalog.table(bulk_queries.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
+        copies = catalog.table(bulk_queries.scrubbed_copies(page.first, page.end, page.topics)).to_pylist()
     reader = _Reader(addresses, Pace(lane.bytes_per_s))
-    found: list[Finding] = []
+    answers: list[Finding | None] = []
     for row in filter(lane.takes, segments):
         counts["objects"] += 1
-        found += filter(None, [reader.segment(row)])
+        answers.append(reader.check_segment(row))
     for row in filter(lane.takes, copies):
-        target = reader.target(row)
+        target = reader.find_target(row)
         counts["elsewhere" if target is None else "objects"] += 1
-        found += filter(None, [reader.copy(row, *target)] if target else [])
-    target_file = folder / f"findings-{lane.number:06d}.parquet"
-    if found:
-        with replace_atomically(target_file) as new, pq.ParquetWriter(new, SCHEMA) as writer:
-            writer.write_table(as_table(found), row_group_size=PAGE)
+        if target:
+            answers.append(reader.check_copy(row, *target))
+    findings = [finding for finding in answers if finding]
+    path = folder / f"findings-{lane.number:06d}.parquet"
+    if findings:
+        with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
+            writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
-        target_file.unlink(missing_ok=True)  # of an earlier run of this task, whose findings do not count
-    counts.update(findings=len(found), size_bytes=reader.pace.spent)
+        path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings do not count
+    counts.update(findings=len(findings), size_bytes=reader.pace.spent)
     return counts
 
 
 class _Reader:
-    """Reads objects of one lane, one after the other."""
+    """Reader of the objects of one lane, one after the other."""
 
     def __init__(self, addresses: NativeAddresses, pace: Pace) -> None:
         self._addresses, self.pace = addresses, pace
 
-    def segment(self, row: Mapping[str, Any]) -> Finding | None:
-        segment = _segment(row)
+    def check_segment(self, row: Mapping[str, Any]) -> Finding | None:
+        segment = _to_segment(row)
         store = self._addresses.primary.store()
         damage = find_damage(
-            partial(check_segment, store, segment, self.pace.spend), partial(self._names_segment, segment)
+            partial(check_segment, store, segment, self.pace.spend), partial(self._is_segment_named, segment)
         )
         key = segment_key(segment.ledger_id, segment.number)
-        return _finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
+        return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
 
-    def target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
-        """Where a tiered copy stands: the store, the bucket and the uuid; None where tasks do not read."""
+    def find_target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
+        """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
             uuid, location = parse_copy_location(row["ledger_id"], parse_context_or_empty(row["context"]))
         except CorruptData:  # of the catalog: a plan reports it
             return None
-        known = (one for one in self._addresses.tiered if one.bucket == location.bucket)
-        here = (one for one in known if location.endpoint in {"", one.endpoint.rstrip("/")})
-        address = next(here, None)
-        return (address.store(), address.bucket, uuid) if address else None
+        for address in self._addresses.tiered:
+            if address.bucket == location.bucket and location.endpoint in {"", address.endpoint.rstrip("/")}:
+                return address.store(), address.bucket, uuid
+        return None
 
-    def copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
+    def check_copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
         ledger_id = LedgerId(row["ledger_id"])
         check = partial(check_copy, store, uuid, ledger_id, self.pace.spend)
-        damage = find_damage(check, partial(self._names_copy, ledger_id, uuid))
+        damage = find_damage(check, partial(self._is_copy_named, ledger_id, uuid))
         key = data_key(uuid, ledger_id)
-        return _finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None
+        return _to_finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None
 
-    def _names_segment(self, segment: Segment) -> bool:
+    def _is_segment_named(self, segment: Segment) -> bool:
         with open_arrow_reader(self._addresses.database_url) as catalog:
-            rows = catalog.table(sql.scrubbed_segments(segment.ledger_id, segment.ledger_id + 1, ())).to_pylist()
-        return segment in map(_segment, rows)
+            rows = catalog.table(
+                bulk_queries.scrubbed_segments(segment.ledger_id, segment.ledger_id + 1, ())
+            ).to_pylist()
+        return segment in map(_to_segment, rows)
 
-    def _names_copy(self, ledger_id: LedgerId, uuid: str) -> bool:
+    def _is_copy_named(self, ledger_id: LedgerId, uuid: str) -> bool:
         with open_arrow_reader(self._addresses.database_url) as catalog:
-            rows = catalog.table(sql.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
+            rows = catalog.table(bulk_queries.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
         return any(parse_context_or_empty(row["context"]).get("uuid") == uuid for row in rows)
 
 
-def _segment(row: Mapping[str, Any]) -> Segment:
+def _to_segment(row: Mapping[str, Any]) -> Segment:
     return Segment(
         ledger_id=LedgerId(row["ledger_id"]),
         number=row["number"],
@@ -220,7 +224,7 @@ def _segment(row: Mapping[str, Any]) -> Segment:
     )
 
 
-def _finding(
+def _to_finding(
     damage: Damage, row: Mapping[str, Any], copy: CopyKind, bucket: str, key: str, *, uuid: str = ""
 ) -> Finding:
     return Finding(

@@ -1,8 +1,7 @@
-"""`verify-findings`: each candidate is asked about once more, at storage and then in the catalog; what stands is found.
+"""`verify-findings`: ask storage, and then the catalog, about each candidate once more. What remains is a finding.
 
-The listing is some time ago: an object that it lacks may have come since, a row that it lacks may have been read before
-its object was listed. So absence counts after a HEAD that finds nothing and a second look at the row, and an orphan
-counts with storage's own statement of whose it is.
+Storage was listed and rows were read some time ago. An absence counts only after a HEAD that finds nothing and a second
+look at the row. An orphan counts only with storage's own statement of its owner.
 """
 
 from collections import Counter
@@ -17,8 +16,8 @@ import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
-from infra.catalog.reconciliation import facts as sql
-from infra.catalog.reconciliation.known import known_ledgers
+from infra.catalog.reconciliation import bulk_queries
+from infra.catalog.reconciliation.naming_rows import read_ledger_rows
 from logstore.log.ledgers import (
     CopyKind,
     LedgerStatement,
@@ -30,10 +29,7 @@ from logstore.log.ledgers import (
 )
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import PAGE, SCHEMA, FindingFiles, as_table
-from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.known_ledgers import (
+from logstore.reconciliation.catalog_doubts import (
     LedgerRows,
     describe_lost_ledger,
     describe_lost_segments,
@@ -41,26 +37,28 @@ from logstore.reconciliation.known_ledgers import (
     doubt_segment,
     doubt_unreferenced,
 )
+from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, to_table
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
 from logstore.reconciliation.services.orphans import (
-    GONE,
+    NOT_SHOWN,
     OTHER_APPLICATION,
     UNSTATED,
     YOUNG,
-    Doubt,
+    OrphanDoubt,
     doubt_upload,
+    inspect_orphan,
     is_copy,
-    is_object,
-    judge,
-    look,
+    is_single_object,
+    judge_orphan,
 )
 from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_ASKING: Final = 16  # requests at once in a task
-_PAGES: Final = 8  # of candidates, in a task
-_KIND = FindingKind
-_CONFIRMS: Final = "it says where a segment was registered, and goes with its ledger"
+_PARALLEL_REQUESTS: Final = 16  # of one task
+_PAGES_PER_TASK: Final = 8
+_CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes with its ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,148 +68,203 @@ class _Task:
 
 
 def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindings) -> BulkSummary:
-    """The main of the job.
+    """Run the job on the driver.
 
     Raises:
-        StoreUnavailable: Storage or database did not answer.
+        StoreUnavailable: Storage or the database did not answer.
     """
     folder = Path(run.inputs("compare-sides").folder)
     pages = range(FindingFiles(folder).pages)
-    tasks = [_Task(number, tuple(pages[at : at + _PAGES])) for number, at in enumerate(range(0, len(pages), _PAGES))]
-    work = partial(_verify, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us)
-    counts = run.spread("ask storage and catalog again", tasks, work)
-    return BulkSummary(counts={kind.value: sum(one[kind.value] for one in counts) for kind in FindingKind})
+    starts = range(0, len(pages), _PAGES_PER_TASK)
+    tasks = [_Task(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
+    verify = partial(_verify, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us)
+    counts_by_task = run.spread("ask storage and catalog again", tasks, verify)
+    return BulkSummary(
+        counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in FindingKind}
+    )
 
 
 def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAddresses, before_us: int) -> Counter[str]:
-    """In an executor: some pages of candidates into one file of findings. A task may run twice at once."""
+    """Write the findings among some pages of candidates into one file, in an executor. A task may run twice at once."""
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
     with (
         replace_atomically(folder / f"findings-{task.number:06d}.parquet") as new,
-        pq.ParquetWriter(new, SCHEMA) as writer,
+        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
         open_arrow_reader(addresses.database_url) as catalog,
     ):
-        for number in task.pages:
-            found = verified(list(files.page(number).values()), stores, catalog, before_us, addresses.application)
-            counts.update(one.kind.value for one in found)
-            if found:
-                writer.write_table(as_table(found), row_group_size=PAGE)
+        for page in task.pages:
+            page_candidates = list(files.page(page).values())
+            findings = verify_candidates(page_candidates, stores, catalog, before_us, addresses.application)
+            counts.update(finding.kind.value for finding in findings)
+            if findings:
+                writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     return counts
 
 
-def verified(
+def verify_candidates(
     candidates: Sequence[Finding],
     stores: Mapping[str, ObjectStore],
     catalog: ArrowReader,
     before_us: int,
     application: str,
 ) -> list[Finding]:
-    """Those that stand, with what storage says of them, in their order."""
-    names = _names_of_absent(candidates, catalog)
+    """Return the candidates that are still true, in their order, with storage's statements."""
+    names_by_ledger = _read_names_of_absent(candidates, catalog)
 
-    def ask(one: Finding) -> Finding | None:
-        if is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT:
-            return _stated(one, stores[one.bucket], before_us, application)
-        if is_object(one):  # parts of an upload state nothing
-            return None if doubt_upload(stores[one.bucket], one.key, before_us) else one
-        if one.kind is _KIND.MISSING_DATA and not _is_row(one):
-            return _still_missing(one, stores[one.bucket], names.get(one.ledger_id, ()))
-        return one
+    def ask(candidate: Finding) -> Finding | None:
+        if _is_stated_orphan(candidate):
+            return _add_statement(candidate, stores[candidate.bucket], before_us, application)
+        if is_single_object(candidate):  # parts of an upload state nothing
+            return None if doubt_upload(stores[candidate.bucket], candidate.key, before_us) else candidate
+        if candidate.kind is FindingKind.MISSING_DATA and not _is_lost_row(candidate):
+            names = names_by_ledger.get(candidate.ledger_id, ())
+            return candidate if _is_missing(candidate, stores[candidate.bucket], names) else None
+        return candidate
 
-    with ThreadPoolExecutor(_ASKING, thread_name_prefix="verify") as threads:
-        asked = [one for one in threads.map(ask, candidates) if one]
-    return _still_named(asked, catalog)
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="verify") as threads:
+        answers = list(filter(None, threads.map(ask, candidates)))
+    is_named_by_kind = _check_missing(answers, catalog) | _check_rows(answers, catalog)
+    named = [
+        finding
+        for finding in answers
+        if finding.kind not in is_named_by_kind or is_named_by_kind[finding.kind](finding)
+    ]
+    return list(filter(None, _judge_by_catalog(named, catalog)))
 
 
-def _stated(one: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
-    """An orphan with what storage states, or foreign or a mismatch by that; None if it is gone, or young."""
-    seen = look(store, one)
-    judged = judge(one, seen, before_us=before_us, application=application)
-    if isinstance(judged, Doubt) and judged.reason in {GONE, YOUNG}:
+def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
+    """Return an orphan with storage's statement, which may make it foreign or a mismatch; `None` if absent or young."""
+    orphan = inspect_orphan(store, candidate)
+    judged = judge_orphan(candidate, orphan, before_us=before_us, application=application)
+    if isinstance(judged, OrphanDoubt) and judged.reason in {NOT_SHOWN, YOUNG}:
         return None
-    now = replace(
-        one,
-        objects=len(seen.objects),
-        size_bytes=seen.size_bytes,
-        newest_us=max(found.modified_us or 0 for found in seen.objects),
-        statement=dict(next(iter(seen.metadata.values()), {})),
+    finding = replace(
+        candidate,
+        objects=len(orphan.objects),
+        size_bytes=orphan.size_bytes,
+        newest_us=max(stored.modified_us or 0 for stored in orphan.objects),
+        statement=dict(next(iter(orphan.metadata.values()), {})),
     )
-    if isinstance(judged, Doubt):
-        kind = _KIND.FOREIGN if judged.reason in {UNSTATED, OTHER_APPLICATION} else _KIND.MISMATCH
-        return replace(now, kind=kind, detail=f"{judged.key}: {judged.reason}")
-    if one.kind is _KIND.ORPHAN_SEGMENT and is_confirmation(segment_number_from_key(one.key) or 0, now.statement):
-        return replace(now, kind=_KIND.CONFIRMATION, topic=judged.owner.topic, detail=_CONFIRMS)
-    return replace(now, topic=judged.owner.topic)
+    if isinstance(judged, OrphanDoubt):
+        is_foreign = judged.reason in {UNSTATED, OTHER_APPLICATION}
+        kind = FindingKind.FOREIGN if is_foreign else FindingKind.MISMATCH
+        return replace(finding, kind=kind, detail=f"{judged.key}: {judged.reason}")
+    finding = replace(finding, topic=judged.owner.topic)
+    is_segment = finding.kind is FindingKind.ORPHAN_SEGMENT
+    if is_segment and is_confirmation(segment_number_from_key(finding.key) or 0, finding.statement):
+        return replace(finding, kind=FindingKind.CONFIRMATION, detail=_CONFIRMATION_DETAIL)
+    return finding
 
 
-def _names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
-    """Keys that the catalog knows of ledgers of which a listing showed nothing, the own statement first."""
-    absent = [one for one in candidates if one.kind is _KIND.MISSING_DATA and one.key.endswith("/")]
-    ids = sorted({one.ledger_id for one in absent if one.ledger_id is not None})
+def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
+    """Return the keys that the catalog knows of ledgers of which a listing showed nothing, `meta.json` first."""
+    absent = [
+        candidate
+        for candidate in candidates
+        if candidate.kind is FindingKind.MISSING_DATA and candidate.key.endswith("/")
+    ]
+    ids = sorted({candidate.ledger_id for candidate in absent if candidate.ledger_id is not None})
     names: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
     if not ids:
         return names
-    known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids)
+    rows_by_ledger = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids)
     for ledger_id in ids:
-        owners = {owner.digest for owner in known[ledger_id].owners}
-        names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(owners)]
-    for row in catalog.table(sql.segments(ids)).to_pylist():
+        digests = {owner.digest for owner in rows_by_ledger[ledger_id].owners}
+        names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(digests)]
+    for row in catalog.table(bulk_queries.segments(ids)).to_pylist():
         names[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
     return names
 
 
-def _still_missing(one: Finding, store: ObjectStore, names: Sequence[str]) -> Finding | None:
-    """Data that independent reads do not find either, or that is still too short.
+def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
+    """Return whether independent reads do not find the data either, or find it still too short.
 
-    Args:
-        one: An object; or a ledger, of which another listing and a HEAD of each of `names` must find nothing.
-        store: Its bucket.
-        names: Keys of the ledger's objects.
+    Of a ledger, another listing and a HEAD of each of `names` must find nothing.
     """
-    if one.key.endswith("/"):
-        ours = (
-            owner_digest_from_key(found.key) or segment_number_from_key(found.key) is not None
-            for found in store.list(one.key)
+    if candidate.key.endswith("/"):
+        own = (
+            owner_digest_from_key(stored.key) or segment_number_from_key(stored.key) is not None
+            for stored in store.list(candidate.key)
         )
-        return None if any(ours) or any(map(store.head, names)) else one
-    seen = store.head(one.key)
-    if seen is None:
-        return one
-    return one if one.objects and seen[0].size_bytes == one.size_bytes else None
+        return not any(own) and not any(map(store.head, names))
+    head = store.head(candidate.key)
+    return head is None or (candidate.objects > 0 and head[0].size_bytes == candidate.size_bytes)
 
 
-def _still_named(asked: Sequence[Finding], catalog: ArrowReader) -> list[Finding]:
-    """Without what the catalog says no longer.
+def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+    """Return whether ledgers still have no reference, and whether intents are still stalled, by kind."""
+    ledger_ids = [
+        finding.ledger_id for finding in findings if _is_unreferenced(finding) and finding.ledger_id is not None
+    ]
+    row_ids = [
+        finding.row_id
+        for finding in findings
+        if finding.kind is FindingKind.STALLED_DELETION and finding.row_id is not None
+    ]
+    unreferenced, stalled = set[int](), set[int]()
+    if ledger_ids:
+        unreferenced |= set(catalog.table(bulk_queries.unreferenced_ledgers(ledger_ids))["ledger_id"].to_pylist())
+    if row_ids:
+        stalled |= set(catalog.table(bulk_queries.stalled_intents(row_ids))["row_id"].to_pylist())
+    return {
+        FindingKind.UNREFERENCED_LEDGER: lambda finding: finding.ledger_id in unreferenced,
+        FindingKind.STALLED_DELETION: lambda finding: finding.row_id in stalled,
+    }
 
-    Missing data that no row names any more was detached meanwhile, and deleted as it should be. So was a ledger without
-    a reference, and an intent that stood still may have a workflow again, or be over.
-    """
-    is_still = _named(asked, catalog) | _rows(asked, catalog)
-    still = (one for one in asked if one.kind not in is_still or is_still[one.kind](one))
-    return list(filter(None, _judge_by_catalog(list(still), catalog)))
+
+def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+    """Return whether the catalog still names missing data. If not, it was detached meanwhile, and rightly deleted."""
+    ledger_ids = sorted(
+        {
+            finding.ledger_id
+            for finding in findings
+            if finding.kind is FindingKind.MISSING_DATA and not _is_lost_row(finding) and finding.ledger_id is not None
+        }
+    )
+    copies, segments = set[tuple[int, str]](), set[tuple[int, int]]()
+    for start in range(0, len(ledger_ids), bulk_queries.MAX_LEDGERS_PER_QUERY):
+        ids = ledger_ids[start : start + bulk_queries.MAX_LEDGERS_PER_QUERY]
+        for row in catalog.table(bulk_queries.copies_with_context(ids)).to_pylist():
+            copies.add((row["ledger_id"], row["kind"] + parse_context_or_empty(row["context"]).get("uuid", "")))
+        rows = catalog.table(bulk_queries.segments(ids)).to_pylist()
+        segments |= {(row["ledger_id"], row["number"]) for row in rows}
+
+    def is_named(finding: Finding) -> bool:
+        if _is_lost_row(finding):
+            return True
+        ledger_id, number = finding.ledger_id or 0, segment_number_from_key(finding.key)
+        has_copy = (ledger_id, finding.copy + finding.uuid) in copies
+        return has_copy and (number is None or (ledger_id, number) in segments)
+
+    return {FindingKind.MISSING_DATA: is_named}
 
 
-def _judge_by_catalog(asked: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
-    """Orphans as the catalog's other rows show them: damage, another store's objects, or None if a copy has its row."""
-    judged = (*filter(_is_orphan, asked), *filter(_is_row, asked), *filter(_is_unreferenced, asked))
-    ids = {one.ledger_id for one in judged if one.ledger_id is not None}
-    known = known_ledgers(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
-    for one in asked:
-        if one.ledger_id is None or one.ledger_id not in known:
-            yield one
-        elif _is_row(one):
-            yield _judge_lost_rows(one, known[one.ledger_id])
-        elif _is_unreferenced(one):
-            yield _judge_unreferenced(one, known[one.ledger_id])
-        elif _is_orphan(one):
-            yield _judged_orphan(one, known[one.ledger_id])
+def _judge_by_catalog(findings: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
+    """Judge orphans and lost rows by the other rows of the catalog. Yield `None` for what is no finding any more."""
+    judges = (
+        (_is_stated_orphan, _judge_orphan),
+        (_is_lost_row, _judge_lost_rows),
+        (_is_unreferenced, _judge_unreferenced),
+    )
+    judge_by_finding = [
+        next((judge for is_its_kind, judge in judges if is_its_kind(finding)), None) for finding in findings
+    ]
+    ids = {
+        finding.ledger_id
+        for finding, judge in zip(findings, judge_by_finding, strict=True)
+        if judge is not None and finding.ledger_id is not None
+    }
+    rows = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
+    for finding, judge in zip(findings, judge_by_finding, strict=True):
+        if judge is None or finding.ledger_id is None:
+            yield finding
         else:
-            yield one
+            yield judge(finding, rows[finding.ledger_id])
 
 
 def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the finding if the ledger lacks rows still, with those that it lacks of its segments."""
+    """Return the finding, with the rows that are lost, if the ledger still lacks rows."""
     if not rows.has_row:
         reason = describe_lost_ledger(rows)
         return replace(finding, detail=reason) if reason else None
@@ -229,57 +282,27 @@ def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
     return replace(finding, kind=doubt.kind, detail=doubt.reason) if doubt and doubt.kind else finding
 
 
-def _judged_orphan(one: Finding, rows: LedgerRows) -> Finding | None:
-    statement = LedgerStatement.from_metadata(one.statement)
-    if one.kind is _KIND.ORPHAN_SEGMENT:
+def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the orphan, the damage that it really is, or `None` if a row names this very copy."""
+    statement = LedgerStatement.from_metadata(finding.statement)
+    if finding.kind is FindingKind.ORPHAN_SEGMENT:
         doubt = doubt_segment(statement, rows)
     else:
-        doubt = doubt_orphan(statement, CopyKind(one.copy), one.uuid, rows)
+        doubt = doubt_orphan(statement, CopyKind(finding.copy), finding.uuid, rows)
     if doubt is None:
-        return one
-    return None if doubt.kind is None else replace(one, kind=doubt.kind, detail=doubt.reason)
+        return finding
+    return None if doubt.kind is None else replace(finding, kind=doubt.kind, detail=doubt.reason)
 
 
-def _is_orphan(one: Finding) -> bool:
-    """Whether storage's statement about it can be compared with the catalog: parts of an upload have none."""
-    return is_copy(one) or one.kind is _KIND.ORPHAN_SEGMENT
+def _is_stated_orphan(finding: Finding) -> bool:
+    """Return whether the finding is an orphan with a statement in storage: parts of an upload have none."""
+    return is_copy(finding) or finding.kind is FindingKind.ORPHAN_SEGMENT
 
 
 def _is_unreferenced(finding: Finding) -> bool:
-    return finding.kind is _KIND.UNREFERENCED_LEDGER
+    return finding.kind is FindingKind.UNREFERENCED_LEDGER
 
 
-def _is_row(one: Finding) -> bool:
-    """Whether it is of a ledger that has lost its own row, or rows of its copies or of its segments."""
-    return one.kind is _KIND.MISSING_DATA and not one.copy
-
-
-def _rows(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    lost = [one.ledger_id for one in asked if one.kind is _KIND.UNREFERENCED_LEDGER and one.ledger_id is not None]
-    still = [one.row_id for one in asked if one.kind is _KIND.STALLED_DELETION and one.row_id is not None]
-    ledgers = set(catalog.table(sql.unreferenced_ledgers(lost))["ledger_id"].to_pylist()) if lost else set()
-    rows = set(catalog.table(sql.stalled_intents(still))["row_id"].to_pylist()) if still else set()
-    return {
-        _KIND.UNREFERENCED_LEDGER: lambda one: one.ledger_id in ledgers,
-        _KIND.STALLED_DELETION: lambda one: one.row_id in rows,
-    }
-
-
-def _named(asked: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    missing = (one for one in asked if one.kind is _KIND.MISSING_DATA and not _is_row(one))
-    doubted = sorted({one.ledger_id for one in missing if one.ledger_id is not None})
-    copies: set[tuple[int, str]] = set()
-    numbers: set[tuple[int, int]] = set()
-    for at in range(0, len(doubted), sql.MOST_LEDGERS):
-        ids = doubted[at : at + sql.MOST_LEDGERS]
-        for row in catalog.table(sql.copies_of(ids)).to_pylist():
-            copies.add((row["ledger_id"], row["kind"] + parse_context_or_empty(row["context"]).get("uuid", "")))
-        numbers |= {(row["ledger_id"], row["number"]) for row in catalog.table(sql.segments(ids)).to_pylist()}
-    return {_KIND.MISSING_DATA: lambda one: _is_row(one) or _is_named(one, copies, numbers)}
-
-
-def _is_named(one: Finding, copies: set[tuple[int, str]], numbers: set[tuple[int, int]]) -> bool:
-    if (one.ledger_id or 0, one.copy + one.uuid) not in copies:
-        return False
-    number = segment_number_from_key(one.key)
-    return number is None or (one.ledger_id or 0, number) in numbers
+def _is_lost_row(finding: Finding) -> bool:
+    """Return whether a ledger has lost its own row, or rows of its copies or segments."""
+    return finding.kind is FindingKind.MISSING_DATA and not finding.copy

@@ -31,7 +31,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
-from infra.catalog.reconciliation import facts as sql
+from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput
 from logstore.log.entries import entry_schema
 from logstore.log.ledgers import SHARDS
@@ -127,7 +127,7 @@ class LedgerTable(DataSource):
         return "sexton_ledgers"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(arrow_schema(sql.ledgers(0, 1, self.addresses.application)))
+        return from_arrow_schema(arrow_schema(bulk_queries.ledgers(0, 1, self.addresses.application)))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
         return _LedgerReader(self.addresses)
@@ -161,7 +161,7 @@ class _LedgerReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            (row,) = connection.table(sql.bounds()).to_pylist()
+            (row,) = connection.table(bulk_queries.bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
         starts = range(first, end, _LEDGER_IDS_PER_PARTITION)
         return [_Partition((start, min(start + starts.step, end))) for start in starts] or [_Partition((0, 0))]
@@ -170,7 +170,7 @@ class _LedgerReader(DataSourceReader):
         freeze_loaded_objects()
         with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
-            yield from connection.batches(sql.ledgers(first, end, self._addresses.application))
+            yield from connection.batches(bulk_queries.ledgers(first, end, self._addresses.application))
 
 
 class EntryTable(DataSource):
@@ -207,7 +207,7 @@ class _EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            rows = connection.table(sql.topic_segments(self._topic_id)).to_pylist()
+            rows = connection.table(bulk_queries.topic_segments(self._topic_id)).to_pylist()
         starts = range(0, len(rows), _SEGMENTS_PER_PARTITION)
         return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 

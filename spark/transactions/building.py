@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.reconciliation.facts import topic_sizes
+from infra.catalog.reconciliation.bulk_queries import topic_sizes
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId

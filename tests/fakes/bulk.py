@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.positions import TopicId
-from logstore.reconciliation.files import PAGE, as_table
+from logstore.reconciliation.files import FINDINGS_PER_PAGE, to_table
 from logstore.reconciliation.findings import Finding
 from logstore.reconciliation.jobs import (
     BulkJob,
@@ -51,7 +51,7 @@ class FakeBulkJobs:
         """Publish under this folder."""
         self._root, self._publication = root, Publication(root)
         self.findings: list[Finding] = []  # what is found
-        self.page = PAGE  # findings of a page
+        self.page = FINDINGS_PER_PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
         self.buffers: dict[TopicId, Buffer] = {}  # what is rebuilt
         self.indexes: Callable[[IndexFiles], list[BuiltIndex]] = lambda _files: []  # writes snapshots
@@ -97,11 +97,11 @@ class FakeBulkJobs:
         if isinstance(job, ScrubPage):
             found = self.damaged.get(job.page, [])
             if found:
-                pq.write_table(as_table(found), folder / "findings-0.parquet")
+                pq.write_table(to_table(found), folder / "findings-0.parquet")
             counts = {"objects": 10, "size_bytes": 500, "findings": len(found), "elsewhere": 0}
             summary = BulkSummary(counts=counts, facts=dict(self.facts))
         if isinstance(job, VerifyFindings):
-            pq.write_table(as_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
+            pq.write_table(to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary
 
     def _build(self, folder: Path, job: BuildBuffers) -> BulkSummary:

@@ -8,16 +8,16 @@ from logstore.deletion.intents import Outcome
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import (
+    CatalogState,
     Cause,
     Claim,
     DetachedBatch,
     FiledCopy,
-    Filing,
+    FilingResult,
     FindingsToFile,
     PageOfFindings,
     ReconciliationRun,
     RunKind,
-    Standing,
 )
 from logstore.positions import LedgerId
 
@@ -33,23 +33,23 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.now_us = 1_750_000_000_000_000
-        self.standing_ = Standing(now_us=self.now_us, epoch=1, next_ledger_id=100)
+        self.state = CatalogState(now_us=self.now_us, epoch=1, next_ledger_id=100)
         self.counted = 4
         self.outcome: Outcome | None = Outcome.DELETED
         self.keeps: dict[int, str] = {}  # by finding's number, from `file` and `pass_over`
-        self.filings: dict[str, Filing] = {}
+        self.filings: dict[str, FilingResult] = {}
         self.rows: dict[str, list[FiledCopy]] = {}
         self.passed_over: list[Mapping[int, tuple[LedgerId, int]]] = []
         self.causes: list[Cause] = []
         self._runs: dict[str, _Claimed] = {}
 
-    def standing(self) -> Standing:
+    def catalog_state(self) -> CatalogState:
         """See the port."""
-        return self.standing_
+        return self.state
 
     def count_ledgers(self, *, below: int) -> int:
         """See the port."""
-        assert below == self.standing_.next_ledger_id
+        assert below == self.state.next_ledger_id
         return self.counted
 
     def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
@@ -97,7 +97,7 @@ class FakeRuns:
         known = self._runs[run_id]
         known.run = replace(known.run, created_us=self.now_us - round(seconds * 1e6))
 
-    def file(self, page: PageOfFindings) -> Filing:
+    def file(self, page: PageOfFindings) -> FilingResult:
         """See the port."""
         if page.batch_id not in self.filings:
             self.causes.append(page.cause)
@@ -116,7 +116,7 @@ class FakeRuns:
                 self._row(row, LedgerId(row), CopyKind.LEDGER, {}) for at, row in page.stalled.items() if at not in kept
             ]
             detached = DetachedBatch(batch_id=page.batch_id, ledgers=len(page.unreferenced), intents=len(rows))
-            self.filings[page.batch_id] = Filing(detached=detached, kept=kept)
+            self.filings[page.batch_id] = FilingResult(detached=detached, kept=kept)
             self.rows[page.batch_id] = sorted(rows, key=lambda row: row.row_id)
         return self.filings[page.batch_id]
 

@@ -84,7 +84,7 @@ def check_orphans(
         problems += [f"{key} is still there" for key in sorted(planted & etags.keys())]
         problems += [f"{key} was touched" for key in sorted(other_etags) if etags.get(key) != other_etags[key]]
     kinds = {FindingKind.ORPHAN_LEDGER, FindingKind.ORPHAN_SEGMENT, FindingKind.ORPHAN_OFFLOAD}
-    expected = {kind.value: int(kind in kinds) for kind in FindingKind if kind.applied} | {
+    expected = {kind.value: int(kind in kinds) for kind in FindingKind if kind.is_removable} | {
         FindingKind.MISSING_DATA.value: 0
     }
     counts = {kind: outcome.found.get(kind, 0) for kind in expected}

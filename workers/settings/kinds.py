@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
-from logstore.reconciliation.spark_master import FORMS, is_master
+from logstore.reconciliation.spark_master import MASTER_FORMS, is_master
 
 _MAX_PATH_CHARS: Final = 4_096
 _ADDRESS_PATTERN = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
@@ -75,7 +75,7 @@ _validate_build_id = _make_validator(  # the rule of Temporal's worker controlle
 def validate_spark_master(value: str) -> str:
     """Return the value if it names a Spark cluster, and otherwise raise the rule."""
     if not is_master(value):
-        raise ValueError(FORMS)
+        raise ValueError(MASTER_FORMS)
     return value
 
 

@@ -1,17 +1,17 @@
-"""`apply-orphans`: what a finished plan found is removed, page by page, after another look at each finding.
+"""`apply-orphans`: remove the orphans of a finished plan, page by page, after another look at each finding.
 
-Destroys ledgers, tiered copies, segments and uploads in parts that nothing refers to. Invariant: nothing goes on the
-plan alone: storage and catalog are asked again, and ledgers and copies go through two-phase deletion, which asks
-once more. To stop it for a while, pause it; for good, terminate it: a batch that it started goes on by itself, and the
-same plan applied again goes on from there.
+Destroys ledgers, tiered copies, segments and uploads in parts that nothing refers to. Invariant: nothing is removed on
+the word of the plan alone. Storage and catalog are asked again, and ledgers and copies go through two-phase deletion,
+which asks once more. Pause stops the apply for a while. Terminate stops it for good: a batch that it started continues
+by itself, and the same plan applied again continues from there.
 
-1. Begin: the plan finished, is this catalog's, and finds no more orphans than may be. What a guard refuses ends the
-   apply as completed: nothing changed, and the result says why.
-2. For each page: file what is still so (phase one), run `delete-ledgers` on that batch and wait for its certificate;
-   delete single objects; write down what became of each finding. Pause and rate act between pages.
+1. Begin: the plan is finished, of this catalog, and has no more orphans than allowed. If a guard refuses, the apply
+   completes with the refusal as its result, and nothing has changed.
+2. For each page: file the findings that are still true (phase one), run `delete-ledgers` on that batch and wait for its
+   certificate. Delete single objects, and store the fate of each finding. Pause and rate take effect between pages.
 3. Conclude: the sum of all pages.
 
-Source: PIP-186 for what goes in two phases; trino#13692 for pages.
+Source: PIP-186 for the two phases; trinodb/trino#13692 for pages.
 """
 
 import asyncio
@@ -43,31 +43,30 @@ with workflow.unsafe.imports_passed_through():
         DeleteLedgersProgress,
         SetRate,
     )
-    from workflows.reconciliation.progress import refused, shown, with_page
+    from workflows.reconciliation.progress import add_page, format_apply, refusal_by_guard
     from workflows.reconciliation.values import (
         ApplyOrphansInput,
         ApplyOrphansProgress,
         ApplyOrphansResult,
     )
 
-_PAGE: workflow.ActivityConfig = workflow.ActivityConfig(
+_PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
-_AGAIN = timedelta(seconds=10)  # while an earlier apply's batch of the same page goes on
+_RETRY_INTERVAL = timedelta(seconds=10)  # while an earlier apply's batch of the same page runs
 
 
 @workflow.defn(name="apply-orphans", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class ApplyOrphans:
-    """See the module's text."""
+    """Workflow `apply-orphans`."""
 
     @workflow.init
     def __init__(self, request: ApplyOrphansInput) -> None:
-        """Start from what an earlier run of this apply carried over."""
         self._request = request
         self._progress = request.carried
-        self._doing = "beginning"
+        self._step = "beginning"
 
     @workflow.run
     async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
@@ -83,51 +82,51 @@ class ApplyOrphans:
             self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
             while self._progress.pages_done < begun.pages:
                 if self._progress.paused:
-                    self._at("waiting for `resume`")
+                    self._set_step("waiting for `resume`")
                     await workflow.wait_condition(lambda: not self._progress.paused)
                 await self._apply(begun)
-                await self._go_on()
+                await self._continue_as_new_if_long()
         done = begun.done
         if done is None:
-            self._at("concluding")
+            self._set_step("concluding")
             plan = PlanInput(run_id=request.run_id)
-            done = await workflow.execute_activity_method(Applying.conclude_apply, plan, **_PAGE)
+            done = await workflow.execute_activity_method(Applying.conclude_apply, plan, **_PAGE_OPTIONS)
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return self._ended(done)
+        return self._make_result(done)
 
     @workflow.query
     def progress(self) -> ApplyOrphansProgress:
-        """How far the apply is."""
+        """Return the progress of the apply."""
         return self._progress
 
     @workflow.update
     def pause(self) -> ApplyOrphansProgress:
-        """Begin no page from now on; the one in hand ends."""
-        return self._changed(replace(self._progress, paused=True))
+        """Begin no further page. The current page ends."""
+        return self._set_progress(replace(self._progress, paused=True))
 
     @workflow.update
     def resume(self) -> ApplyOrphansProgress:
-        """Go on."""
-        return self._changed(replace(self._progress, paused=False))
+        """Continue with the next page."""
+        return self._set_progress(replace(self._progress, paused=False))
 
     @workflow.update
     def set_rate(self, wanted: SetRate) -> ApplyOrphansProgress:
-        """Delete no faster from the next page on."""
-        return self._changed(replace(self._progress, rate=wanted.objects_per_s))
+        """Limit the rate of deletions from the next page on."""
+        return self._set_progress(replace(self._progress, rate=wanted.objects_per_s))
 
     @set_rate.validator
     def check_rate(self, wanted: SetRate) -> None:
-        """Refuse what is no rate, before it is in the history."""
+        """Refuse an invalid rate, before it is in the history."""
         require_rate(wanted)
 
-    def _changed(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
+    def _set_progress(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
         self._progress = progress
-        workflow.set_current_details(shown(progress, self._doing))
+        workflow.set_current_details(format_apply(progress, self._step))
         return progress
 
-    def _at(self, doing: str) -> None:
-        self._doing = doing
-        workflow.set_current_details(shown(self._progress, doing))
+    def _set_step(self, step: str) -> None:
+        self._step = step
+        workflow.set_current_details(format_apply(self._progress, step))
 
     async def _begin(self) -> ApplyBegun | GuardRefusal:
         request = self._request
@@ -138,15 +137,14 @@ class ApplyOrphans:
             max_orphan_share=request.max_orphan_share,
         )
         try:
-            return await workflow.execute_activity_method(Applying.begin_apply, begin, **_PAGE)
+            return await workflow.execute_activity_method(Applying.begin_apply, begin, **_PAGE_OPTIONS)
         except ActivityError as error:
-            refusal = None if request.carried.pages_done else refused(error)  # later something has changed
+            refusal = None if request.carried.pages_done else refusal_by_guard(error)  # later, something has changed
             if refusal is None:
                 raise
             return refusal
 
-    async def _go_on(self) -> None:
-        """In a new run, once the history of this one is long enough."""
+    async def _continue_as_new_if_long(self) -> None:
         if workflow.info().is_continue_as_new_suggested():
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(replace(self._request, carried=self._progress))
@@ -164,21 +162,23 @@ class ApplyOrphans:
             actor=request.actor,
             reason=request.reason,
         )
-        self._at(f"looking at page {number}")
-        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, page, **_PAGE)
+        self._set_step(f"looking at page {number}")
+        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, page, **_PAGE_OPTIONS)
         if filed.intents:
-            self._at(f"deleting {filed.intents:,} copies of page {number}")
+            self._set_step(f"deleting {filed.intents:,} copies of page {number}")
             await self._phase_two(batch, filed, begun.epoch)
         if filed.objects:
-            self._at(f"deleting {filed.objects:,} single objects of page {number}")
+            self._set_step(f"deleting {filed.objects:,} single objects of page {number}")
             paced = replace(page, objects_per_s=float(self._progress.rate))
-            await workflow.execute_activity_method(Applying.delete_objects, paced, **_PAGE)
-        record = replace(page, intents=filed.intents)
-        counts: ApplyCounts = await workflow.execute_activity_method(Applying.record_page, record, **options.CATALOG)
-        self._progress = with_page(self._progress, counts)
+            await workflow.execute_activity_method(Applying.delete_objects, paced, **_PAGE_OPTIONS)
+        filed_page = replace(page, intents=filed.intents)
+        counts: ApplyCounts = await workflow.execute_activity_method(
+            Applying.record_page, filed_page, **options.CATALOG
+        )
+        self._progress = add_page(self._progress, counts)
 
     async def _phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
-        """Wait for the page's batch; rows that fail go on alone, and what ends early is found by a sweep."""
+        """Run the page's batch, and wait for its certificate. Rows that fail are retried alone, after the batch."""
         request = DeleteLedgersInput(
             batch_id=batch,
             topic_id=0,
@@ -190,16 +190,16 @@ class ApplyOrphans:
             carried=DeleteLedgersProgress(intents=filed.intents, detached=filed.detached, rate=self._progress.rate),
         )
         while True:
-            with suppress(WorkflowAlreadyStartedError):  # of an apply that was terminated: it ends by itself
+            with suppress(WorkflowAlreadyStartedError):  # a batch of a terminated apply ends by itself
                 started = await batches.start_batch(request, summary=f"{filed.intents} orphaned copies")
                 break
-            await asyncio.sleep(_AGAIN.total_seconds())
-            await self._go_on()  # an operator may have paused that batch; a page that is filed again is the same
+            await asyncio.sleep(_RETRY_INTERVAL.total_seconds())
+            await self._continue_as_new_if_long()  # that batch may be paused; filing the page again changes nothing
         await batches.await_certificate(started, None)
 
-    def _ended(self, done: ApplyCounts) -> ApplyOrphansResult:
+    def _make_result(self, done: ApplyCounts) -> ApplyOrphansResult:
         outcome = "FAILED_IN_PART" if done.failed else "APPLIED"
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
         self._progress = replace(self._progress, counts=done)
-        self._at("ended")
+        self._set_step("ended")
         return ApplyOrphansResult(run_id=self._request.run_id, done=done)

@@ -1,16 +1,17 @@
-"""`reconcile-orphans`: what storage holds is compared with what the catalog says, and the findings are written down.
+"""`reconcile-orphans`: compare storage with the catalog, and write down the findings.
 
-Destroys nothing; only output and rows of runs older than `finished_retention` are forgotten. Invariant: a plan has a
-summary only if all of its steps ended, in buckets that were the catalog's before and after; whatever a guard refuses
-ends it as completed, with the sentence in its result. To stop it, cancel it: its bulk jobs end with it.
+Destroys nothing but output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all
+of its steps ended, in buckets that were the catalog's before and after. If a guard refuses, the workflow completes with
+the refusal as its result. Cancel stops it with its bulk jobs.
 
-1. Begin: one cut-off for all steps, by the store's clock.
-2. List storage, then read the catalog: rows precede objects.
-3. Compare; refuse sides that cannot both be right.
+1. Begin: the cut-offs of all steps.
+2. List storage, then read the catalog: a row exists before its objects.
+3. Compare. Refuse sides that cannot both be right.
 4. Verify each candidate on both sides once more.
-5. Conclude: the summary last.
+5. Conclude: the result last.
 
-Source: orphan removals of iceberg and lakeFS, and their failures (iceberg#4195, lakeFS#4658, ClickHouse#114194).
+Source: orphan removals of iceberg and lakeFS, and their failures (apache/iceberg#4195, treeverse/lakeFS#4658,
+ClickHouse/ClickHouse#114194).
 """
 
 from datetime import timedelta
@@ -31,14 +32,14 @@ with workflow.unsafe.imports_passed_through():
     from logstore.reconciliation.findings import PlanResult
     from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
     from workflows import options, refusals, search_attributes
-    from workflows.reconciliation.progress import findings_shown, plan_shown, refused
+    from workflows.reconciliation.progress import format_findings, format_plan, refusal_by_guard
     from workflows.reconciliation.values import (
         ReconcileOrphansInput,
         ReconcileOrphansProgress,
         ReconcileOrphansResult,
     )
 
-_CONCLUDE: workflow.ActivityConfig = {
+_CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # two columns of many million findings are read
 }
@@ -46,11 +47,10 @@ _CONCLUDE: workflow.ActivityConfig = {
 
 @workflow.defn(name="reconcile-orphans", versioning_behavior=VersioningBehavior.PINNED)
 class ReconcileOrphans:
-    """See the module's text."""
+    """Workflow `reconcile-orphans`."""
 
     @workflow.init
     def __init__(self, request: ReconcileOrphansInput) -> None:
-        """Take a run id, if none was given."""
         self._request = request
         self._run_id = request.run_id or f"plan-{workflow.uuid4().hex[:12]}"
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step="beginning")
@@ -60,36 +60,36 @@ class ReconcileOrphans:
         """Do the numbered steps."""
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
         try:
-            found = await self._plan()
+            result = await self._plan()
         except ActivityError as error:
-            refusal = refused(error)
+            refusal = refusal_by_guard(error)
             if refusal is None:
                 raise
-            self._at("ended", refusals.format_refusal(refusal))
+            self._set_step("ended", refusals.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
-        self._at("ended", findings_shown(found))
+        self._set_step("ended", format_findings(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["PLANNED"])])
-        return ReconcileOrphansResult(run_id=self._run_id, found=found)
+        return ReconcileOrphansResult(run_id=self._run_id, found=result)
 
     @workflow.query
     def progress(self) -> ReconcileOrphansProgress:
-        """Which step it is at."""
+        """Return the step and the counts of the plan."""
         return self._progress
 
     async def _plan(self) -> PlanResult:
-        self._at("beginning")
+        self._set_step("beginning")
         begun = await self._begin()
         if begun.done:
             return begun.done
         for job in (ListStorage.name, ReadReferences.name, CompareSides.name):
             await self._run(job)
-        self._at("checking")
+        self._set_step("checking")
         plan = PlanInput(run_id=self._run_id)
         await workflow.execute_activity_method(Planning.check_sides, plan, **options.CATALOG)
         await self._run(VerifyFindings.name)
-        self._at("concluding")
-        return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE)
+        self._set_step("concluding")
+        return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE_OPTIONS)
 
     async def _begin(self) -> PlanBegun:
         request = self._request
@@ -104,13 +104,13 @@ class ReconcileOrphans:
         return await workflow.execute_activity_method(Planning.begin_plan, begin, **options.CATALOG)
 
     async def _run(self, job: str) -> None:
-        self._at(job)
+        self._set_step(job)
         bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
         config = options.bulk_job(self._request.queue)
         done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)
 
-    def _at(self, step: str, told: str = "") -> None:
+    def _set_step(self, step: str, findings: str = "") -> None:
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=step, counts=self._progress.counts)
-        workflow.set_current_details(plan_shown(self._progress, told))
+        workflow.set_current_details(format_plan(self._progress, findings))

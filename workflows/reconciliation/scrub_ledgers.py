@@ -1,13 +1,13 @@
-"""`scrub-ledgers`: every stored segment and tiered copy is read at a bounded rate and compared with its digest.
+"""`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-Destroys nothing. Invariant: a finding was read twice, and the catalog still names its object; a scrub has a summary
-only once every page was read. To stop it, cancel it: started again for the same topics, it goes on where it was. Pause
-acts between pages.
+Destroys nothing. Invariant: an object of a finding was read twice, and the catalog still names it. A scrub has a result
+only after every page was read. Cancel stops it: started again for the same topics, it continues. Pause takes effect
+between pages.
 
-1. Begin: go on with an unfinished scrub of the same topics, or open a run.
+1. Begin: continue an unfinished scrub of the same topics, or open a run.
 2. Cut the ledgers into pages.
-3. Read page after page; a page that was read is not read again.
-4. Conclude: the summary last.
+3. Read page after page, each once.
+4. Conclude: the result last.
 
 Source: the scrubs of ZFS and Ceph, which find a flipped bit before a reader does.
 """
@@ -31,10 +31,10 @@ with workflow.unsafe.imports_passed_through():
     )
     from logstore.reconciliation.findings import PlanResult
     from workflows import options, refusals, search_attributes
-    from workflows.reconciliation.progress import findings_shown, refused, scrub_shown
+    from workflows.reconciliation.progress import format_findings, format_scrub, refusal_by_guard
     from workflows.reconciliation.values import ScrubLedgersInput, ScrubLedgersProgress, ScrubLedgersResult
 
-_CONCLUDE: workflow.ActivityConfig = {
+_CONCLUDE_OPTIONS: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # the findings of many thousand pages are copied
 }
@@ -42,21 +42,20 @@ _CONCLUDE: workflow.ActivityConfig = {
 
 @workflow.defn(name="scrub-ledgers", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class ScrubLedgers:
-    """See the module's text."""
+    """Workflow `scrub-ledgers`."""
 
     @workflow.init
     def __init__(self, request: ScrubLedgersInput) -> None:
-        """Start from what an earlier run of this scrub carried over."""
         self._request, self._progress = request, request.carried
-        self._doing = "beginning"
+        self._step = "beginning"
 
     @workflow.run
     async def run(self, request: ScrubLedgersInput) -> ScrubLedgersResult:  # noqa: ARG002 - taken by `__init__`
         """Do the numbered steps."""
         try:
-            found = await self._scrub()
+            result = await self._scrub()
         except ActivityError as error:
-            refusal = refused(error)
+            refusal = refusal_by_guard(error)
             if refusal is None:
                 raise
             await workflow.wait_condition(workflow.all_handlers_finished)
@@ -64,34 +63,34 @@ class ScrubLedgers:
             workflow.set_current_details(refusals.format_refusal(refusal))
             return ScrubLedgersResult(run_id=self._progress.run_id, progress=self._progress, refused=refusal)
         await workflow.wait_condition(workflow.all_handlers_finished)
-        self._doing = "ended"
+        self._step = "ended"
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["SCRUBBED"])])
-        workflow.set_current_details(scrub_shown(self._progress, self._doing, findings_shown(found)))
-        return ScrubLedgersResult(run_id=self._progress.run_id, found=found, progress=self._progress)
+        workflow.set_current_details(format_scrub(self._progress, self._step, format_findings(result)))
+        return ScrubLedgersResult(run_id=self._progress.run_id, found=result, progress=self._progress)
 
     @workflow.query
     def progress(self) -> ScrubLedgersProgress:
-        """How far the scrub is."""
+        """Return the progress of the scrub."""
         return self._progress
 
     @workflow.update
     def pause(self) -> ScrubLedgersProgress:
-        """Begin no page from now on; the one that is being read ends."""
-        return self._changed(replace(self._progress, paused=True))
+        """Begin no further page. The current page ends."""
+        return self._set_progress(replace(self._progress, paused=True))
 
     @workflow.update
     def resume(self) -> ScrubLedgersProgress:
-        """Go on."""
-        return self._changed(replace(self._progress, paused=False))
+        """Continue with the next page."""
+        return self._set_progress(replace(self._progress, paused=False))
 
-    def _changed(self, progress: ScrubLedgersProgress) -> ScrubLedgersProgress:
+    def _set_progress(self, progress: ScrubLedgersProgress) -> ScrubLedgersProgress:
         self._progress = progress
-        workflow.set_current_details(scrub_shown(progress, self._doing))
+        workflow.set_current_details(format_scrub(progress, self._step))
         return progress
 
-    def _at(self, doing: str) -> None:
-        self._doing = doing
-        workflow.set_current_details(scrub_shown(self._progress, doing))
+    def _set_step(self, step: str) -> None:
+        self._step = step
+        workflow.set_current_details(format_scrub(self._progress, step))
 
     async def _scrub(self) -> PlanResult:
         request = self._request
@@ -101,10 +100,10 @@ class ScrubLedgers:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(run_id)])
         while self._progress.pages_done < self._progress.pages:
             if self._progress.paused:
-                self._at("waiting for `resume`")
+                self._set_step("waiting for `resume`")
                 await workflow.wait_condition(lambda: not self._progress.paused)
             number = self._progress.pages_done
-            self._at(f"reading page {number}")
+            self._set_step(f"reading page {number}")
             page = ScrubPageInput(run_id=run_id, page=number, bytes_per_s=request.bytes_per_s, master=request.master)
             read: ScrubRead = await workflow.execute_activity_method(Scrubbing.scrub_page, page, **bulk)
             self._progress = replace(
@@ -114,14 +113,14 @@ class ScrubLedgers:
                 size_bytes=self._progress.size_bytes + read.size_bytes,
                 findings=self._progress.findings + read.findings,
             )
-            await self._go_on()
-        self._at("concluding")
+            await self._continue_as_new_if_long()
+        self._set_step("concluding")
         conclude = ConcludeScrubInput(run_id=run_id)
-        return await workflow.execute_activity_method(Scrubbing.conclude_scrub, conclude, **_CONCLUDE)
+        return await workflow.execute_activity_method(Scrubbing.conclude_scrub, conclude, **_CONCLUDE_OPTIONS)
 
     async def _begin(self) -> None:
         request = self._request
-        self._at("beginning")
+        self._set_step("beginning")
         begin = BeginScrubInput(
             run_id=f"scrub-{workflow.uuid4().hex[:12]}",
             actor=request.actor,
@@ -130,16 +129,15 @@ class ScrubLedgers:
         )
         begun: ScrubBegun = await workflow.execute_activity_method(Scrubbing.begin_scrub, begin, **options.CATALOG)
         self._progress = replace(self._progress, run_id=begun.run_id)
-        self._at("cutting ledgers into pages")
+        self._set_step("cutting ledgers into pages")
         cut = ScrubRunInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
         config = options.bulk_job(request.queue)
-        found: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
+        totals: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
         self._progress = replace(
-            self._progress, pages=found.pages, all_objects=found.objects, all_bytes=found.size_bytes
+            self._progress, pages=totals.pages, all_objects=totals.objects, all_bytes=totals.size_bytes
         )
 
-    async def _go_on(self) -> None:
-        """In a new run, once the history of this one is long enough."""
+    async def _continue_as_new_if_long(self) -> None:
         if workflow.info().is_continue_as_new_suggested():
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(replace(self._request, carried=self._progress))

@@ -1,7 +1,7 @@
-"""A page of findings becomes intents, in one transaction that looks at each of them again under its locks.
+"""Filing of a page of findings as intents, in one transaction that looks at each of them again under its locks.
 
-A plan is hours old when it is applied. What it calls an orphan may have a row, an intent or a dead letter by now, and
-then nothing is done about it. Locks: the run, topics, lists, intents. A preview decides the same without locks.
+A plan is hours old when it is applied. An orphan of the plan may have a row, an intent or a dead letter by now, and is
+then kept. Lock order: the run, topics, lists, intents. A preview decides the same without locks.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.log.ledger_rows import canonical_json, lock_lists, set_generation
 from infra.catalog.log.topic_rows import share_lock_topics
-from infra.catalog.reconciliation.known import known_ledgers
+from infra.catalog.reconciliation.naming_rows import read_ledger_rows
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
-from logstore.ports.catalog.reconciliation import Filing, FindingsToFile, OrphanCopy, PageOfFindings
+from logstore.ports.catalog.reconciliation import FilingResult, FindingsToFile, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
-from logstore.reconciliation.known_ledgers import LedgerRows, doubt_orphan, doubt_unreferenced
+from logstore.reconciliation.catalog_doubts import LedgerRows, doubt_orphan, doubt_unreferenced
 
 _P, _L = t.pending_deletion.c, t.ledger.c
 
@@ -51,21 +51,21 @@ def _request(findings: FindingsToFile) -> str:
     return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
 
 
-def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Filing:
-    """File what `_decide` finds no reason to keep."""
+def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
+    """File the findings that `_decide` has no reason to keep."""
     request = _request(page)
     opened = NOTHING_YET | {"kept": {}, "request": request}
     summary = find_earlier_summary(connection, page.batch_id, request)
     if summary is None and not begin_run(connection, page.batch_id, DELETES, opened, claim=page.claim, now_us=now_us):
-        summary = find_earlier_summary(connection, page.batch_id, request)  # by one that we have waited for
+        summary = find_earlier_summary(connection, page.batch_id, request)  # of a call that this one waited for
     if summary is not None:
         reasons = _reasons(summary.pop("kept"))
-        return Filing(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
+        return FilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
     return _file(connection, page, request, now_us)
 
 
 def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int) -> dict[int, str]:
-    """Return the reasons of `file_page` to keep findings, in a transaction that only reads."""
+    """Return the reasons of `file_page` to keep findings. Nothing is locked."""
     summary = find_earlier_summary(connection, findings.batch_id, _request(findings))
     if summary is not None:
         return _reasons(summary["kept"])
@@ -76,7 +76,7 @@ def _reasons(kept: Mapping[str, str]) -> dict[int, str]:
     return {int(number): reason for number, reason in kept.items()}
 
 
-def _file(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> Filing:
+def _file(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> FilingResult:
     _lock_lists(connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values()))
     decision = _decide(connection, page, now_us, lock=True)
     kept = dict(decision.reasons)
@@ -111,7 +111,7 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         detail={"orphans": orphans, "unreferenced": len(ledgers), "stalled": resumed, "kept": len(kept)},
         span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == page.batch_id),
     )
-    return Filing(detached=detached, kept=kept)
+    return FilingResult(detached=detached, kept=kept)
 
 
 def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
@@ -127,34 +127,34 @@ def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
 class _FilingDecision:
     reasons: Mapping[int, str]  # to do nothing, by number of the finding
     generations: Mapping[int, int]  # the highest of each ledger that has a row or an intent
-    listed: frozenset[int]  # ledgers of orphans that have a row
+    with_row: frozenset[int]  # ledgers of orphans that have a row
 
 
 def _decide(connection: Connection, findings: FindingsToFile, now_us: int, *, lock: bool) -> _FilingDecision:
-    """Decide which findings to file. With `lock` the caller holds the lists, and rows of intents are locked."""
+    """Decide which findings to file. With `lock`, the caller has locked the lists, and intents are locked here."""
     decision = _decide_orphans(connection, findings.orphans, lock=lock)
     reasons = {
         **decision.reasons,
         **_keep_unreferenced(connection, findings.unreferenced),
         **_keep_stalled(connection, findings.stalled, now_us, lock=lock),
     }
-    return _FilingDecision(reasons, decision.generations, decision.listed)
+    return _FilingDecision(reasons, decision.generations, decision.with_row)
 
 
 def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
-    """Decide about orphans.
+    """Decide which orphans to file.
 
-    The ids that were given out are read before the rows: one that is below them has its row by now, or had it. Copies
-    are read before intents: one that leaves meanwhile is seen as the one or as the other.
+    The next ledger id is read before the rows: a lower id has its row by then, or had it. Copies are read before
+    intents: a copy that leaves meanwhile is seen as the one or as the other.
     """
     catalog = read_catalog_row(connection)
     ids = {orphan.statement.ledger_id for orphan in orphans}
-    known = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
+    rows_by_ledger = read_ledger_rows(lambda query: map(dict, connection.execute(query).mappings()), ids)
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
     query = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
     intents = _by_ledger(connection.execute(query.with_for_update() if lock else query))
-    of_ledger = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
-    listed = {row.ledger_id: row.generation for row in connection.execute(of_ledger)}
+    ledgers = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
+    generation_by_ledger = {row.ledger_id: row.generation for row in connection.execute(ledgers)}
     reasons, copies = dict[int, str](), set[tuple[int, CopyKind, str]]()
     for orphan in orphans:
         ledger_id = int(orphan.statement.ledger_id)
@@ -162,7 +162,7 @@ def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lo
         reason = (
             _never_ours(orphan, catalog)
             or _awaited(orphan, intents[ledger_id])
-            or _contradicted(orphan, known[ledger_id])
+            or _contradicted(orphan, rows_by_ledger[ledger_id])
             or (f"ledger {ledger_id}: the plan names this copy twice" if copy in copies else None)
         )
         if reason:
@@ -170,18 +170,18 @@ def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lo
         else:
             copies.add(copy)
     generations = {
-        ledger_id: max([listed.get(ledger_id, 0), *(row.generation for row in intents[ledger_id])])
-        for ledger_id in {*listed, *intents}
+        ledger_id: max([generation_by_ledger.get(ledger_id, 0), *(row.generation for row in intents[ledger_id])])
+        for ledger_id in {*generation_by_ledger, *intents}
     }
-    return _FilingDecision(reasons, generations, frozenset(listed))
+    return _FilingDecision(reasons, generations, frozenset(generation_by_ledger))
 
 
 def _file_orphans(
     connection: Connection, page: PageOfFindings, decision: _FilingDecision, kept: dict[int, str], now_us: int
 ) -> int:
-    """File each orphan with a generation above all that its ledger ever had, and return how many.
+    """File each orphan with a generation above all of its ledger, and return how many.
 
-    `kept` gets those for which another transaction has filed an intent meanwhile.
+    An orphan for which another transaction has filed an intent meanwhile is added to `kept`.
     """
     generations, rows = dict(decision.generations), dict[int, dict[str, Any]]()
     for orphan in page.orphans:
@@ -193,7 +193,7 @@ def _file_orphans(
     for number, row in rows.items():
         if (row["ledger_id"], row["copy"], row["generation"]) not in filed:
             kept[number] = f"ledger {row['ledger_id']}: an intent for it was filed by another at the same time"
-    for ledger_id in decision.listed & {row["ledger_id"] for row in rows.values()}:
+    for ledger_id in decision.with_row & {row["ledger_id"] for row in rows.values()}:
         set_generation(connection, LedgerId(ledger_id), generations[ledger_id])
     return len(filed)
 
@@ -221,7 +221,7 @@ def _contradicted(orphan: OrphanCopy, rows: LedgerRows) -> str | None:
 
 def _awaited(orphan: OrphanCopy, intents: Sequence[Any]) -> str | None:
     for row in intents:
-        copy = row.copy if row.copy in set(CopyKind) else orphan.copy.value  # a damaged one may be any
+        copy = row.copy if row.copy in set(CopyKind) else orphan.copy.value  # a damaged row may be of any copy
         if row.state != DeletionState.DELETED.value and _is_same(orphan, copy, row.context):
             ledger_id = orphan.statement.ledger_id
             return f"ledger {ledger_id}: deletion {row.row_id}: the deletion of this copy is {row.state}"
@@ -229,11 +229,11 @@ def _awaited(orphan: OrphanCopy, intents: Sequence[Any]) -> str | None:
 
 
 def _is_same(orphan: OrphanCopy, copy: str, context: str) -> bool:
-    """Whether a row of the ledger stands for this very copy; a context that cannot be read may be any copy's."""
+    """Return whether a row of the ledger is of this very copy. A context that cannot be read may be of any copy."""
     if copy != orphan.copy.value:
         return False
-    known = parse_context(context)
-    return orphan.copy is CopyKind.LEDGER or known is None or known.get("uuid", "") == _uuid(orphan)
+    fields = parse_context(context)
+    return orphan.copy is CopyKind.LEDGER or fields is None or fields.get("uuid", "") == _uuid(orphan)
 
 
 def _uuid(orphan: OrphanCopy) -> str:
@@ -241,7 +241,7 @@ def _uuid(orphan: OrphanCopy) -> str:
 
 
 def _intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
-    """Return the intent of an orphan, from storage's own statement: the catalog has none."""
+    """Return the intent of an orphan, with the owner that storage states."""
     statement, owner = orphan.statement, orphan.statement.owner
     return {
         "batch_id": page.batch_id,
@@ -274,7 +274,7 @@ def _keep_unreferenced(connection: Connection, unreferenced: Mapping[int, Ledger
         component: set(connection.execute(select(key).where(among(connection, key, ids))).scalars())
         for component, key in REFERRING_COLUMN_BY_COMPONENT.items()
     }
-    rows = known_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
+    rows = read_ledger_rows(lambda query: map(dict, connection.execute(query).mappings()), ids)
     fileable = set(connection.execute(select_fileable(among(connection, _L.ledger_id, ids))).scalars())
     reasons = dict[int, str]()
     for number, ledger_id in unreferenced.items():
@@ -301,11 +301,11 @@ def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) 
 def _keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents are left alone. They are locked by a statement of their own: see `move`."""
-    asked = among(connection, _P.row_id, stalled_rows.values())
+    """Return why intents are left alone. A statement of its own locks them, as for `move_to_batch`."""
+    is_asked = among(connection, _P.row_id, stalled_rows.values())
     if lock:
-        connection.execute(select(_P.row_id).where(asked).order_by(_P.row_id).with_for_update())
-    idle = set(connection.execute(select(_P.row_id).where(asked, is_stalled(now_us))).scalars())
+        connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())
+    idle = set(connection.execute(select(_P.row_id).where(is_asked, is_stalled(now_us))).scalars())
     return {
         number: f"deletion {row_id}: a workflow works on it, or it has ended"
         for number, row_id in stalled_rows.items()

@@ -1,7 +1,4 @@
-"""Plans and applies in the catalog, and what an apply changes there; findings are filed by `filing`.
-
-Segments that no row names are passed over, so that no writer registers them when their objects are gone.
-"""
+"""Runs of reconciliations in the catalog, and the changes of an apply."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,23 +23,23 @@ from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import raise_last_segments
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.reconciliation.filing import file_page, preview_filing
-from infra.catalog.reconciliation.known import segment_sums
+from infra.catalog.reconciliation.naming_rows import segment_sums
 from infra.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind, LedgerState, segment_key
 from logstore.ports.catalog import Cause, Claim
 from logstore.ports.catalog.reconciliation import (
+    CatalogState,
     FiledCopy,
-    Filing,
+    FilingResult,
     FindingsToFile,
     PageOfFindings,
     ReconciliationRun,
     RunKind,
-    Standing,
 )
 from logstore.positions import LedgerId
+from logstore.reconciliation.catalog_doubts import SegmentSums, describe_lost_segments
 from logstore.reconciliation.findings import plan_run_id
-from logstore.reconciliation.known_ledgers import SegmentSums, describe_lost_segments
 from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
@@ -54,10 +51,10 @@ class SqlReconciliation(CatalogAdapter):
     """The `Reconciliation` port."""
 
     @reads
-    def standing(self, connection: Connection) -> Standing:
+    def catalog_state(self, connection: Connection) -> CatalogState:
         row = read_catalog_row(connection)
         now = self._db.now_us(connection)
-        return Standing(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
+        return CatalogState(now_us=now, epoch=row.epoch, next_ledger_id=row.next_ledger_id)
 
     def count_ledgers(self, *, below: int) -> int:
         query = select(func.count()).where(_L.ledger_id < below)
@@ -95,8 +92,8 @@ class SqlReconciliation(CatalogAdapter):
         finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
         newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
         old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~is_held(now))
-        at_work = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
-        needed = {newest or "", *map(plan_run_id, connection.execute(at_work).scalars())}
+        unfinished = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
+        needed = {newest or "", *map(plan_run_id, connection.execute(unfinished).scalars())}
         page = (
             select(_R.run_id)
             .where(_IS_RECONCILIATION_RUN, old, _R.run_id.not_in(needed))
@@ -107,7 +104,7 @@ class SqlReconciliation(CatalogAdapter):
         return run_ids
 
     @writes("catalog.file_findings")
-    def file(self, connection: Connection, page: PageOfFindings) -> Filing:
+    def file(self, connection: Connection, page: PageOfFindings) -> FilingResult:
         return file_page(connection, page, self._db.now_us(connection))
 
     @reads
@@ -118,7 +115,7 @@ class SqlReconciliation(CatalogAdapter):
     def pass_over(
         self, connection: Connection, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause
     ) -> Mapping[int, str]:
-        """See the port. Locks: topics, ledgers, as an append has them."""
+        # Lock order of an append: topics, then ledgers.
         _lock_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
         ledgers = _select_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
         kept = _keep_segments(connection, segments, ledgers, {})
@@ -132,7 +129,7 @@ class SqlReconciliation(CatalogAdapter):
             raise_last_segments(connection, highest)
             ids = sorted({ledger_id for ledger_id, _ in passed})
             now_us = self._db.now_us(connection)
-            # Triggers record no change of `last_segment`, because a segment's own record tells it; here there is none.
+            # Triggers do not record `last_segment`, because a segment's own record has it. Here there is no segment.
             changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
             enqueue_records(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_select_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
@@ -183,7 +180,7 @@ def _to_filed_copy(row: Row[Any]) -> FiledCopy:
 
 
 def _select_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
-    """Return id and name of the ledgers' topic. Ledgers of several topics name none."""
+    """Return id and name of the topic of all ledgers; no name if they are of several topics."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     query = select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(among(connection, _L.ledger_id, ids))
@@ -193,15 +190,15 @@ def _select_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _lock_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
-    mine = among(connection, _L.ledger_id, ids)
+    is_asked = among(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
-    topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(mine).distinct()
+    topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(is_asked).distinct()
     share_lock_topics(connection, connection.execute(topics).scalars())
-    connection.execute(select(_L.ledger_id).where(mine).order_by(_L.ledger_id).with_for_update())
+    connection.execute(select(_L.ledger_id).where(is_asked).order_by(_L.ledger_id).with_for_update())
 
 
 def _select_ledgers(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
-    """Return ledgers by id, with whether they have their primary copy, and the sums of their rows of segments."""
+    """Return ledgers by id, with their primary copy and the sums of their rows of segments."""
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
     columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
     query = select(*columns, _C.kind.label("primary"), *segment_sums())
@@ -217,7 +214,7 @@ def _keep_segments(
     ledgers: Mapping[int, Any],
     passed_over: Mapping[LedgerId, int],
 ) -> dict[int, str]:
-    """Return why segments must be kept; `passed_over` has the highest numbers that ledgers are taken to have used."""
+    """Return why segments must be kept. Each ledger has used the numbers up to `passed_over`."""
     registered = _select_registered(connection, sorted(set(segments.values())))
     return {
         number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"
@@ -226,12 +223,12 @@ def _keep_segments(
     }
 
 
-def _select_registered(connection: Connection, asked: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
-    """Return those of the segments that have rows."""
+def _select_registered(connection: Connection, segments: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
+    """Return the segments that have rows."""
     rows = bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
     same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
     query = Statement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
-    return {(row.ledger_id, row.number) for row in query.execute(connection, asked)}
+    return {(row.ledger_id, row.number) for row in query.execute(connection, segments)}
 
 
 def _reason_to_keep(

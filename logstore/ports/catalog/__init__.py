@@ -52,15 +52,15 @@ from logstore.ports.catalog.offloads import OffloadAnswer, Offloads, OffloadStar
 from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
 from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
 from logstore.ports.catalog.reconciliation import (
+    CatalogState,
     FiledCopy,
-    Filing,
+    FilingResult,
     FindingsToFile,
     OrphanCopy,
     PageOfFindings,
     Reconciliation,
     ReconciliationRun,
     RunKind,
-    Standing,
 )
 from logstore.ports.catalog.records import (
     Changes,
@@ -114,6 +114,7 @@ __all__ = [
     "BeginTransactionResult",
     "BucketSwitch",
     "Catalog",
+    "CatalogState",
     "Cause",
     "Changes",
     "Claim",
@@ -133,7 +134,7 @@ __all__ = [
     "Fences",
     "FiledCopy",
     "FiledCount",
-    "Filing",
+    "FilingResult",
     "FindingsToFile",
     "FinishedTransaction",
     "ForgottenCounts",
@@ -179,7 +180,6 @@ __all__ = [
     "SnapshotChange",
     "SnapshotSwitch",
     "StagedLedger",
-    "Standing",
     "StoredCursor",
     "StoredParticipant",
     "StoredSnapshot",

@@ -1,4 +1,4 @@
-"""What a reconciliation asks of the catalog, and what it may change there."""
+"""Port of a reconciliation to the catalog."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from logstore.positions import LedgerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The catalog as a whole, at one moment."""
+class CatalogState:
+    """Clock, epoch and next ledger id of the catalog at one moment."""
 
-    now_us: int  # its own clock
+    now_us: int
     epoch: int
     next_ledger_id: int  # no ledger of this catalog has this id or a higher one
 
 
 class RunKind(StrEnum):
-    """Stored by name."""
+    """Kind of a run. Stored by name."""
 
     PLAN = "reconcile-orphans"
     APPLY = "apply-orphans"
@@ -32,55 +32,55 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationRun:
-    """A plan or an apply, as its row tells."""
+    """Row of a run."""
 
     run_id: str
     kind: RunKind
     created_us: int
-    finished_us: int | None  # None: at work, or it failed
-    summary: Mapping[str, Any]  # what it began with; once it is finished, what it came to
+    finished_us: int | None  # None: unfinished, or failed
+    summary: Mapping[str, Any]  # the values that it began with, and the result of a finished run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanCopy:
-    """A copy in storage for which the catalog has nothing, as a finding of a plan names it."""
+    """Copy in storage that no row of the catalog names."""
 
     number: int  # of the finding
     copy: CopyKind
-    statement: LedgerStatement  # as storage itself says, read just before
-    context: Mapping[str, str] = field(default_factory=dict)  # where a tiered copy stands, with its uuid
+    statement: LedgerStatement  # in storage, read just before
+    context: Mapping[str, str] = field(default_factory=dict)  # offload context of a tiered copy
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsToFile:
-    """Findings of one page that phase two is to end."""
+    """Findings of one page for phase two."""
 
-    batch_id: str  # of the batch of phase two
+    batch_id: str
     orphans: Sequence[OrphanCopy]
-    unreferenced: Mapping[int, LedgerId]  # finding's number → ledger
-    stalled: Mapping[int, int]  # finding's number → `row_id`
+    unreferenced: Mapping[int, LedgerId]  # by number of the finding
+    stalled: Mapping[int, int]  # row id of the intent by number of the finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOfFindings(FindingsToFile):
     """Findings to file, with the claim and the cause of the apply."""
 
-    claim: Claim  # of the workflow that does phase two, on the batch
-    cause: Cause  # the actor of the apply, and the reason
+    claim: Claim  # on the batch, of the workflow that does phase two
+    cause: Cause  # of the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filing:
-    """What became of a page of findings in the catalog; the same when the call is repeated."""
+class FilingResult:
+    """Result of filing a page of findings. A repeated call returns the same."""
 
     detached: DetachedBatch  # the batch of phase two
-    kept: Mapping[int, str]  # finding's number -> why nothing was done
+    kept: Mapping[int, str]  # reason why nothing was done, by number of the finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledCopy:
-    """A row of a batch, as it stands now."""
+    """Row of a batch, as it is now."""
 
     row_id: int
     ledger_id: LedgerId
@@ -93,67 +93,68 @@ class FiledCopy:
 
 
 class Reconciliation(Protocol):
-    """Runs of plans and applies, and the few writes by which an orphan becomes an intent."""
+    """Runs of plans, scrubs and applies, and the writes by which an orphan becomes an intent."""
 
-    def standing(self) -> Standing:
-        """The catalog as a whole; reads only."""
+    def catalog_state(self) -> CatalogState:
+        """Return the state of the catalog."""
 
     def count_ledgers(self, *, below: int) -> int:
-        """How many ledger rows have an id below that; reads only."""
+        """Return the number of ledger rows with a lower id."""
 
     def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
-        """Begin a run, claimed; of one that was begun before, its row, held further.
+        """Insert a claimed run, or renew the claim on an unfinished one. Return the run.
 
         Raises:
-            PreconditionFailed: The id is another kind's run.
-            ClaimHeld: Another workflow is at work on it.
+            PreconditionFailed: The id is of another kind of run.
+            ClaimHeld: Another workflow works on the run.
         """
 
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Finish a run with what it came to; of one that is finished, the first summary stays.
+        """Finish a run with its result. The first result stays.
 
         Raises:
-            UnknownObject: No such run.
+            UnknownObject: No run has this id.
         """
 
     def run(self, run_id: str) -> ReconciliationRun:
-        """One run.
+        """Return one run.
 
         Raises:
-            UnknownObject: No plan and no apply has this id.
+            UnknownObject: No run has this id.
         """
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
-        """Newest first, finished or not."""
+        """Return runs, finished or not, newest first."""
 
     def forget(self, *, older_than_s: float, limit: int) -> list[str]:
-        """Remove runs that were begun before that long and that no workflow works on; their ids.
+        """Remove old runs that no workflow works on, and return their ids.
 
-        The newest finished plan stays, and so does one whose apply is unfinished, until that may be forgotten itself.
-        Who dies before the output of these runs is removed leaves files that are of no run: a plan removes those too.
+        The newest finished plan stays. A plan with an unfinished apply stays as long as that. A caller that dies before
+        it removes the output of the runs leaves files without a run. The next plan removes them.
         """
 
-    def file(self, page: PageOfFindings) -> Filing:
-        """File a page of findings for phase two in one transaction, each looked at again under its locks.
+    def file(self, page: PageOfFindings) -> FilingResult:
+        """File a page of findings for phase two in one transaction, and look at each again under its locks.
 
-        An orphan: kept if a ledger's row names this very copy (for a tiered one: its uuid), if an intent for it is
-        unfinished or a dead letter, if its id was never given out, or if its epoch is higher than the catalog's; an
-        intent that had ended is not opened again, another generation is filed. An unreferenced ledger: kept if it is
-        referenced now, is CREATING, is gone, has lost the rows by which it is filed, or may have lost the row that
-        named it (`doubt_unreferenced`); otherwise it leaves the catalog, as phase one detaches. A stalled deletion:
-        kept if it is not stalled any more. One row in the audit
-        log.
+        1. An orphan is kept if a row explains it (`doubt_orphan`), if an intent for it is unfinished or a dead letter,
+           if its id was never given out, or if its epoch is higher than the catalog's. Otherwise an intent of a new
+           generation is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, does not exist, has lost the rows by
+           which it is filed, or may have lost the row that named it (`doubt_unreferenced`). Otherwise it is detached.
+        3. A stalled deletion is kept if it is not stalled any more. Otherwise it moves to the batch.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did.
+        The audit log gets one row.
+
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result.
 
         Raises:
             PreconditionFailed: The batch id is of another request.
         """
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
-        """Return why `file` would do nothing about findings now, by number; reads only, and takes no lock.
+        """Return the reasons by which `file` would keep findings now, by number. Takes no lock.
 
-        Of a batch that is filed: why nothing was done.
+        Of a batch that is filed, return the reasons of that call.
 
         Raises:
             PreconditionFailed: The batch id is of another request.
@@ -162,32 +163,32 @@ class Reconciliation(Protocol):
     def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
         """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
 
-        An open ledger takes only numbers above its highest: that is raised to the segment's, under the ledger's lock.
-        Kept is every segment of a ledger that lacks rows of segments: the object may be one of those that lost theirs.
-        So a writer that wakes late is refused, uploads again under a later number, and nothing points at what is gone.
-        A closed ledger takes none, and keeps its numbers. Kept is a segment that a row names, one of a ledger that is
-        being created, has no primary copy or is gone, and a number of an open ledger that is more than 64 above its
-        highest; it goes once the ledger is closed. One row in the audit log, unless all are kept.
+        An open ledger takes only numbers above its highest, which is raised to the segment's number. A late writer is
+        then refused, and uploads again under a higher number. A closed ledger takes no segments.
+
+        A segment is kept if a row names it, or if its ledger is being created, has no primary copy, does not exist, or
+        lacks rows of segments. A number of an open ledger is kept if it is more than `MAX_NUMBERS_ABOVE_LAST` above the
+        highest, until the ledger is closed. The audit log gets one row, unless all are kept.
 
         Args:
-            segments: Finding's number → ledger and segment number.
-            cause: Who applies, and why.
+            segments: Ledger and segment number by number of the finding.
+            cause: Of the apply.
 
         Returns:
-            Finding's number → why the object must be kept; those that are not named may be deleted.
+            Reasons to keep objects by number of the finding. The others may be deleted.
 
-        Idempotency: what is raised is not raised again.
+        Idempotency: a number is raised once.
         """
 
     def preview_pass_over(
         self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
     ) -> Mapping[int, str]:
-        """Return what `pass_over` would answer now; reads only, and takes no lock.
+        """Return what `pass_over` would return now. Takes no lock.
 
         Args:
-            segments: Finding's number → ledger and segment number.
-            passed_over: The highest segment of each ledger that earlier calls would have passed over.
+            segments: Ledger and segment number by number of the finding.
+            passed_over: Highest segment of each ledger that earlier calls would have passed over.
         """
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
-        """Rows of a batch with a higher `row_id` than `after`, ascending; those that a sweep took over are its own."""
+        """Return rows of a batch above the row id `after`, ascending. Rows that a sweep took over are in its batch."""

@@ -1,4 +1,4 @@
-"""Runs of plans and applies: whether a plan can be shown or applied, and how far its apply is."""
+"""Checks of the runs of plans, scrubs and applies."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_resu
 
 
 def finished_plan(run: ReconciliationRun) -> PlanResult:
-    """What a plan came to.
+    """Return the result of a plan.
 
     Raises:
         PreconditionFailed: The run is an apply, or a plan that did not finish.
@@ -22,10 +22,10 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
 
 
 def finished_findings(run: ReconciliationRun) -> PlanResult:
-    """What a plan or a scrub came to: both have findings that can be shown.
+    """Return the result of a plan or a scrub.
 
     Raises:
-        PreconditionFailed: The run is neither, or did not finish.
+        PreconditionFailed: The run is an apply, or did not finish.
     """
     if run.kind is not RunKind.SCRUB:
         return finished_plan(run)
@@ -39,36 +39,38 @@ def appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) ->
 
     Raises:
         UnknownObject: No run has this id.
-        PreconditionFailed: It is no finished plan, or one of another catalog.
-        StaleCatalog: The catalog was rebuilt since.
+        PreconditionFailed: The run is no finished plan, or of another catalog.
+        StaleCatalog: The catalog was rebuilt since then.
     """
     run = runs.run(run_id)
     plan = finished_plan(run)
-    catalog_id, planned_for = identities.catalog_id(), run.summary["catalog_id"]
-    if planned_for != catalog_id:
-        raise PreconditionFailed(f"plan {run_id}: expected one of catalog {catalog_id}, found one of {planned_for}")
+    catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
+    if planned_catalog_id != catalog_id:
+        raise PreconditionFailed(
+            f"plan {run_id}: expected one of catalog {catalog_id}, found one of {planned_catalog_id}"
+        )
     epoch = int(run.summary["epoch"])
     require_epoch(runs, epoch, run_id)
     return plan, epoch
 
 
-def require_epoch(runs: Reconciliation, planned: int, run_id: str) -> None:
+def require_epoch(runs: Reconciliation, planned_epoch: int, run_id: str) -> None:
     """Raise `StaleCatalog` if the catalog has another epoch than the plan."""
-    epoch = runs.standing().epoch
-    if planned != epoch:
-        raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned}; plan again")
+    epoch = runs.catalog_state().epoch
+    if planned_epoch != epoch:
+        raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned_epoch}; plan again")
 
 
-def require_counted(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
-    """Return the files, if they hold as many findings of each kind as the plan's summary counts.
+def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
+    """Return the files if they have as many findings of each kind as the plan's result counts.
 
     Raises:
-        PreconditionFailed: They do not.
+        PreconditionFailed: The counts differ.
     """
-    counted = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
+    counts = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build names other kinds
-    if counted != expected:
-        raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counted}")
+    if counts != expected:
+        raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")
     return files
 
 
@@ -85,8 +87,8 @@ def open_report(plan: PlanResult, run_id: str) -> FindingFiles:
     return FindingFiles(folder)
 
 
-def apply_of(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
-    """The apply of a plan, at work or finished; None where it was not applied."""
+def find_apply(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
+    """Return the run of a plan's apply, finished or not, or `None` if the plan was not applied."""
     try:
         return runs.run(apply_run_id(run_id))
     except UnknownObject:

@@ -1,7 +1,7 @@
-"""A scrub's look at one stored object: read as a whole, compared with its digest, and doubted before it is reported.
+"""A scrub's check of one stored object, which is read as a whole and compared with its digest.
 
-A finding is data loss, and makes an operator act. So bytes that differ are read as a whole a second time, and whatever
-is found counts only if the catalog still names the object: a ledger may be trimmed while it is read.
+A finding is data loss, so an object that differs is read a second time. It counts only if the catalog still names it,
+because a ledger may be trimmed while it is read.
 
 Source: the scrubs of ZFS and Ceph.
 """
@@ -20,24 +20,24 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 
 Spend = Callable[[int], None]
-"""Called with the bytes of each read; it may wait, to keep a rate."""
+"""Counts the bytes of each read, and may wait to keep a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What is wrong with a stored object that the catalog names."""
+    """Problem of a stored object that the catalog names."""
 
     kind: FindingKind  # MISSING_DATA or CORRUPT_DATA
     detail: str
 
 
 def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Damage | None:
-    """Return what is wrong with an object, or None.
+    """Return the damage of an object, or `None`.
 
     Args:
-        check: Reads the object as a whole. `SegmentGone` and `CorruptData` say what is wrong; any other error is
-            raised, because it says nothing of the data.
-        is_named: Whether the catalog still names the object, asked anew.
+        check: Reads the object as a whole. `SegmentGone` and `CorruptData` are damage. Any other error is raised,
+            because it says nothing of the data.
+        is_named: Asks whether the catalog still names the object.
     """
     problem: Damage | None = None
     for _ in range(2):  # one bad read may be the network's
@@ -53,11 +53,11 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Dama
 
 
 def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
-    """Read a segment as a whole, and compare it with its row. Of one from before digests only the length is known.
+    """Read a segment as a whole and compare it with its row. A row without a digest has only the length.
 
     Raises:
-        SegmentGone: There is no such object.
-        CorruptData: It is not what its row says.
+        SegmentGone: The object does not exist.
+        CorruptData: The object differs from its row.
         StoreUnavailable: The store did not answer.
     """
     key = segment_key(segment.ledger_id, segment.number)
@@ -69,11 +69,11 @@ def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
 
 
 def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spend) -> None:
-    """Read a tiered copy as a whole, in parts, and compare it with its index.
+    """Read a tiered copy in parts, and compare it with its index.
 
     Raises:
-        SegmentGone: Its data or its index is not there.
-        CorruptData: It is not what its index says, or the index is another copy's.
+        SegmentGone: The data or the index does not exist.
+        CorruptData: The data differs from the index, or the index is another copy's.
         StoreUnavailable: The store did not answer.
     """
     key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
@@ -83,8 +83,8 @@ def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spen
     spend(len(stored.body))
     index = TieredIndex.from_json(stored.body, name=name)
     if (index.uuid, index.statement.ledger_id) != (uuid, ledger_id):
-        found = f"{index.uuid} of ledger {index.statement.ledger_id}"
-        raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {found}")
+        other = f"{index.uuid} of ledger {index.statement.ledger_id}"
+        raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {other}")
     if data[0].size_bytes != index.size_bytes:
         raise CorruptData(f"{key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
     digest = compute_stored_digest(objects, key, index.size_bytes, on_part=spend)

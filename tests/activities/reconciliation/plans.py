@@ -30,7 +30,7 @@ from logstore.log.ledgers import (
 from logstore.offload.tiered import data_key, index_key
 from logstore.ports.catalog import Identities
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.files import PAGE
+from logstore.reconciliation.files import FINDINGS_PER_PAGE
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
 from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
 from logstore.reconciliation.services.orphans import StoredOrphans
@@ -182,7 +182,7 @@ class Plans:
         """Finish the plan."""
         return run(self.planning.conclude_plan, PlanInput(run_id=run_id))
 
-    def plan(self, *, page: int = PAGE) -> PlanResult:
+    def plan(self, *, page: int = FINDINGS_PER_PAGE) -> PlanResult:
         """All of it, of what there is a day later."""
         self.bulk.page = page
         self.warm.advance(seconds=DAY_S + 1)

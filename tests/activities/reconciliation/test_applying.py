@@ -9,7 +9,7 @@ import pytest
 
 from activities.deletion.rate import DeletionPace
 from activities.reconciliation import objects
-from activities.reconciliation.decisions import Kept, keep_looked, looked_at, objects_kept
+from activities.reconciliation.decisions import KeptObjects, read_kept_objects, read_look, store_look
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
 from logstore.errors import (
@@ -26,7 +26,7 @@ from logstore.ports.catalog import RunKind
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.files import FateFiles
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.jobs import VerifyFindings
 from logstore.reconciliation.rules import reason_to_keep_segment
 from logstore.reconciliation.services import orphans
@@ -35,13 +35,13 @@ from tests.activities.reconciliation.test_planning import REFUSAL
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 
-def fates(plans: Plans, page: int = 0) -> dict[int, tuple[Fate, str]]:
+def fates(plans: Plans, page: int = 0) -> dict[int, tuple[FindingFate, str]]:
     found = FateFiles(plans.bulk.folder(RUN) / "fates").page(page)
     assert found is not None
     return {at: (one.fate, one.reason) for at, one in found.items()}
 
 
-def fates_recorded(plans: Plans) -> dict[int, tuple[Fate, str]]:
+def fates_recorded(plans: Plans) -> dict[int, tuple[FindingFate, str]]:
     plans.record()
     return fates(plans)
 
@@ -62,7 +62,7 @@ def test_plan_that_does_not_exist_or_did_not_finish_is_refused(plans: Plans) -> 
 def test_plan_of_another_catalog_or_epoch_is_refused(plans: Plans) -> None:
     """What it says is not of these rows."""
     plans.plan()
-    plans.runs.standing_ = type(plans.runs.standing_)(now_us=1, epoch=2, next_ledger_id=1)
+    plans.runs.state = type(plans.runs.state)(now_us=1, epoch=2, next_ledger_id=1)
     with pytest.raises(StaleCatalog):
         plans.begin_apply()
     plans.identities.id = "another"
@@ -148,7 +148,7 @@ def test_catalog_that_was_restored_meanwhile_is_refused_at_each_step(plans: Plan
     segment = plans.orphan_segment(3, 9)
     plans.plan()
     plans.begin_apply(max_orphan_share=1.0)
-    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    plans.runs.state = replace(plans.runs.state, epoch=2)
     for step in (plans.file, plans.delete):
         with pytest.raises(StaleCatalog):
             step()
@@ -167,7 +167,7 @@ def test_restore_between_the_decision_and_the_deletion_keeps_the_segment(plans: 
             plans.delete()
     finally:
         failpoints.disarm()
-    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    plans.runs.state = replace(plans.runs.state, epoch=2)
     with pytest.raises(StaleCatalog):
         plans.delete()
     assert segment in plans.warm.keys
@@ -219,7 +219,7 @@ def test_finding_that_is_not_true_any_more_is_kept_with_its_reason(plans: Plans)
     assert done.applied == {"orphan_segment": 1}
     assert done.skipped == {orphans.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
     assert segment_key(LedgerId(3), 10) in plans.warm.keys
-    assert fates(plans)[0] == (Fate.KEPT, orphans.YOUNG)
+    assert fates(plans)[0] == (FindingFate.KEPT, orphans.YOUNG)
 
 
 def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:
@@ -231,7 +231,7 @@ def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:
     plans.runs.keeps[2] = "ledger 3: deletion 12: the deletion of this copy is PENDING"
     plans.delete()
     assert plans.record().skipped == {"a row names it": 2, "the deletion of this copy is PENDING": 1}
-    assert fates(plans)[1] == (Fate.KEPT, "segment 1 of ledger 3: a row names it")
+    assert fates(plans)[1] == (FindingFate.KEPT, "segment 1 of ledger 3: a row names it")
 
 
 def test_reasons_keep_the_numbers_that_they_state(plans: Plans) -> None:
@@ -268,17 +268,22 @@ def test_apply_of_which_a_page_is_missing_is_not_finished(plans: Plans) -> None:
 @pytest.mark.parametrize(
     ("outcome", "kind", "fate", "reason"),
     [
-        (Outcome.ALREADY_GONE, FindingKind.ORPHAN_LEDGER, Fate.DELETED, ""),
-        (Outcome.RETRYING, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "RETRYING: storage kept a key"),
-        (None, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "RETRYING: storage kept a key"),
-        (Outcome.METADATA_MISMATCH, FindingKind.ORPHAN_LEDGER, Fate.FAILED, "METADATA_MISMATCH: storage kept a key"),
-        (Outcome.RETRYING, FindingKind.STALLED_DELETION, Fate.STARTED, ""),
-        (Outcome.DEAD_LETTERED, FindingKind.STALLED_DELETION, Fate.FAILED, "DEAD_LETTERED: storage kept a key"),
-        (Outcome.DELETED, FindingKind.STALLED_DELETION, Fate.DELETED, ""),
+        (Outcome.ALREADY_GONE, FindingKind.ORPHAN_LEDGER, FindingFate.DELETED, ""),
+        (Outcome.RETRYING, FindingKind.ORPHAN_LEDGER, FindingFate.FAILED, "RETRYING: storage kept a key"),
+        (None, FindingKind.ORPHAN_LEDGER, FindingFate.FAILED, "RETRYING: storage kept a key"),
+        (
+            Outcome.METADATA_MISMATCH,
+            FindingKind.ORPHAN_LEDGER,
+            FindingFate.FAILED,
+            "METADATA_MISMATCH: storage kept a key",
+        ),
+        (Outcome.RETRYING, FindingKind.STALLED_DELETION, FindingFate.STARTED, ""),
+        (Outcome.DEAD_LETTERED, FindingKind.STALLED_DELETION, FindingFate.FAILED, "DEAD_LETTERED: storage kept a key"),
+        (Outcome.DELETED, FindingKind.STALLED_DELETION, FindingFate.DELETED, ""),
     ],
 )
 def test_fate_of_a_copy_is_that_of_its_row(
-    outcome: Outcome | None, kind: FindingKind, fate: Fate, reason: str, plans: Plans
+    outcome: Outcome | None, kind: FindingKind, fate: FindingFate, reason: str, plans: Plans
 ) -> None:
     """Rows that are tried again by workflows of their own have failed so far; a stalled one was started."""
     if kind is FindingKind.ORPHAN_LEDGER:
@@ -289,8 +294,8 @@ def test_fate_of_a_copy_is_that_of_its_row(
     plans.runs.outcome = outcome
     done = plans.apply()
     assert fates(plans) == {0: (fate, reason)}
-    assert done.failed == (fate is Fate.FAILED)
-    assert done.failures == ({"0": reason} if fate is Fate.FAILED else {})
+    assert done.failed == (fate is FindingFate.FAILED)
+    assert done.failures == ({"0": reason} if fate is FindingFate.FAILED else {})
 
 
 @pytest.mark.parametrize("kind", [FindingKind.ORPHAN_LEDGER, FindingKind.STALLED_DELETION])
@@ -304,8 +309,8 @@ def test_deletion_that_a_sweep_took_over_has_been_started(kind: FindingKind, pla
     plans.runs.rows[BATCH] = [row for row in plans.runs.rows[BATCH] if (row.row_id == 8) != bool(number)]
     done = plans.record(intents=filed.intents)
     fate, reason = fates(plans)[number]
-    assert (fate, "another batch took its deletion over" in reason) == (Fate.STARTED, True)
-    assert fates(plans)[1 - number] == (Fate.DELETED, "")
+    assert (fate, "another batch took its deletion over" in reason) == (FindingFate.STARTED, True)
+    assert fates(plans)[1 - number] == (FindingFate.DELETED, "")
     assert (done.skipped, done.failed) == ({}, 0)
 
 
@@ -315,9 +320,9 @@ def test_ledger_of_which_a_sweep_took_one_copy_over_is_not_said_to_be_gone(plans
     plans.plan()
     plans.file()
     assert plans.record(intents=1).applied == {"unreferenced_ledger": 1}
-    assert fates(plans) == {0: (Fate.DELETED, "")}
+    assert fates(plans) == {0: (FindingFate.DELETED, "")}
     plans.record(intents=2)
-    assert fates(plans)[0][0] is Fate.STARTED
+    assert fates(plans)[0][0] is FindingFate.STARTED
 
 
 def test_row_of_another_finding_of_the_same_ledger_counts_once(plans: Plans) -> None:
@@ -331,7 +336,7 @@ def test_row_of_another_finding_of_the_same_ledger_counts_once(plans: Plans) -> 
     ]
     done = plans.record(intents=filed.intents)
     assert (done.applied, done.failed, done.objects) == ({"unreferenced_ledger": 1}, 1, 4)
-    assert fates(plans)[0] == (Fate.DELETED, "")
+    assert fates(plans)[0] == (FindingFate.DELETED, "")
 
 
 def test_copy_that_a_plan_names_twice_counts_once(plans: Plans) -> None:
@@ -387,14 +392,14 @@ def test_orphan_is_not_said_to_be_gone_by_a_bucket_whose_marker_is_gone_too(
     segment = plans.orphan_segment(3, 9)
     plans.plan()
     plans.begin_apply(max_orphan_share=1.0)
-    real = orphans.look
+    real = orphans.inspect_orphan
 
     def fall_silent(store: ObjectStore, finding: Finding) -> orphans.OrphanObjects:
         plans.warm.silent = True  # type: ignore[attr-defined]
         return real(store, finding)
 
     with monkeypatch.context() as patched:
-        patched.setattr(orphans, "look", fall_silent)
+        patched.setattr(orphans, "inspect_orphan", fall_silent)
         with pytest.raises(CatalogMismatch):
             getattr(plans, step)()
     plans.warm.silent = False
@@ -417,7 +422,7 @@ def test_orphan_that_storage_hides_is_kept_and_asks_for_another_plan(
         done = plans.apply()
     assert (done.applied, done.failed, done.objects) == ({}, 0, 0)
     assert done.skipped == {"storage shows none of the objects that the plan listed; plan again": 2}
-    assert {fate for fate, _ in fates(plans).values()} == {Fate.KEPT}
+    assert {fate for fate, _ in fates(plans).values()} == {FindingFate.KEPT}
     assert plans.warm.keys == before
     assert segment in before
 
@@ -446,10 +451,10 @@ def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(pla
             plans.file()
     finally:
         failpoints.disarm()
-    first = looked_at(plans.bulk.folder(RUN), 0)
+    first = read_look(plans.bulk.folder(RUN), 0)
     assert first
     plans.warm.delete(plans.warm.keys)
-    assert keep_looked(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    assert store_look(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
     assert plans.file().intents == 2
 
 
@@ -478,17 +483,17 @@ def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, mon
     """It began before the other had decided, and found in storage what that one had left of it."""
     plans.orphan_segment(3, 9)
     plans.plan()
-    real = objects_kept
+    real = read_kept_objects
 
-    def late(folder: Path, page: int) -> Kept | None:
+    def late(folder: Path, page: int) -> KeptObjects | None:
         found = real(folder, page)
         with monkeypatch.context() as patched:
-            patched.setattr(objects, "objects_kept", real)
+            patched.setattr(objects, "read_kept_objects", real)
             assert plans.delete() == 1
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(objects, "objects_kept", late)
+        patched.setattr(objects, "read_kept_objects", late)
         assert plans.delete() == 1
     assert plans.record().applied == {"orphan_segment": 1}
 
@@ -506,7 +511,7 @@ def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Pl
     plans.stored._driver_metadata["bucket"] = "colder"
     assert plans.delete() == 0
     assert upload in plans.cold.unfinished
-    assert fates_recorded(plans) == {0: (Fate.KEPT, orphans.ELSEWHERE)}
+    assert fates_recorded(plans) == {0: (FindingFate.KEPT, orphans.OTHER_BUCKET)}
 
 
 @pytest.mark.parametrize("content", ["", "[1", "{"])
@@ -594,4 +599,4 @@ def test_kinds_of_reasons_and_samples_are_bounded(plans: Plans) -> None:
     assert len(counts.skipped) == 21
     assert counts.skipped["other reasons"] == 10
     assert (counts.failed, len(counts.failures)) == (120, 100)
-    assert sum(fate is Fate.KEPT for fate, _ in fates(plans).values()) == 30
+    assert sum(fate is FindingFate.KEPT for fate, _ in fates(plans).values()) == 30

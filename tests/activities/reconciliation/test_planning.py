@@ -54,7 +54,7 @@ def test_cut_offs_are_by_the_clock_of_each_side(plans: Plans) -> None:
     plans.begin(older_than_s=3 * DAY_S)
     begun = plans.runs.run(RUN).summary
     assert begun["before_us"] == 897 * DAY_S * 10**6
-    assert begun["rows_before_us"] == plans.runs.standing_.now_us - 3 * DAY_S * 10**6
+    assert begun["rows_before_us"] == plans.runs.state.now_us - 3 * DAY_S * 10**6
 
 
 def test_beginning_again_keeps_the_first_cut_off(plans: Plans) -> None:

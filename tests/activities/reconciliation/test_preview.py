@@ -49,13 +49,13 @@ def test_preview_files_nothing_and_opens_no_run(plans: Plans) -> None:
 def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     _mixed(plans)
     looks: Counter[str] = Counter()
-    look = orphans.look
+    look = orphans.inspect_orphan
 
     def count(*args: object) -> orphans.OrphanObjects:
         looks["looks"] += 1
         return look(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(orphans, "look", count)
+    monkeypatch.setattr(orphans, "inspect_orphan", count)
     plans.preview.preview(RUN)
     assert looks.pop("looks") == 5
     plans.apply(pages=3)
@@ -87,7 +87,7 @@ def test_preview_refuses_what_its_apply_refuses(plans: Plans) -> None:
     with pytest.raises(CatalogMismatch):
         plans.preview.preview(RUN)
     plans.warm.refusal = None
-    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    plans.runs.state = replace(plans.runs.state, epoch=2)
     with pytest.raises(StaleCatalog):
         plans.preview.preview(RUN)
     plans.identities.id = "another"

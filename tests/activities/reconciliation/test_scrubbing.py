@@ -56,7 +56,7 @@ def test_scrub_counts_the_findings_of_every_page_once(plans: Plans) -> None:
     result = _conclude(plans)
     assert (result.findings["corrupt_data"], result.size_bytes["corrupt_data"], result.ledgers) == (3, 15, 2)
     assert result.left_out == ["copies: they stand elsewhere"]
-    assert [one.ledger_id for _, one in FindingFiles(Path(result.report)).all()] == [1, 2, 3]
+    assert [one.ledger_id for _, one in FindingFiles(Path(result.report)).iterate()] == [1, 2, 3]
     assert _conclude(plans) == result
 
 
@@ -85,7 +85,7 @@ def test_unfinished_scrub_of_the_same_topics_goes_on(plans: Plans) -> None:
 def test_scrub_of_an_earlier_epoch_or_another_catalog_is_not_gone_on_with(plans: Plans) -> None:
     """Ranges of its ids say nothing of these ledgers."""
     _begin(plans, "scrub-1")
-    plans.runs.standing_ = replace(plans.runs.standing_, epoch=2)
+    plans.runs.state = replace(plans.runs.state, epoch=2)
     assert _begin(plans, "scrub-2") == "scrub-2"
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from infra.catalog import tables as t
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.known import segment_totals
+from infra.catalog.reconciliation.naming_rows import segment_totals
 from logstore.log.ledgers import Component
-from logstore.reconciliation.known_ledgers import LedgerRows, SegmentSums, doubt_unreferenced
+from logstore.reconciliation.catalog_doubts import LedgerRows, SegmentSums, doubt_unreferenced
 
 
 @pytest.mark.parametrize("component", Component)

@@ -12,7 +12,7 @@ from sqlalchemy import URL, make_url, text
 from infra.catalog import Database
 from infra.catalog.engine.adbc import open_arrow_reader
 from infra.catalog.engine.faults import describe_lost_server
-from infra.catalog.reconciliation import facts
+from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import StoreUnavailable
 from tests.migrated import migrate
 from tests.postgres import Postgres
@@ -69,7 +69,7 @@ def _reads(url: str) -> tuple[bool, int]:
     finally:
         database.close()
     with open_arrow_reader(url) as reader:
-        return encrypted, reader.table(facts.lists()).num_rows
+        return encrypted, reader.table(bulk_queries.lists()).num_rows
 
 
 def test_catalog_is_reached_by_mutual_tls(secured: At) -> None:

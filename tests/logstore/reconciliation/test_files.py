@@ -9,10 +9,13 @@ import pytest
 
 from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.files import Ended, FateFiles, FindingFiles, as_table
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.files import AppliedFinding, FateFiles, FindingFiles, to_table
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 
-_ONE = [Ended(number=3, fate=Fate.DELETED, objects=2, size_bytes=9), Ended(number=4, fate=Fate.KEPT, reason="young")]
+_ONE = [
+    AppliedFinding(number=3, fate=FindingFate.DELETED, objects=2, size_bytes=9),
+    AppliedFinding(number=4, fate=FindingFate.KEPT, reason="young"),
+]
 
 
 @pytest.mark.parametrize("at", ["pyarrow.parquet.write_table", "pathlib.Path.replace"])
@@ -24,7 +27,7 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
     def die(*_: object, **__: object) -> None:
         raise SimulatedCrash
 
-    def put_and_die(ended: list[Ended]) -> None:
+    def put_and_die(ended: list[AppliedFinding]) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(at, die)
             files.put(0, ended)
@@ -43,7 +46,7 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
 def test_damaged_file_of_findings_is_refused_as_such(damage: str, tmp_path: Path) -> None:
     """Not as a bug: a command names the file, and an apply ends."""
     path, bytes_ = tmp_path / "findings-0.parquet", BytesIO()
-    pq.write_table(as_table([Finding(kind=FindingKind.FOREIGN, key="a" * 99, size_bytes=5)] * 9), bytes_)
+    pq.write_table(to_table([Finding(kind=FindingKind.FOREIGN, key="a" * 99, size_bytes=5)] * 9), bytes_)
     whole = bytes_.getvalue()
     other = BytesIO()
     pq.write_table(pa.table({"kind": ["none of ours"], "size_bytes": [1]}), other)

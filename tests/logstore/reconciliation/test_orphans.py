@@ -61,11 +61,11 @@ class Stored:
 
     def copy(self, finding: Finding) -> OrphanCopy | str:
         """Look at a copy."""
-        return self.orphans.copy(3, finding, before_us=self.before_us)
+        return self.orphans.inspect_copy(3, finding, before_us=self.before_us)
 
     def segment(self, finding: Finding) -> tuple[LedgerId, int] | str:
         """Look at a segment."""
-        return self.orphans.segment(finding, before_us=self.before_us)
+        return self.orphans.inspect_segment(finding, before_us=self.before_us)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_ledger_without_meta_json_is_named_with_the_statement_of_a_segment(store
 @pytest.mark.parametrize(
     ("keys", "changes", "reason"),
     [
-        ((), {}, orphans.GONE),
+        ((), {}, orphans.NOT_SHOWN),
         ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}notes.txt"), {}, orphans.UNKNOWN_FILE),
         ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}more/00000001.parquet"), {}, orphans.UNKNOWN_FILE),
         ((f"{ledger_prefix(SEVEN)}{'0' * 16}.meta.json",), {}, orphans.OTHER_OWNER),
@@ -199,8 +199,10 @@ def test_tiered_pair_with_a_third_object_is_kept(stored: Stored) -> None:
 def test_tiered_objects_of_another_bucket_are_kept(finding: Finding, stored: Stored) -> None:
     """Of which store that bucket is, nobody knows."""
     stored.put(data_key(UUID, SEVEN), cold=True)
-    found = stored.copy(finding) if finding.objects else stored.orphans.upload(finding, before_us=stored.before_us)
-    assert found == orphans.ELSEWHERE
+    found = (
+        stored.copy(finding) if finding.objects else stored.orphans.inspect_upload(finding, before_us=stored.before_us)
+    )
+    assert found == orphans.OTHER_BUCKET
 
 
 def test_segment_is_named_by_ledger_and_number(stored: Stored) -> None:
@@ -236,7 +238,7 @@ def test_segment_whose_key_is_not_its_ledger_s_is_kept(key: str, stored: Stored)
 
 def test_segment_that_is_young_or_gone_is_kept(stored: Stored) -> None:
     """Both say why."""
-    assert stored.segment(SEGMENT) == orphans.GONE
+    assert stored.segment(SEGMENT) == orphans.NOT_SHOWN
     stored.before_us = stored.warm.now_us
     stored.put(meta_key(SEVEN, OWNER), SEGMENT.key)
     assert stored.segment(SEGMENT) == orphans.YOUNG
@@ -244,15 +246,15 @@ def test_segment_that_is_young_or_gone_is_kept(stored: Stored) -> None:
 
 def test_upload_is_abandoned_while_its_parts_are_there_and_old(stored: Stored) -> None:
     """Parts take room, and no listing shows them; unknown age keeps them."""
-    assert stored.orphans.upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
     stored.cold.unfinished.add(f"{UPLOAD.key}-index")
-    assert stored.orphans.upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
     stored.cold.unfinished.add(UPLOAD.key)
-    assert stored.orphans.upload(UPLOAD, before_us=5) == orphans.YOUNG
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.YOUNG
     stored.cold.begun_us[UPLOAD.key] = 4
-    assert stored.orphans.upload(UPLOAD, before_us=5) is stored.cold
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) is stored.cold
     stored.cold.begun_us[UPLOAD.key] = 5
-    assert stored.orphans.upload(UPLOAD, before_us=5) == orphans.YOUNG
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.YOUNG
 
 
 @pytest.mark.parametrize("which", ["warm", "cold"])
@@ -328,4 +330,4 @@ def test_upload_that_one_listing_hid_has_not_ended(stored: Stored, monkeypatch: 
     stored.cold.unfinished.add(upload.key)
     stored.cold.begun_us[upload.key] = 1
     _silence(monkeypatch, stored.cold, "open_uploads", calls=1)
-    assert not isinstance(stored.orphans.upload(upload, before_us=stored.before_us), str)
+    assert not isinstance(stored.orphans.inspect_upload(upload, before_us=stored.before_us), str)

@@ -88,7 +88,7 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
             if step.name == CompareSides.name and not inventories:
                 assert int(done.facts[ROWS_BEFORE]) == rows_us
             between(step.name)
-        found = [finding for _, finding in FindingFiles(Path(done.folder)).all()]
+        found = [finding for _, finding in FindingFiles(Path(done.folder)).iterate()]
         assert len(found) == sum(done.counts.values())
         return found
 

@@ -21,7 +21,7 @@ from logstore.offload.tiered import data_key
 from logstore.ports.catalog import Claim, IntentResult, RunKind
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation import rules
-from logstore.reconciliation.files import as_table
+from logstore.reconciliation.files import to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
 from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
 from logstore.reconciliation.services import orphans
@@ -168,7 +168,7 @@ class _Apply:
         self.activities: Activities = create_activities(store.log, NobodyOwns())
         publication = Publication(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindings.name)
-        pq.write_table(as_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
+        pq.write_table(to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
         published = publication.publish(_RUN, VerifyFindings.name, attempt, BulkSummary())
         counts = Counter(finding.kind.value for finding in findings)
         sizes: Counter[str] = Counter()
@@ -234,8 +234,9 @@ def _state(store: Damaged) -> Mapping[str, object]:
 
 
 _REASONS = {
-    orphans.GONE, orphans.YOUNG, orphans.UNKNOWN_FILE, orphans.UNSTATED, orphans.OTHER_APPLICATION, orphans.OTHER_OWNER,
-    orphans.CHANGED, orphans.ENDED_UPLOAD, orphans.ELSEWHERE, "this catalog never gave out that id",
+    orphans.NOT_SHOWN, orphans.YOUNG, orphans.UNKNOWN_FILE, orphans.UNSTATED, orphans.OTHER_APPLICATION,
+    orphans.OTHER_OWNER,
+    orphans.CHANGED, orphans.ENDED_UPLOAD, orphans.OTHER_BUCKET, "this catalog never gave out that id",
     "it is of catalog epoch 99, and this is 1", "deletion of this copy is PENDING",
     "deletion of this copy is DEAD_LETTERED",
     "its row names this LEDGER copy", "and storage states a ledger of", "of another creation time than storage states",
@@ -244,7 +245,7 @@ _REASONS = {
     "its copies, its list or its topic have no row", "that named the ledger is lost",
     "a workflow works on it, or it has ended",
     "the ledger has left the catalog", "a row names it", "rows of segments are lost", "the ledger is being created",
-    "the ledger has no primary copy any more", f"it is more than {rules._FAR} above",
+    "the ledger has no primary copy any more", f"it is more than {rules.MAX_NUMBERS_ABOVE_LAST} above",
 }  # fmt: skip
 """A part of every reason by which an apply keeps a finding, but for a race of two applies."""
 
@@ -261,7 +262,7 @@ def _compare(store: Damaged, warm: WarmSession, folder: Path, monkeypatch: pytes
     planned.append(_orphan_ledger(young))
     apply = _Apply(store, planned, before_us)
     before = _state(store)
-    monkeypatch.setattr("logstore.reconciliation.findings._MOST_REASONS", 999)
+    monkeypatch.setattr("logstore.reconciliation.findings.MAX_REASONS", 999)
     result = apply.preview()
     assert _state(store) == before
     apply.begin()
@@ -271,7 +272,7 @@ def _compare(store: Damaged, warm: WarmSession, folder: Path, monkeypatch: pytes
     assert apply.preview() == result, "of an unfinished apply its decisions count"
     done = apply.apply()
     assert (result.counts.applied, result.counts.skipped) == (done.applied, done.skipped)
-    assert set(done.applied) == {kind.value for kind in FindingKind if kind.applied}
+    assert set(done.applied) == {kind.value for kind in FindingKind if kind.is_removable}
     assert done.failed == 0
     missing = {reason for reason in _REASONS if not any(reason in kept for kept in done.skipped)}
     assert not missing, done.skipped

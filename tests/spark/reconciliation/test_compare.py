@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from logstore.log.ledgers import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.rules import Overlap
-from spark.reconciliation.compare import Compared, compare, strange
-from spark.reconciliation.facts import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
-from spark.reconciliation.sides import Group, Ids, Limits
+from spark.reconciliation.compare import GroupComparison, compare_group, find_foreign
+from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
+from spark.reconciliation.sides import Ids, Limits, ShardGroup
 
 _OLD, _NOW, _NEW = 100, 500, 900
 _STORE = "http://here:8333"
@@ -23,7 +23,7 @@ _LIMITS = Limits(
     rows_before_us=_NOW,
     next_ledger_id=50,
     bucket="p",
-    listed=frozenset({"t"}),
+    tiered_buckets=frozenset({"t"}),
     endpoints=frozenset({"", _STORE}),
 )
 
@@ -40,14 +40,14 @@ class World:
     segments: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger -> number -> size
     asked: list[int] = field(default_factory=list)
 
-    def segments_of(self, ids: Ids) -> pa.Table:
+    def read_segments(self, ids: Ids) -> pa.Table:
         """As the catalog answers."""
         self.asked += ids.tolist()
         rows = [(one, n, size) for one in ids.tolist() for n, size in self.segments.get(one, {}).items()]
         names = ("ledger_id", "number", "size_bytes")
         return pa.table({name: _int64([row[at] for row in rows]) for at, name in enumerate(names)})
 
-    def compared(self) -> Compared:
+    def compared(self) -> GroupComparison:
         """By the code under test."""
         sides = {
             "objects": (self.objects, OBJECTS),
@@ -57,7 +57,7 @@ class World:
             "intents": (self.intents, INTENTS),
         }
         tables = {name: pa.Table.from_pylist(rows, schema=schema) for name, (rows, schema) in sides.items()}
-        return compare(Group(**tables, segments_of=self.segments_of), _LIMITS)
+        return compare_group(ShardGroup(**tables, read_segments=self.read_segments), _LIMITS)
 
     def found(self) -> set[tuple[str, int, str]]:
         """Kinds, ledgers and keys of the candidates."""
@@ -322,7 +322,7 @@ def test_upload_that_nobody_finished_is_an_orphan_without_objects() -> None:
 
 def test_strange_object_is_foreign_once_it_is_old() -> None:
     rows = [{"bucket": "p", "key": key, "size_bytes": 1, "modified_us": at} for key, at in (("x", _OLD), ("y", _NEW))]
-    found = strange(pa.Table.from_pylist(rows, schema=STRANGE), _LIMITS).to_pylist()
+    found = find_foreign(pa.Table.from_pylist(rows, schema=STRANGE), _LIMITS).to_pylist()
     assert [(row["kind"], row["key"]) for row in found] == [("foreign", "x")]
 
 

@@ -181,7 +181,7 @@ def applied(servers: StackAddresses, warm: WarmSession, tmp_path_factory: pytest
         planned, counts = _plan_and_apply(store, warm, home)
         yield _Applied(
             topics=topics,
-            findings=[finding for _, finding in FindingFiles(Path(planned.report)).all()],
+            findings=[finding for _, finding in FindingFiles(Path(planned.report)).iterate()],
             counts=counts,
             deletions=set(store.sql(_DELETIONS)) - filed,
             objects=frozenset([*store.keys(None), *store.keys(None, tiered=True)]),
@@ -197,7 +197,7 @@ def test_no_object_of_a_ledger_in_use_goes_because_a_row_is_lost(loss: str, appl
     """Neither at once nor by a deletion that phase two is to run."""
     topic = applied.topics[loss]
     assert topic.objects <= applied.objects
-    going = [found for found in applied.findings if found.ledger_id in topic.ids.values() and found.kind.applied]
+    going = [found for found in applied.findings if found.ledger_id in topic.ids.values() and found.kind.is_removable]
     assert [found for found in going if not topic.tiered & {found.key}] == []
 
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.reconciliation.files import PAGE, FindingFiles
+from logstore.reconciliation.files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import BulkSummary, CompareSides, VerifyFindings
 from spark.jobs import native_mains
 from spark.publication import Publication
-from spark.reconciliation.facts import STRANGE, put
+from spark.reconciliation.fact_files import STRANGE, write_facts
 from spark.runner import JobRun, SparkJobs
 from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses, StoreAddress
@@ -47,7 +47,7 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     monkeypatch.setattr(JobRun, "spread", counting)
     publication = Publication(tmp_path / "bulk")
     listed = publication.create_attempt_folder("run-1", "list-storage")
-    assert put(listed, "strange", 0, _strange(), STRANGE) == _MANY
+    assert write_facts(listed, "strange", 0, _strange(), STRANGE) == _MANY
     publication.publish("run-1", "list-storage", listed, BulkSummary(counts={"groups": 4}))
     empty = publication.create_attempt_folder("run-1", "read-references")
     publication.publish("run-1", "read-references", empty, BulkSummary())
@@ -64,7 +64,7 @@ def test_many_candidates_go_from_file_to_file_by_pages(
         for path in Path(done.folder).glob("*.parquet"):
             metadata = pq.read_metadata(path)
             rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            assert max(rows, default=0) <= PAGE
+            assert max(rows, default=0) <= FINDINGS_PER_PAGE
     assert max(len(pickle.dumps(one)) for one in answers) < 500
     one, other = FindingFiles(Path(findings.folder)), FindingFiles(Path(findings.folder))
     numbers = [number for page in range(one.pages) for number in one.page(page)]

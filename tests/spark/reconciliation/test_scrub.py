@@ -64,7 +64,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
             before(page)
             job = ScrubPage(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
             read.append(jobs.run(job, lambda _: None))
-            found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).all()]
+            found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).iterate()]
         run_counts.append((cut.counts, read))
         return found
 
@@ -148,7 +148,7 @@ def test_pages_together_are_all_ledgers_and_none_twice(
     store: Damaged, scrubbed: Scrub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger is on one page, with all of its copies; what is deleted before its page is read is no finding."""
-    monkeypatch.setattr(scrub, "_PAGE_OBJECTS", 3)
+    monkeypatch.setattr(scrub, "_MAX_PAGE_OBJECTS", 3)
     _, ledgers = store.topic("many", ledgers=5)
     store.offload(ledgers[0], "0a")
     for ledger_id in ledgers:
@@ -168,10 +168,10 @@ def test_pages_together_are_all_ledgers_and_none_twice(
 
 def test_lanes_share_the_rate_of_the_job() -> None:
     """As many tasks as can run at once, and no more: together they keep it."""
-    lanes = list(scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=4))
+    lanes = list(scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=4))
     assert sum(one.bytes_per_s for one in lanes) == 1_000
     assert [(one.number, one.lanes) for one in lanes] == [(at, 4) for at in range(4)]
-    assert len(list(scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=500))) == 16
+    assert len(list(scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=500))) == 16
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 16])
@@ -198,24 +198,24 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
 
         def __init__(self, *_: object) -> None: ...
 
-        def segment(self, row: dict[str, int]) -> None:
+        def check_segment(self, row: dict[str, int]) -> None:
             read.append(("segment", row["ledger_id"], row["number"]))
 
-        def target(self, _: dict[str, int]) -> tuple[str]:
+        def find_target(self, _: dict[str, int]) -> tuple[str]:
             return ("bucket",)
 
-        def copy(self, row: dict[str, int], _: str) -> None:
+        def check_copy(self, row: dict[str, int], _: str) -> None:
             read.append(("copy", row["ledger_id"], 0))
 
     monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: Catalog())
     monkeypatch.setattr(scrub, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_copies", lambda *_: "copies")
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
     page = scrub._Range(0, 99, ())
     per_lane = list[int]()
-    for lane in scrub._lanes(page, bytes_per_s=1_000, at_once=lanes):
-        per_lane.append(scrub._read(addresses, tmp_path, lane)["objects"])
+    for lane in scrub._make_lanes(page, bytes_per_s=1_000, parallel_tasks=lanes):
+        per_lane.append(scrub._scrub_lane(addresses, tmp_path, lane)["objects"])
         trimmed += 1
     standing = {("segment", ledger, number) for ledger in range(trimmed, 99) for number in range(8)}
     standing |= {("copy", ledger, 0) for ledger in range(trimmed, 99)}
@@ -235,7 +235,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
 
         def __init__(self, *_: object) -> None: ...
 
-        def segment(self, row: dict[str, int]) -> Finding | None:
+        def check_segment(self, row: dict[str, int]) -> Finding | None:
             is_damaged = row["ledger_id"] in damaged
             return Finding(kind=_K.CORRUPT_DATA, ledger_id=LedgerId(row["ledger_id"])) if is_damaged else None
 
@@ -245,14 +245,14 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
 
     monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext(Catalog()))
     monkeypatch.setattr(scrub, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub.sql.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_copies", lambda *_: "copies")
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
-    (lane,) = scrub._lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, at_once=1)
+    (lane,) = scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
     for still_damaged in ({3, 5}, {5}, set[int]()):
         damaged &= still_damaged
-        assert scrub._read(addresses, tmp_path, lane)["findings"] == len(still_damaged)
-        found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).all()}
+        assert scrub._scrub_lane(addresses, tmp_path, lane)["findings"] == len(still_damaged)
+        found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).iterate()}
         assert found == still_damaged
 
 
@@ -263,7 +263,7 @@ def test_page_is_some_minutes_of_the_rate(
     """A page of 8 GiB at 1 MiB/s would hold the only lane of its worker for two hours."""
     ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
     monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext())
-    monkeypatch.setattr(scrub, "_copies", lambda *_: iter(ledgers))
+    monkeypatch.setattr(scrub, "_read_copies", lambda *_: iter(ledgers))
     job = CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
     counts = scrub._cut("", tmp_path, job, max_objects=20_000)
     cut = json.loads((tmp_path / "pages.json").read_text())["pages"]

@@ -22,7 +22,7 @@ from logstore.offload.tiered import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation.sides import PRIMARY, TIERED
-from spark.reconciliation.verify import verified
+from spark.reconciliation.verify import verify_candidates
 from tests.fakes.objects import FakeObjectStore
 
 _K = FindingKind
@@ -67,7 +67,7 @@ def _found(
     store: FakeObjectStore, one: Finding, catalog: _Catalog | None = None, *, before_us: int = 2**60
 ) -> list[Finding]:
     known: Any = catalog or _Catalog()
-    return verified([one], {"p": store}, known, before_us, "sexton")
+    return verify_candidates([one], {"p": store}, known, before_us, "sexton")
 
 
 def test_orphan_bears_what_storage_says_of_it_now(store: FakeObjectStore) -> None:
@@ -101,7 +101,7 @@ def test_statement_decides_whose_an_orphan_is(store: FakeObjectStore) -> None:
     store.delete([f"{_PREFIX}{'f' * 16}.meta.json"])
     _put(store, segment_key(_ID, 0), statement=other)
     assert [found.kind for found in _found(store, _LEDGER)] == [_K.MISMATCH]
-    assert [one.kind for one in verified([_LEDGER], {"p": store}, _Catalog(), 2**60, "mine")] == [_K.FOREIGN]  # type: ignore[arg-type]
+    assert [one.kind for one in verify_candidates([_LEDGER], {"p": store}, _Catalog(), 2**60, "mine")] == [_K.FOREIGN]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_upload_that_confirms_a_segment_far_below_it_is_no_orphan(
     said = {EXTENT_FIELD: str(behind)} if behind else {}
     store.put_if_absent(key, b"x" * 10, metadata=_STATEMENT.to_metadata() | said)
     (found,) = _found(store, replace(_LEDGER, kind=_K.ORPHAN_SEGMENT, key=key))
-    assert (found.kind, found.topic, found.kind.applied) == (kind, _TOPIC, kind is _K.ORPHAN_SEGMENT)
+    assert (found.kind, found.topic, found.kind.is_removable) == (kind, _TOPIC, kind is _K.ORPHAN_SEGMENT)
 
 
 @pytest.mark.parametrize("stands", [False, True])

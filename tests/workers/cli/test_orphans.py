@@ -14,8 +14,8 @@ from activities.reconciliation.preview import ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import Ended, FateFiles, FindingFiles, as_table
-from logstore.reconciliation.findings import ApplyCounts, Fate, Finding, FindingKind, PlanResult
+from logstore.reconciliation.files import AppliedFinding, FateFiles, FindingFiles, to_table
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanResult
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
@@ -61,7 +61,7 @@ class Asked:
 
     def found(self, findings: list[Finding]) -> None:
         """Let the plan have found these, and nothing else."""
-        pq.write_table(as_table(findings), self.output / "part-0.parquet", row_group_size=2)
+        pq.write_table(to_table(findings), self.output / "part-0.parquet", row_group_size=2)
         totals = FindingFiles(self.output).totals()
         self.plan = PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
@@ -82,8 +82,8 @@ class Asked:
         run_id = f"apply-{RUN}"
         self.runs.open_run(run_id, RunKind.APPLY, claim=CLAIM, summary={**BEGUN, "folder": str(self.folder / RUN)})
         fates = FateFiles(self.folder / RUN / "fates")
-        fates.put(0, [Ended(number=0, fate=Fate.DELETED, objects=3, size_bytes=300)])
-        fates.put(1, [Ended(number=2, fate=Fate.KEPT, reason="a workflow works on it")])
+        fates.put(0, [AppliedFinding(number=0, fate=FindingFate.DELETED, objects=3, size_bytes=300)])
+        fates.put(1, [AppliedFinding(number=2, fate=FindingFate.KEPT, reason="a workflow works on it")])
 
     async def plan_orphans(self, **asked: Any) -> Any:
         """Remember the call."""
@@ -582,7 +582,7 @@ def test_page_goes_where_a_link_leads_and_into_a_device(run: Run, asked: Asked, 
 
 def test_page_counts_so_many_topics_and_keeps_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted does not grow with the number of topics."""
-    monkeypatch.setattr(pages, "_MOST_TOPICS", 10)
+    monkeypatch.setattr(pages, "_MAX_COUNTED_TOPICS", 10)
     sums = pages._Sums()
     for number in range(100):
         sums.add(Finding(kind=FindingKind.FOREIGN, topic=f"t{number % 40}", size_bytes=1), CUT_OFF_US)

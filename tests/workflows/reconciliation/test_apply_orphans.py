@@ -10,7 +10,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledgers import ledger_prefix
 from logstore.reconciliation.files import FateFiles
-from logstore.reconciliation.findings import Fate, Finding, FindingKind
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
@@ -21,7 +21,7 @@ from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.values import ApplyOrphansProgress
 
 
-def fates(house: House, page: int = 0) -> list[tuple[Fate, str]]:
+def fates(house: House, page: int = 0) -> list[tuple[FindingFate, str]]:
     """What became of a page."""
     found = FateFiles(house.world.bulk.folder(run_id(house)) / "fates").page(page)
     assert found is not None
@@ -115,7 +115,7 @@ async def test_ledger_that_came_back_to_life_is_kept(house: House) -> None:
     assert done.applied == {"orphan_ledger": 1}
     assert done.skipped == {"an object is younger than the plan's cut-off, or of unknown age": 1}
     assert len(house.world.left_of(ledgers[0])) == 4
-    assert [fate for fate, _ in fates(house)] == [Fate.KEPT, Fate.DELETED]
+    assert [fate for fate, _ in fates(house)] == [FindingFate.KEPT, FindingFate.DELETED]
 
 
 # -- refusals

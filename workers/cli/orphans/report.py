@@ -1,4 +1,4 @@
-"""`orphans report` and `orphans list`: a plan as rows or as a page, with what became of each finding; and all plans."""
+"""`orphans report` and `orphans list`: findings of a plan as rows or as a page, and all runs."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -9,7 +9,7 @@ import typer
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import command
 from workers.cli.context import CommandContext
-from workers.cli.orphans.page import Reported, write_page
+from workers.cli.orphans.page import PlanReport, write_page
 from workers.cli.orphans.runs import PLAN, RunId, orphans
 from workers.cli.output import Answer, note
 from workers.cli.result_files import check_result_file
@@ -31,28 +31,29 @@ def report(
     context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
 ) -> Answer:
     """Show what a plan found and, once it was applied, what became of each finding."""
-    found = _reported(context.catalog.reconciliation, run_id)
+    plan_report = _open_report(context.catalog.reconciliation, run_id)
     if html is not None:
-        return _as_page(found, kind, limit, html)
-    rows = list(islice(found.rows(kind), limit + 1))
+        return _write_html(plan_report, kind, limit, html)
+    rows = list(islice(plan_report.rows(kind), limit + 1))
     if len(rows) > limit:
         note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
     rows = rows[:limit]
-    shown = [_shown(row, applied=found.applied is not None) for row in rows]
-    table = Answer(document=rows, display=shown, columns_below=("detail", "reason"), empty="no findings")
-    return Answer(document=rows, display=found.summary(), wide_display=found.summary(), sections=[table])
+    display = [_to_display_row(row, is_applied=plan_report.applied is not None) for row in rows]
+    table = Answer(document=rows, display=display, columns_below=("detail", "reason"), empty="no findings")
+    summary = plan_report.summary()
+    return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
 
 
-def _reported(runs: "Reconciliation", run_id: str) -> Reported:
-    from logstore.reconciliation.services.runs import apply_of, finished_findings, open_report  # noqa: PLC0415
+def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
+    from logstore.reconciliation.services.runs import find_apply, finished_findings, open_report  # noqa: PLC0415
 
     plan = runs.run(run_id)
     result = finished_findings(plan)
-    return Reported(plan=plan, result=result, files=open_report(result, run_id), applied=apply_of(runs, run_id))
+    return PlanReport(plan=plan, result=result, files=open_report(result, run_id), applied=find_apply(runs, run_id))
 
 
-def _shown(row: dict[str, object], *, applied: bool) -> dict[str, object]:
-    """A row as people see it: why it was found, and why apply did what it did, stand on lines of their own."""
+def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
+    """Return a row for people. Detail and reason stand on lines of their own."""
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -60,39 +61,40 @@ def _shown(row: dict[str, object], *, applied: bool) -> dict[str, object]:
         or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
         "objects": row["objects"],
         "bytes": row["size_bytes"],
-        **({"fate": row["fate"]} if applied else {}),
+        **({"fate": row["fate"]} if is_applied else {}),
         "detail": row["detail"],
         "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
     }
 
 
-def _as_page(found: Reported, kind: FindingKind | None, limit: int, html: str) -> Answer:
+def _write_html(report: PlanReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
     check_result_file("html", html)
-    path, rows = write_page(found, html, kind=kind, limit=limit)
-    document: dict[str, object] = {"html": str(path), "findings": rows}
-    return Answer(document={"run_id": found.plan.run_id, **document}, display={"plan": found.plan.run_id, **document})
+    path, findings = write_page(report, html, kind=kind, limit=limit)
+    run_id, document = report.plan.run_id, {"html": str(path), "findings": findings}
+    return Answer(document={"run_id": run_id, **document}, display={"plan": run_id, **document})
 
 
-MostRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
+MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
 
 
 @command(orphans, "list", "", "--limit 5 --json")
-def list_runs(context: CommandContext, *, limit: MostRuns = 20) -> Answer:
+def list_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
     """List plans, applies and scrubs, newest first, by the run id that `report` and `apply` take."""
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
     runs = context.catalog.reconciliation
-    found = [run for kind in (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB) for run in runs.runs(kind, limit=limit)]
-    newest = sorted(found, key=lambda one: one.created_us, reverse=True)[:limit]
-    rows = [_run_row(one) for one in newest]
+    kinds = (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB)
+    candidates = [run for kind in kinds for run in runs.runs(kind, limit=limit)]
+    newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
+    rows = [_to_run_row(run) for run in newest]
     columns = ("run_id", "kind", "state", "begun")
-    shown = [{name: row[name] for name in columns} | {"counts": _counts_shown(row)} for row in rows]
+    display = [{name: row[name] for name in columns} | {"counts": _format_counts(row)} for row in rows]
     return Answer(
-        document=rows, display=shown, columns_below=("counts",), empty="no plans; `sexton orphans plan` makes one"
+        document=rows, display=display, columns_below=("counts",), empty="no plans; `sexton orphans plan` makes one"
     )
 
 
-def _run_row(run: "ReconciliationRun") -> dict[str, object]:
+def _to_run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
 
@@ -105,21 +107,21 @@ def _run_row(run: "ReconciliationRun") -> dict[str, object]:
         "finished": None if run.finished_us is None else format_time_s(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
-        "counts": _counts(run, is_apply=is_apply) if run.finished_us is not None else {},
+        "counts": _count_results(run, is_apply=is_apply) if run.finished_us is not None else {},
     }
 
 
-def _counts(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
-    """Findings of a plan or a scrub by kind, zeros too; of an apply what was done about them."""
+def _count_results(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
+    """Return the findings of a plan or a scrub by kind, zeros too, or those of an apply by fate."""
     from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
 
     if not is_apply:
-        found = plan_result(run.summary).findings
-        return {kind.value: found.get(kind.value, 0) for kind in FindingKind}
-    done = apply_counts(run.summary)
-    return {"applied": sum(done.applied.values()), "kept": sum(done.skipped.values()), "failed": done.failed}
+        findings = plan_result(run.summary).findings
+        return {kind.value: findings.get(kind.value, 0) for kind in FindingKind}
+    counts = apply_counts(run.summary)
+    return {"applied": sum(counts.applied.values()), "kept": sum(counts.skipped.values()), "failed": counts.failed}
 
 
-def _counts_shown(row: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{rows:,} {name}" for name, rows in row["counts"].items() if rows)
-    return told or ("at work, refused or failed" if row["finished"] is None else "nothing found")
+def _format_counts(row: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["counts"].items() if count)
+    return counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")

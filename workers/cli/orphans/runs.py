@@ -1,4 +1,4 @@
-"""`orphans plan` and `orphans apply`: storage compared with the catalog; what was found is removed, or counted."""
+"""`orphans plan` and `orphans apply`: compare storage with the catalog, and remove or count orphans."""
 
 import re
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
-_LONGEST_PATH = 900  # as it is typed; made whole, it is within what a job takes
+_MAX_PATH_CHARS = 900  # as typed; the absolute path must fit into a job's input
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
-def known_run(run_id: str) -> str:
-    """A run id, if it can be one."""
+def check_run_id(run_id: str) -> str:
+    """Return the run id if it has the form of one."""
     if not _RUN_ID.fullmatch(run_id):
         raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
     return run_id
@@ -54,9 +54,9 @@ Inventory = Annotated[
     ),
 ]
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN_ID", callback=known_run, help="Of a plan, as `orphans list` shows it.")
+    str, typer.Argument(metavar="RUN_ID", callback=check_run_id, help="Of a plan, as `orphans list` shows it.")
 ]
-PLAN = "plan-8c1d5f0e9a3b"  # of examples
+PLAN = "plan-8c1d5f0e9a3b"  # in examples
 
 
 @job(orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait")
@@ -72,7 +72,7 @@ def plan(
     age_s = parse_duration(older_than, "older-than")
     rules.check_age(age_s, unsafe=unsafe_age)
     context.require_store()
-    inventories = [_seen_by_workers(one) for one in inventory or ()]
+    inventories = [_to_absolute_path(path) for path in inventory or ()]
 
     return JobRequest(
         lambda client: client.plan_orphans(
@@ -83,26 +83,26 @@ def plan(
             actor=context.actor,
         ),
         "planning",
-        _planned,
-        answer_started=_begun,
+        _answer_plan,
+        answer_started=_answer_started,
     )
 
 
-def _begun(run: Mapping[str, object]) -> Answer:
-    """The run that was started. People see the plan's id apart from that of Temporal's run, which no command takes."""
+def _answer_started(run: Mapping[str, object]) -> Answer:
+    """Answer with the ids of a started run. People see the plan's id apart from Temporal's run id."""
     plan_id = str(run["workflow_id"]).partition("/")[2]
     note(f"once it has ended: sexton orphans report {plan_id}")
-    shown = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
-    return Answer(document={**run, "plan": plan_id}, display=shown)
+    display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
+    return Answer(document={**run, "plan": plan_id}, display=display)
 
 
-def _seen_by_workers(path: str) -> str:
-    """A path of this machine is made whole: workers have another working directory. They load no URL."""
+def _to_absolute_path(path: str) -> str:
+    """Return an absolute path, because workers have another working directory. They load no URL."""
     if "://" in path:
         expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
         raise InvalidInput("inventory", expected=expected, found=path)
     if (
-        not 0 < len(path.strip()) <= _LONGEST_PATH
+        not 0 < len(path.strip()) <= _MAX_PATH_CHARS
         or not path.isprintable()
         or Path(path).name in {"", "."}
         or path.endswith(("/", ".."))
@@ -111,12 +111,12 @@ def _seen_by_workers(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _planned(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
-    found = result.found
-    assert found is not None, "a refusal was raised"
-    counts = {kind.value: int(found.findings.get(kind.value, 0)) for kind in FindingKind}
-    sizes = {kind.value: int(found.size_bytes.get(kind.value, 0)) for kind in FindingKind}
-    for sentence in found.left_out:
+def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
+    plan_result = result.found
+    assert plan_result is not None, "a refusal was raised"
+    counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in FindingKind}
+    sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in FindingKind}
+    for sentence in plan_result.left_out:
         note(f"not compared: {sentence}")
     if counts[FindingKind.MISSING_DATA.value]:
         note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
@@ -125,27 +125,29 @@ def _planned(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         "run_id": result.run_id,
         "findings": counts,
         "bytes": sizes,
-        "report": found.report,
-        "ledgers": found.ledgers,
-        "young_ledgers": found.young,
-        "before": format_time_s(found.before_us),
-        "rows_before": format_time_s(found.rows_before_us),
-        "left_out": list(found.left_out),
+        "report": plan_result.report,
+        "ledgers": plan_result.ledgers,
+        "young_ledgers": plan_result.young,
+        "before": format_time_s(plan_result.before_us),
+        "rows_before": format_time_s(plan_result.rows_before_us),
+        "left_out": list(plan_result.left_out),
         "workflow_id": workflow_id,
     }
-    since = format_time_s(found.rows_before_us)
-    shown = {
+    since = format_time_s(plan_result.rows_before_us)
+    display = {
         "plan": result.run_id,
-        "ledgers of the catalog": found.ledgers,
-        "too young to be judged": f"{found.young:,} of them, created since {since}" if found.young else "none of them",
-        "objects judged": f"those written before {format_time_s(found.before_us)}",
+        "ledgers of the catalog": plan_result.ledgers,
+        "too young to be judged": f"{plan_result.young:,} of them, created since {since}"
+        if plan_result.young
+        else "none of them",
+        "objects judged": f"those written before {format_time_s(plan_result.before_us)}",
     }
-    return Answer(document=document, display=shown, sections=[by_kind(counts, sizes)])
+    return Answer(document=document, display=display, sections=[make_kind_table(counts, sizes)])
 
 
-def by_kind(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
-    """A row for each kind of which something was found."""
-    rows = [{"kind": name, "findings": found, "bytes": sizes[name]} for name, found in counts.items() if found]
+def make_kind_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
+    """Return a table with a row for each kind that has findings."""
+    rows = [{"kind": name, "findings": count, "bytes": sizes[name]} for name, count in counts.items() if count]
     return Answer(document=rows, title="findings", empty="nothing found")
 
 
@@ -176,29 +178,29 @@ def apply(
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
-    found = context.catalog.reconciliation.run(run_id)
+    plan_run = context.catalog.reconciliation.run(run_id)
     if dry_run:
-        return _preview(context, found, max_orphan_share)
+        return _answer_preview(context, plan_run, max_orphan_share)
     applied_at = _applied_at(context.catalog.reconciliation, run_id)
     if applied_at:
-        note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what stands by now")
+        note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
 
     return JobRequest(
         lambda client: client.apply_orphans(
             run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
         ),
         "applying",
-        partial(_applied, already=bool(applied_at)),
-        answer_started=_begun,
+        partial(_answer_apply, is_repeated=bool(applied_at)),
+        answer_started=_answer_started,
     )
 
 
-def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """Answer what the apply would file and delete now, and what it would keep; also where a guard would refuse it."""
+def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
+    """Answer with the counts of an apply at this moment, also if a guard would refuse it."""
     from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
     plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
-    applied, sizes, skipped = dict.fromkeys(_APPLIED_KINDS, 0), dict.fromkeys(_APPLIED_KINDS, 0), dict[str, int]()
+    applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
     if applied_at:
         note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
     else:
@@ -222,7 +224,7 @@ def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share
         document=document,
         display={"plan": run.run_id},
         sections=[
-            replace(by_kind(applied, sizes), title="would be applied", empty="nothing"),
+            replace(make_kind_table(applied, sizes), title="would be applied", empty="nothing"),
             Answer(document=reasons, title="would be kept", empty="nothing"),
         ],
     )
@@ -236,33 +238,33 @@ def _preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share
     return answer
 
 
-_APPLIED_KINDS = [kind.value for kind in FindingKind if kind.applied]
+_REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
 
 
 def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
     """Return when the plan's apply finished, or None if it did not."""
-    from logstore.reconciliation.services.runs import apply_of  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.runs import find_apply  # noqa: PLC0415 - start-up time
 
-    applied = apply_of(runs, run_id)
-    return None if applied is None or applied.finished_us is None else format_time_s(applied.finished_us)
+    apply_run = find_apply(runs, run_id)
+    return None if apply_run is None or apply_run.finished_us is None else format_time_s(apply_run.finished_us)
 
 
-def _applied(workflow_id: str, result: "ApplyOrphansResult", *, already: bool) -> Answer:
-    done = result.done
+def _answer_apply(workflow_id: str, result: "ApplyOrphansResult", *, is_repeated: bool) -> Answer:
+    counts = result.done
     document: dict[str, object] = {
         "run_id": result.run_id,
-        "already_applied": already,
-        "applied": sort_counts(done.applied),
-        "skipped": sort_counts(done.skipped),
-        "failed": int(done.failed),
-        "objects": int(done.objects),
-        "bytes": int(done.size_bytes),
+        "already_applied": is_repeated,
+        "applied": sort_counts(counts.applied),
+        "skipped": sort_counts(counts.skipped),
+        "failed": int(counts.failed),
+        "objects": int(counts.objects),
+        "bytes": int(counts.size_bytes),
         "workflow_id": workflow_id,
     }
     note(f"what became of each: sexton orphans report {result.run_id}")
-    if not done.failed:
+    if not counts.failed:
         rest = {name: value for name, value in document.items() if name != "run_id"}
         return Answer(document=document, display={"plan": result.run_id, **rest})
     note("dead letters: sexton deletion list --state DEAD_LETTERED")
-    failed = [{"id": int(number), "error": why} for number, why in done.failures.items()]
-    return answer_partial({**document, "failed_count": int(done.failed)}, failed)
+    failed = [{"id": int(number), "error": error} for number, error in counts.failures.items()]
+    return answer_partial({**document, "failed_count": int(counts.failed)}, failed)

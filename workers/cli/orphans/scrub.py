@@ -1,4 +1,4 @@
-"""`scrub`: every stored segment and tiered copy read and compared with its digest."""
+"""`scrub`: read every stored segment and tiered copy, and compare digests."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import JobOrAnswer, JobRequest, job
 from workers.cli.options import Master, Reason
-from workers.cli.orphans.runs import by_kind
+from workers.cli.orphans.runs import make_kind_table
 from workers.cli.output import Answer, note
 
 if TYPE_CHECKING:
@@ -62,16 +62,16 @@ def scrub(
             actor=context.actor,
         ),
         "scrubbing",
-        _scrubbed,
+        _answer_scrub,
     )
 
 
-def _scrubbed(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
-    found, read = result.found, result.progress
-    assert found is not None, "a refusal was raised"
-    counts = {kind.value: int(found.findings.get(kind.value, 0)) for kind in _KINDS}
-    sizes = {kind.value: int(found.size_bytes.get(kind.value, 0)) for kind in _KINDS}
-    for sentence in found.left_out:
+def _answer_scrub(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
+    scrub_result, progress = result.found, result.progress
+    assert scrub_result is not None, "a refusal was raised"
+    counts = {kind.value: int(scrub_result.findings.get(kind.value, 0)) for kind in _SCRUB_KINDS}
+    sizes = {kind.value: int(scrub_result.size_bytes.get(kind.value, 0)) for kind in _SCRUB_KINDS}
+    for sentence in scrub_result.left_out:
         note(f"not read: {sentence}")
     if any(counts.values()):
         note(f"data is damaged: sexton orphans report {result.run_id}")
@@ -79,20 +79,20 @@ def _scrubbed(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
         "run_id": result.run_id,
         "findings": counts,
         "bytes": sizes,
-        "ledgers": int(found.ledgers),
-        "objects": int(read.objects),
-        "read_bytes": int(read.size_bytes),
-        "report": found.report,
-        "left_out": list(found.left_out),
+        "ledgers": int(scrub_result.ledgers),
+        "objects": int(progress.objects),
+        "read_bytes": int(progress.size_bytes),
+        "report": scrub_result.report,
+        "left_out": list(scrub_result.left_out),
         "workflow_id": workflow_id,
     }
-    shown = {
+    display = {
         "scrub": result.run_id,
-        "ledgers": found.ledgers,
-        "objects read": read.objects,
-        "bytes read": read.size_bytes,
+        "ledgers": scrub_result.ledgers,
+        "objects read": progress.objects,
+        "bytes read": progress.size_bytes,
     }
-    return Answer(document=document, display=shown, sections=[by_kind(counts, sizes)])
+    return Answer(document=document, display=display, sections=[make_kind_table(counts, sizes)])
 
 
-_KINDS = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA)
+_SCRUB_KINDS = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA)

@@ -11,7 +11,7 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog import FiledCount, IntentResult, SnapshotSwitch
-from logstore.ports.catalog.reconciliation import FiledCopy, Filing
+from logstore.ports.catalog.reconciliation import FiledCopy, FilingResult
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
@@ -424,8 +424,8 @@ def test_two_appliers_at_once_file_each_finding_once(world: World) -> None:
     gone = [lost(world) for _ in range(3)]
     asked = [orphan(topic, one, number=number) for number, one in enumerate(gone)]
     done = race(lambda number: file(world, f"apply-{number}", orphans=asked), 8)
-    assert all(isinstance(one, Filing) for one in done), done
-    counts = sorted(one.detached.intents for one in done if isinstance(one, Filing))
+    assert all(isinstance(one, FilingResult) for one in done), done
+    counts = sorted(one.detached.intents for one in done if isinstance(one, FilingResult))
     assert sum(counts) == 3
     assert [len(intents(world, one)) for one in gone] == [1, 1, 1]
 
@@ -436,7 +436,8 @@ def test_two_calls_with_one_batch_id_at_once_are_one(world: World) -> None:
     ids, gone = filled(world, topic.topic_id, 2), lost(world)
     asked = [orphan(topic, gone, number=1), orphan(topic, ids[0], number=2)]
     done = race(lambda _: file(world, orphans=asked), 8)
-    assert [isinstance(one, Filing) and (one.detached.intents, sorted(one.kept)) for one in done] == [(1, [2])] * 8
+    results = [one for one in done if isinstance(one, FilingResult)]
+    assert [(result.detached.intents, sorted(result.kept)) for result in results] == [(1, [2])] * 8
     assert len(intents(world, gone)) == 1
 
 
@@ -461,7 +462,7 @@ def test_ledger_that_is_created_between_two_reads_is_kept(postgres_url: str) -> 
     """The ids that were given out are read before the rows: one that comes in between is above them."""
     world = SqlWorld(postgres_url)  # SQLite lets no other writer come between
     topic, born = new_topic(world), list[LedgerId]()
-    next_id = world.catalog.reconciliation.standing().next_ledger_id
+    next_id = world.catalog.reconciliation.catalog_state().next_ledger_id
 
     @event.listens_for(world.database.engine, "before_cursor_execute")
     def between(_: object, __: object, statement: str, *___: object) -> None:

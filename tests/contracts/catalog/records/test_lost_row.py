@@ -38,7 +38,7 @@ _READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] 
     "create a ledger": lambda catalog, topic_id, _: catalog.ledgers.create(topic_id, application="sexton"),
     "append": lambda catalog, topic_id, ledger_id: catalog.commits.commit([segment(topic_id, ledger_id, 0)]),
     "explain a ledger": lambda catalog, _, ledger_id: catalog.inspection.ledger(ledger_id, decisions=1),
-    "plan": lambda catalog, *_: catalog.reconciliation.standing(),
+    "plan": lambda catalog, *_: catalog.reconciliation.catalog_state(),
     "count_bundles": lambda catalog, *_: catalog.fences.count_bundles(),
 }
 

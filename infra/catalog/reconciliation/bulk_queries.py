@@ -1,7 +1,7 @@
-"""Reads of the catalog by bulk jobs: SELECTs, most of them over ranges of a key, run by `open_arrow_reader`.
+"""SELECTs of bulk jobs, most of them over ranges of a key, for `open_arrow_reader`.
 
-A range is half-open: `first` is in it, `end` is not. Rows ascend by the key. Each column is a 64-bit integer or a
-text, and where a row has no such text it is empty: see `ArrowReader.batches`.
+A range includes `first` and excludes `end`. Rows ascend by the key. Each column is a 64-bit integer, or a text that is
+empty if the row has none.
 """
 
 from collections.abc import Collection
@@ -13,31 +13,30 @@ from infra.catalog import tables as t
 from infra.catalog.deletion.runs import is_stalled
 from infra.catalog.engine.dialects import DatabaseClock, as_text, text_or_empty
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.known import segment_totals
+from infra.catalog.reconciliation.naming_rows import segment_totals
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import TopicState
 
-MOST_LEDGERS: Final = 5_000
-"""That one statement names by their ids."""
+MAX_LEDGERS_PER_QUERY: Final = 5_000  # that are named by their ids
 
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 CREATING: Final = 1
 LISTED: Final = 2
 OTHER_APPLICATION: Final = 4
-"""Bits of `flags`: two texts for each of millions of rows would cost as much as all the rest of them."""
+"""Bits of `flags`. Two texts in each of millions of rows would cost as much as all other columns."""
 
 
 def ledgers(first: int, end: int, application: str) -> Select[Any]:
-    """Each ledger of these ids; `flags` says what its texts mean, beside an application's name."""
+    """Select ledgers of a range. `flags` encodes their texts, except the name of another application."""
     flags = (
-        _flag(_L.state == LedgerState.CREATING.value)
-        + _flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
-        + _flag(_L.application != application) * literal_column(str(OTHER_APPLICATION), t.Big)
+        _to_flag(_L.state == LedgerState.CREATING.value)
+        + _to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
+        + _to_flag(_L.application != application) * literal_column(str(OTHER_APPLICATION), t.Big)
     )
     columns = (_L.ledger_id, _L.list_id, _L.segments, _L.last_segment, _L.size_bytes, _L.created_us)
-    within = _within(_L.ledger_id, first, end)
+    within = _is_in_range(_L.ledger_id, first, end)
     return select(*columns, flags.label("flags")).where(*within).order_by(_L.ledger_id)
 
 
@@ -47,37 +46,37 @@ SIZE_MODULUS: Final = 65_521
 
 
 def segment_moments(first: int, end: int) -> Select[Any]:
-    """The second moment of the segments of each of these ledgers that has two or more: sizes by squares of numbers.
+    """Select the second moment of the segments, sizes by squares of numbers, of ledgers with two or more.
 
-    A sum of sizes does not show that two segments changed places, nor that one is longer by what another lacks.
+    A sum of sizes does not show that two segments of other lengths changed places, or that one has bytes of another.
     """
     c, one = t.segment.c, literal_column("1", t.Big)
     place = c.number % literal_column(str(NUMBER_MODULUS), t.Big) + one
     moment = func.sum(place * place * (c.size_bytes % literal_column(str(SIZE_MODULUS), t.Big)))
-    query = select(c.ledger_id, cast(moment, t.Big).label("moment")).where(*_within(c.ledger_id, first, end))
+    query = select(c.ledger_id, cast(moment, t.Big).label("moment")).where(*_is_in_range(c.ledger_id, first, end))
     return query.group_by(c.ledger_id).having(func.count() > one).order_by(c.ledger_id)
 
 
 def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
-    """Those of these ledgers whose rows of segments are not what the ledger's row counts, at one moment."""
+    """Select ledgers whose row counts other sums than its rows of segments have, at one moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
     totals = segment_totals()
     columns = [total.label(name) for name, total in totals.items()]
-    sums = select(c.ledger_id, *columns).where(*_within(c.ledger_id, first, end)).group_by(c.ledger_id).subquery()
+    sums = select(c.ledger_id, *columns).where(*_is_in_range(c.ledger_id, first, end)).group_by(c.ledger_id).subquery()
     differs = or_(*(_L[name] != func.coalesce(sums.c[name], zero) for name in totals))
     source = t.ledger.outerjoin(sums, sums.c.ledger_id == _L.ledger_id)
-    return select(_L.ledger_id).select_from(source).where(*_within(_L.ledger_id, first, end), differs)
+    return select(_L.ledger_id).select_from(source).where(*_is_in_range(_L.ledger_id, first, end), differs)
 
 
-def most_segments(first: int, end: int) -> Select[Any]:
-    """One row: the most segments that any of these ledgers has, 0 if there is none."""
-    most = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
-    return select(cast(most, t.Big).label("segments")).where(*_within(_L.ledger_id, first, end))
+def max_segments(first: int, end: int) -> Select[Any]:
+    """Select the highest number of segments of any ledger of a range, 0 without ledgers."""
+    segments = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
+    return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
 
 def applications(first: int, end: int, application: str) -> Select[Any]:
-    """Ledgers of these ids that are of another application, with its name."""
-    within = _within(_L.ledger_id, first, end)
+    """Select ledgers of another application, with its name."""
+    within = _is_in_range(_L.ledger_id, first, end)
     return select(_L.ledger_id, _L.application).where(*within, _L.application != application).order_by(_L.ledger_id)
 
 
@@ -87,22 +86,22 @@ TIERED: Final = 2
 
 
 def copies(first: int, end: int) -> Select[Any]:
-    """Each copy of ledgers of these ids, without its context."""
-    flags = _flag(_C.state == CopyState.LIVE.value) + _flag(
+    """Select copies without their contexts, by ledger."""
+    flags = _to_flag(_C.state == CopyState.LIVE.value) + _to_flag(
         _C.kind == CopyKind.OFFLOADED_LEDGER.value
     ) * literal_column(str(TIERED), t.Big)
-    within = _within(_C.ledger_id, first, end)
+    within = _is_in_range(_C.ledger_id, first, end)
     return select(_C.ledger_id, flags.label("flags")).where(*within).order_by(_C.ledger_id)
 
 
 def named_ledgers(first: int, end: int) -> Select[Any]:
-    """Return ledgers of these ids, with their component, that a row of `REFERRING_COLUMN_BY_COMPONENT` names.
+    """Select ledgers that a row of a component in `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
 
-    These components' ledgers are in use where such a row names them, a place in the list or not.
+    Such a row keeps a ledger in use, with or without a place in the list.
     """
     each = (
         select(key.label("ledger_id"), literal_column(f"'{name}'", Text).label("component")).where(
-            *_within(key, first, end)
+            *_is_in_range(key, first, end)
         )
         for name, key in REFERRING_COLUMN_BY_COMPONENT.items()
     )
@@ -111,7 +110,7 @@ def named_ledgers(first: int, end: int) -> Select[Any]:
 
 
 def lists() -> Select[Any]:
-    """Each list of ledgers, with its topic's encoded name; `owner` is one JSON object. By `list_id`."""
+    """Select lists of ledgers with their topic's encoded name, by `list_id`. `owner` is one JSON object."""
     c = t.ledger_list.c
     source = t.ledger_list.outerjoin(t.topic, t.topic.c.topic_id == c.topic_id)
     columns = (c.list_id, c.topic_id, c.component, c.owner, text_or_empty(t.topic.c.name, "topic"))
@@ -119,20 +118,20 @@ def lists() -> Select[Any]:
 
 
 def tiered_copies(first: int, end: int) -> Select[Any]:
-    """Each tiered copy of ledgers of these ids, with its context, kept as found, and what its ledger's row says.
+    """Select tiered copies with their context as stored, and with columns of the ledger's row.
 
-    One whose ledger has lost its row names its objects still: it is among them, without a time and a size.
+    A copy whose ledger has lost its row still names objects. Its time and size are null.
     """
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
     columns = (_C.ledger_id, _L.created_us, _C.state, as_text(_C.context), _L.size_bytes)
-    mine = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_within(_C.ledger_id, first, end))
-    return select(*columns).select_from(source).where(*mine).order_by(_C.ledger_id)
+    is_tiered = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_is_in_range(_C.ledger_id, first, end))
+    return select(*columns).select_from(source).where(*is_tiered).order_by(_C.ledger_id)
 
 
 def intents(first: int, end: int) -> Select[Any]:
-    """Each intent of these row ids, unless nothing of it is left in storage; `stalled` is 1 if no workflow works on it.
+    """Select unfinished intents and dead letters. `stalled` is 1 if no workflow works on an intent.
 
-    Whether a claim has ended, the database's clock says at the moment of the read.
+    The end of a claim is judged by the database's clock.
     """
     now = select(DatabaseClock()).scalar_subquery()
     return (
@@ -144,45 +143,45 @@ def intents(first: int, end: int) -> Select[Any]:
             as_text(_P.context),
             _P.topic,
             _P.size_bytes,
-            _flag(is_stalled(now)).label("stalled"),
+            _to_flag(is_stalled(now)).label("stalled"),
             _P.created_us,
         )
-        .where(_P.state != DeletionState.DELETED.value, *_within(_P.row_id, first, end))
+        .where(_P.state != DeletionState.DELETED.value, *_is_in_range(_P.row_id, first, end))
         .order_by(_P.row_id)
     )
 
 
-def copies_of(ledger_ids: Collection[int]) -> Select[Any]:
-    """Each copy of these ledgers, with its context, kept as found.
+def copies_with_context(ledger_ids: Collection[int]) -> Select[Any]:
+    """Select copies with their context as stored.
 
     Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
+        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
     """
-    return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_among(_C.ledger_id, ledger_ids))
+    return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_is_among(_C.ledger_id, ledger_ids))
 
 
 def segments(ledger_ids: Collection[int]) -> Select[Any]:
-    """Each segment of these ledgers, by ledger and number.
+    """Select segments by ledger and number.
 
     Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
+        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
     """
     c = t.segment.c
     return (
         select(c.ledger_id, c.number, c.size_bytes)
-        .where(_among(c.ledger_id, ledger_ids))
+        .where(_is_among(c.ledger_id, ledger_ids))
         .order_by(c.ledger_id, c.number)
     )
 
 
 def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Those of these ledgers that have a row which nothing names, at the moment of the read, and are not CREATING.
+    """Select ledgers with a row that nothing names and that are not CREATING.
 
-    One statement sees a ledger and what names it at one moment; ranges are read table by table, between which a
-    snapshot or a schema may be published.
+    One statement sees a ledger and the rows that name it at one moment. Ranges are read table by table, and a snapshot
+    or a schema may be published in between.
 
     Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
+        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
     named = [
@@ -191,49 +190,53 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     source = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     unnamed = ~case(*named, else_=_L.place.is_not(None))
     attached = _L.state != LedgerState.CREATING.value
-    return select(_L.ledger_id).select_from(source).where(_among(_L.ledger_id, ledger_ids), attached, unnamed)
+    return select(_L.ledger_id).select_from(source).where(_is_among(_L.ledger_id, ledger_ids), attached, unnamed)
 
 
 def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
-    """Which of these rows are intents without a workflow, by the database's clock at the moment of the read.
+    """Select intents without a workflow, by the database's clock.
 
     Raises:
-        InvalidInput: More than `MOST_LEDGERS`.
+        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
     """
     now = select(DatabaseClock()).scalar_subquery()
-    return select(_P.row_id).where(_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
+    return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
 
 
 def topic_segments(topic_id: int) -> Select[Any]:
-    """Each registered segment of a topic's data ledgers that are listed and have a primary copy, in entry order."""
+    """Select the segments of a topic's listed data ledgers that have a primary copy, in entry order."""
     c, lists = t.segment.c, t.ledger_list
     source = (
         t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
         .join(lists, lists.c.list_id == _L.list_id)
         .join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.LEDGER.value))
     )
-    mine = (lists.c.topic_id == topic_id, lists.c.component == Component.MANAGED_LEDGER.value, _L.place.is_not(None))
+    is_of_topic = (
+        lists.c.topic_id == topic_id,
+        lists.c.component == Component.MANAGED_LEDGER.value,
+        _L.place.is_not(None),
+    )
     columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, text_or_empty(c.sha256, "sha256"))
-    return select(*columns).select_from(source).where(*mine).order_by(_L.place, c.number)
+    return select(*columns).select_from(source).where(*is_of_topic).order_by(_L.place, c.number)
 
 
 def scrubbed_ledgers(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Each LIVE copy of ledgers of these ids, with its bytes and its objects: the segments, or one tiered object.
+    """Select LIVE copies with their bytes, and with the number of segments, or one for a tiered object.
 
     Args:
-        first: Id, inclusive.
-        end: Id, exclusive.
-        topics: Whose ledgers, by id; none: of every topic.
+        first: Lowest id.
+        end: Id above the highest.
+        topics: Ids of topics; empty: every topic.
     """
     tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value
     objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
     columns = (_L.ledger_id, _L.size_bytes, objects)
     source = t.ledger.join(t.ledger_copy, _C.ledger_id == _L.ledger_id)
-    return select(*columns).select_from(source).where(*_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+    return select(*columns).select_from(source).where(*_is_scrubbed(first, end, topics)).order_by(_L.ledger_id)
 
 
 def scrubbed_segments(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Each segment of these ledgers that have a LIVE primary copy, with its topic; by ledger and number."""
+    """Select the segments of ledgers with a LIVE primary copy, with their topic, by ledger and number."""
     c, lists = t.segment.c, t.ledger_list.c
     source = (
         t.segment.join(t.ledger, _L.ledger_id == c.ledger_id)
@@ -245,13 +248,13 @@ def scrubbed_segments(first: int, end: int, topics: Collection[int]) -> Select[A
     return (
         select(*columns, text_or_empty(t.topic.c.name, "topic"))
         .select_from(source)
-        .where(*_scrubbed(first, end, topics))
+        .where(*_is_scrubbed(first, end, topics))
         .order_by(c.ledger_id, c.number)
     )
 
 
 def scrubbed_copies(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Each LIVE tiered copy of these ledgers, with its context, kept as found, and its topic."""
+    """Select LIVE tiered copies with their context as stored, and with their topic."""
     lists = t.ledger_list.c
     source = (
         t.ledger.join(t.ledger_copy, (_C.ledger_id == _L.ledger_id) & (_C.kind == CopyKind.OFFLOADED_LEDGER.value))
@@ -259,18 +262,18 @@ def scrubbed_copies(first: int, end: int, topics: Collection[int]) -> Select[Any
         .outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
     )
     columns = (_L.ledger_id, as_text(_C.context), _L.size_bytes, text_or_empty(t.topic.c.name, "topic"))
-    return select(*columns).select_from(source).where(*_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+    return select(*columns).select_from(source).where(*_is_scrubbed(first, end, topics)).order_by(_L.ledger_id)
 
 
-def _scrubbed(first: int, end: int, topics: Collection[int]) -> tuple[ColumnElement[bool], ...]:
+def _is_scrubbed(first: int, end: int, topics: Collection[int]) -> tuple[ColumnElement[bool], ...]:
     lists = t.ledger_list.c
-    mine = select(lists.list_id).where(_among(lists.topic_id, topics, "topic ids"))
-    of_topics = (_L.list_id.in_(mine),) if topics else ()
-    return (_C.state == CopyState.LIVE.value, *_within(_L.ledger_id, first, end), *of_topics)
+    list_ids = select(lists.list_id).where(_is_among(lists.topic_id, topics, "topic ids"))
+    is_of_topics = (_L.list_id.in_(list_ids),) if topics else ()
+    return (_C.state == CopyState.LIVE.value, *_is_in_range(_L.ledger_id, first, end), *is_of_topics)
 
 
 def topic_sizes() -> Select[Any]:
-    """Each topic that is not being deleted, and as `size` the segments of its data ledgers; by `topic_id`."""
+    """Select topics that are not being deleted, with the segments of their data ledgers as `size`."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
     source = t.topic.outerjoin(lists, data).outerjoin(t.ledger, _L.list_id == lists.c.list_id)
@@ -279,34 +282,34 @@ def topic_sizes() -> Select[Any]:
     return select(c.topic_id, size).select_from(source).where(active).group_by(c.topic_id).order_by(c.topic_id)
 
 
-def _among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger ids") -> ColumnElement[bool]:
-    if len(ids) > MOST_LEDGERS:
-        raise InvalidInput(what, expected=f"at most {MOST_LEDGERS:,}", found=len(ids))
-    return key.in_([int(one) for one in ids])
+def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger ids") -> ColumnElement[bool]:
+    if len(ids) > MAX_LEDGERS_PER_QUERY:
+        raise InvalidInput(what, expected=f"at most {MAX_LEDGERS_PER_QUERY:,}", found=len(ids))
+    return key.in_([int(number) for number in ids])
 
 
 def bounds() -> Select[Any]:
-    """One row: `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
+    """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
 
     Of an empty table the first is 0 and the last -1.
     """
 
-    def end(which: Any, key: ColumnElement[int], empty: str, name: str) -> ColumnElement[Any]:  # noqa: ANN401
-        return select(func.coalesce(which(key), literal_column(empty, t.Big))).scalar_subquery().label(name)
+    def extreme(function: Any, key: ColumnElement[int], empty: str, name: str) -> ColumnElement[Any]:  # noqa: ANN401
+        return select(func.coalesce(function(key), literal_column(empty, t.Big))).scalar_subquery().label(name)
 
     return select(
-        end(func.min, _L.ledger_id, "0", "first_ledger"),
-        end(func.max, _L.ledger_id, "-1", "last_ledger"),
+        extreme(func.min, _L.ledger_id, "0", "first_ledger"),
+        extreme(func.max, _L.ledger_id, "-1", "last_ledger"),
         select(func.count()).select_from(t.ledger).scalar_subquery().label("ledgers"),
-        end(func.min, _P.row_id, "0", "first_row"),
-        end(func.max, _P.row_id, "-1", "last_row"),
+        extreme(func.min, _P.row_id, "0", "first_row"),
+        extreme(func.max, _P.row_id, "-1", "last_row"),
     )
 
 
-def _within(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnElement[bool], ...]:
+def _is_in_range(key: ColumnElement[Any], first: int, end: int) -> tuple[ColumnElement[bool], ...]:
     return key >= first, key < end
 
 
-def _flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
+def _to_flag(condition: ColumnElement[bool]) -> ColumnElement[int]:
     one, zero = literal_column("1", t.Big), literal_column("0", t.Big)
     return case((condition, one), else_=zero)

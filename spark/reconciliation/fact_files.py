@@ -1,8 +1,8 @@
-"""The files between the jobs of a reconciliation: facts of both sides, split by groups of shards.
+"""Files between the jobs of a reconciliation: facts of both sides, split by groups of shards.
 
-A group holds all of its ledgers' objects and rows, so that one task compares them and nothing is shuffled. Files are
-Arrow IPC without compression, `{stem}-{task}-{group}.arrow`, each written beside its name and then renamed: a task that
-runs twice leaves the same files.
+A group has all objects and rows of its ledgers, so that one task compares them and nothing is shuffled. Files are Arrow
+IPC without compression, `{stem}-{task}-{group}.arrow`. Each is written beside its name and then renamed, so that a task
+that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,8 @@ import pyarrow as pa
 from logstore.log.ledgers import SHARDS
 from logstore.whole_files import replace_atomically, temporary_path
 
-Groups = npt.NDArray[np.int64]
-
 YOUNG: Final = 2**62
-"""In the place of a time that the store does not tell: younger than any cut-off."""
+"""Replaces a time that the store does not tell. It is younger than any cut-off."""
 
 OBJECTS: Final = pa.schema(
     [
@@ -47,7 +45,7 @@ TIERED_OBJECTS: Final = pa.schema(
 STRANGE: Final = pa.schema(
     [("bucket", pa.string()), ("key", pa.string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())]
 )
-"""An object whose key is none of ours."""
+"""An object whose key is none of a ledger."""
 
 LEDGERS: Final = pa.schema(
     [
@@ -62,7 +60,7 @@ LEDGERS: Final = pa.schema(
         ("size_bytes", pa.int64()),
         ("created_us", pa.int64()),
         ("differs_from_segments", pa.bool_()),  # its rows of segments are not what its row counts
-        ("moment", pa.int64()),  # of its registered segments, see `sides.moments`; -1: it has one at most
+        ("moment", pa.int64()),  # of its registered segments, see `sides.moment_terms`; -1: it has one at most
     ]
 )
 """A row of `ledger` with its primary copy."""
@@ -80,7 +78,7 @@ COPIES: Final = pa.schema(
         ("index_bytes", pa.int64()),
     ]
 )
-"""A tiered copy, as its row's context names it; a context that cannot be read names no uuid."""
+"""A tiered copy, as its offload context names it. A context that cannot be read names no uuid."""
 
 INTENTS: Final = pa.schema(
     [
@@ -95,27 +93,26 @@ INTENTS: Final = pa.schema(
         ("created_us", pa.int64()),
     ]
 )
-"""An intent that is not over."""
+"""An unfinished intent or a dead letter."""
 
 
-def group_of(ledger_ids: npt.NDArray[np.int64], groups: int) -> Groups:
-    """The group of each ledger; `groups` is a power of two up to 256, and a group holds whole shards."""
+def group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
+    """Return the group of each ledger. `groups` is a power of two up to 256, so that a group has whole shards."""
     return (ledger_ids & (SHARDS - 1)) * groups // SHARDS
 
 
-def groups_for(ledgers: int) -> int:
-    """How many groups suit a catalog of `ledgers` ledgers: half a million in each, and 4 to 256 groups."""
-    found = 4
-    while found < SHARDS and ledgers > found * 500_000:
-        found *= 2
-    return found
+def choose_group_count(ledgers: int) -> int:
+    """Return 4 to 256 groups of at most half a million ledgers each, if 256 suffice."""
+    groups = 4
+    while groups < SHARDS and ledgers > groups * 500_000:
+        groups *= 2
+    return groups
 
 
 class GroupFiles:
-    """The files of one task, opened as groups turn up."""
+    """Files of one task, opened when the first row of their group is written."""
 
     def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema, groups: int) -> None:
-        """Write into this folder."""
         self._folder, self._name, self._schema, self._groups = folder, f"{stem}-{task:05d}", schema, groups
         self._open: dict[int, tuple[Path, Any]] = {}
         self.rows = 0
@@ -125,7 +122,7 @@ class GroupFiles:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        groups = group_of(batch.column("ledger_id").to_numpy(zero_copy_only=False), self._groups)
+        groups = group_numbers(batch.column("ledger_id").to_numpy(zero_copy_only=False), self._groups)
         first = int(groups[0])
         if (groups == first).all():
             self._writer(first).write_batch(batch)
@@ -144,7 +141,7 @@ class GroupFiles:
         return self._open[group][1]
 
     def close(self) -> int:
-        """Give the files their names, and say how many rows they hold."""
+        """Give the files their names, and return the number of their rows."""
         for group, (new, writer) in self._open.items():
             writer.close()
             new.replace(self._path(group))
@@ -154,8 +151,8 @@ class GroupFiles:
         return self._folder / f"{self._name}-{group:03d}.arrow"
 
 
-def put(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write batches that need no group into one file, and say how many rows."""
+def write_facts(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write batches without groups into one file, and return the number of rows."""
     rows = 0
     with (
         replace_atomically(folder / f"{stem}-{task:05d}-all.arrow") as new,
@@ -167,20 +164,18 @@ def put(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], s
     return rows
 
 
-def read(folder: Path, stem: str, group: int | None, schema: pa.Schema) -> pa.Table:
-    """All of a group's rows, or with None those of files without groups."""
+def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) -> pa.Table:
+    """Return the rows of one group. `None` selects the files without groups."""
     name = "all" if group is None else f"{group:03d}"
-    found = [_table(path) for path in sorted(folder.glob(f"{stem}-*-{name}.arrow"))]
-    return pa.concat_tables(found).combine_chunks() if found else schema.empty_table()
+    tables = []
+    for path in sorted(folder.glob(f"{stem}-*-{name}.arrow")):
+        with pa.memory_map(str(path)) as source:
+            tables.append(pa.ipc.open_file(source).read_all())
+    return pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
 
 
-def _table(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
-
-
-def drawn(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
-    """Rows of files without groups, batch by batch."""
+def read_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the files without groups, batch by batch."""
     for path in sorted(folder.glob(f"{stem}-*-all.arrow")):
         with pa.memory_map(str(path)) as source:
             file = pa.ipc.open_file(source)
