@@ -2,8 +2,8 @@
 
 Destroys ledgers, tiered copies, segments and uploads in parts that nothing refers to. Invariant: nothing is removed on
 the word of the plan alone. Storage and catalog are asked again, and ledgers and copies go through two-phase deletion,
-which asks once more. Pause stops the apply for a while. Terminate stops it for good: a batch that it started continues
-by itself, and the same plan applied again continues from there.
+which asks once more. To stop it for a while, pause it. To stop it for good, terminate it: a batch that it started
+continues by itself, and the same plan applied again continues from there.
 
 1. Begin: the plan is finished, of this catalog, and has no more orphans than allowed. If a guard refuses, the apply
    completes with the refusal as its result, and nothing has changed.

@@ -2,7 +2,7 @@
 
 Destroys nothing but output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all
 of its steps ended, in buckets that were the catalog's before and after. If a guard refuses, the workflow completes with
-the refusal as its result. Cancel stops it with its bulk jobs.
+the refusal as its result. To stop it and its bulk jobs, cancel it.
 
 1. Begin: the cut-offs of all steps.
 2. List storage, then read the catalog: a row exists before its objects.

@@ -1,8 +1,8 @@
 """`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
 Destroys nothing. Invariant: an object of a finding was read twice, and the catalog still names it. A scrub has a result
-only after every page was read. Cancel stops it: started again for the same topics, it continues. Pause takes effect
-between pages.
+only after every page was read. To stop it, cancel it: started again for the same topics, it continues. Pause takes
+effect between pages.
 
 1. Begin: continue an unfinished scrub of the same topics, or open a run.
 2. Cut the ledgers into pages.
